@@ -46,7 +46,9 @@ def deep(path: str, cache: str) -> Callable[[], dict[str, Any]]:
     """Check it with `--deep`; the answer has the seconds of the processor of each part."""
     recipe = _recipe(path, cache)
     import finetune
-    from finetune.checking import duplicates, texts, words
+    from finetune.checking import texts, words
+    from finetune.data.plan import Plan
+    from finetune.data.repeated import find_near_duplicates
 
     finetune.check(recipe, deep=True, train_samples=200)  # imports what the turn does
 
@@ -61,7 +63,7 @@ def deep(path: str, cache: str) -> Callable[[], dict[str, Any]]:
         whole = _recipe(path, cache)
         rows = whole.splits["train"]
         parts: dict[str, Callable[[], object]] = {
-            "near duplicates": lambda: duplicates.find_near_duplicates(whole.source, "text"),
+            "near duplicates": lambda: find_near_duplicates(whole.source, "text", Plan()),
             "words": lambda: words.find_revealing_words(rows, "text"),
             "languages": lambda: texts.find_other_languages(rows, "text"),
             "labels": lambda: words.find_suspected_labels(rows, "text"),

@@ -105,7 +105,7 @@ def of_training(
     else:
         _take_every_shape()
     if "attention" in on:
-        attention.use(model, only_if_unpadded=not bf16)
+        attention.use(model)
     if "unpadded" in on:
         assert unpadded.use(model)
     if "dropout" in on:

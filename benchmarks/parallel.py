@@ -53,7 +53,7 @@ def measure(tokens: int, batch: int, steps: int, training: dict[str, Any]) -> di
     from finetune.runtime import distributed
 
     console.quiet()
-    distributed.join(None, 600, use_cpu=not torch.accelerator.is_available())
+    distributed.join_process_group(None, 600, use_cpu=not torch.accelerator.is_available())
     with tempfile.TemporaryDirectory() as directory:
         trainer, seconds = _trainer(tokens, batch, steps, directory, training)
         trainer.train()
@@ -185,7 +185,7 @@ def exchanges(tokens: int, batch: int, steps: int) -> dict[str, float]:
 
     console.quiet()
     threads.use(1)
-    distributed.join(None, 600, use_cpu=True)
+    distributed.join_process_group(None, 600, use_cpu=True)
 
     def wrapped(**options: Any) -> DistributedDataParallel:
         model = load_classifier(

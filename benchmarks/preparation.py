@@ -83,7 +83,7 @@ def compose(rows: int, path: Path) -> Path:
 
     from finetune.data import embedded
 
-    reviews = pd.read_csv(embedded._verified(*embedded._REVIEWS))
+    reviews = pd.read_csv(embedded.verified_path(embedded.REVIEWS))
     words = [text.split() for text in reviews[reviews["source"] == "imdb"]["text"]]
     generator = np.random.default_rng(0)
     sizes = np.clip(generator.lognormal(math.log(_WORDS), _SPREAD, rows).astype(int), 5, 900)

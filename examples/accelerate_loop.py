@@ -7,6 +7,7 @@ The flags are those of ``python -m finetune``; the loop uses batch, seed, epochs
 schedule, clipping, bf16 and ``--resume_from_checkpoint last`` (or a path). Copy it and change it.
 """
 
+import dataclasses
 import inspect
 import math
 import sys
@@ -24,29 +25,28 @@ from finetune.runtime import distributed, faults
 
 
 def main(recipe: str = "", *flags: str) -> int:
-    """Let rank 0 load and tokenize the data first; the other ranks then find it in the cache."""
+    """Let rank 0 load and tokenize the data first; the other ranks get a copy of the result."""
     try:
-        chosen = distributed.rank_zero_first(lambda: prepare(recipe, flags))
+        chosen = Settings.from_command_line(recipe, flags)
+        chosen.report.raise_errors()
+        if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
+            chosen.training["output_dir"] += "-accelerate"
         values = chosen.values  # Accelerate's own group ignores --ddp_timeout on a CPU
-        distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-        train(chosen)
+        distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+        train(distributed.main_process_first(lambda: prepare(chosen)))
     except UserError as error:
         return faults.refuse(error)
     distributed.leave()
     return 0
 
 
-def prepare(recipe: str, flags: tuple[str, ...]) -> Settings:
-    """Check the flags, load the data and return the settings; mistakes raise ``UserError``."""
-    chosen = Settings.from_command_line(recipe, flags)
-    chosen.report.raise_errors()
-    if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
-        chosen.training["output_dir"] += "-accelerate"
+def prepare(chosen: Settings) -> Settings:
+    """Load the data and return the settings; mistakes raise ``UserError``."""
     if getattr(chosen.recipe, "long_texts", "cut") != "cut":
         raise UserError("--long_texts windows: this loop does not pool the windows of a text")
     if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
         raise UserError("there are fewer training rows than --global_batch_size")
-    return chosen
+    return dataclasses.replace(chosen)  # some defaults depend on the task, known by now
 
 
 def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:

@@ -7,6 +7,7 @@ The flags are those of ``python -m finetune``; the loop uses batch, seed, epochs
 schedule, clipping, bf16 and ``--resume_from_checkpoint last`` (or a path). Copy it and change it.
 """
 
+import dataclasses
 import inspect
 import math
 import sys
@@ -27,31 +28,30 @@ from finetune.runtime import distributed, faults
 
 
 def main(recipe: str = "", *flags: str) -> int:
-    """Let rank 0 load and tokenize the data first; the other ranks then find it in the cache."""
+    """Let rank 0 load and tokenize the data first; the other ranks get a copy of the result."""
     try:
-        chosen = distributed.rank_zero_first(lambda: prepare(recipe, flags))
+        chosen = Settings.from_command_line(recipe, flags)
+        chosen.report.raise_errors()
+        if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
+            chosen.training["output_dir"] += "-native"
         values = chosen.values
         if distributed.ranks().world_size > 1:  # meet at MASTER_ADDR:MASTER_PORT
             backend = values.ddp_backend or ("gloo" if values.use_cpu else None)  # None: NCCL
             dist.init_process_group(backend, timeout=timedelta(seconds=values.ddp_timeout))
-        train(chosen)
+        train(distributed.main_process_first(lambda: prepare(chosen)))
     except UserError as error:
         return faults.refuse(error)
     distributed.leave()  # dist.destroy_process_group()
     return 0
 
 
-def prepare(recipe: str, flags: tuple[str, ...]) -> Settings:
-    """Check the flags, load the data and return the settings; mistakes raise ``UserError``."""
-    chosen = Settings.from_command_line(recipe, flags)
-    chosen.report.raise_errors()
-    if "output_dir" not in chosen.given:  # `python -m finetune` uses runs/RECIPE
-        chosen.training["output_dir"] += "-native"
+def prepare(chosen: Settings) -> Settings:
+    """Load the data and return the settings; mistakes raise ``UserError``."""
     if getattr(chosen.recipe, "long_texts", "cut") != "cut":
         raise UserError("--long_texts windows: this loop does not pool the windows of a text")
     if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
         raise UserError("there are fewer training rows than --global_batch_size")
-    return chosen
+    return dataclasses.replace(chosen)  # some defaults depend on the task, known by now
 
 
 def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:

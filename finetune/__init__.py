@@ -68,10 +68,10 @@ _MODULES = {
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = ["Advanced", "Check", "Collated", "Comparison", "Diverged", "Evaluation", "Event"]
-__all__ += ["FilePrediction", "Finished", "ImageRecipe", "Interrupted", "Logged"]
-__all__ += ["MovedAside", "Noted", "Predicted", "Recipe", "Report", "Run", "RunError", "Scoring"]
-__all__ += ["Started", "TextRecipe", "UserError", "check", "compare", "evaluate", "launch"]
-__all__ += ["option", "predict", "predict_file", "report", "train"]
+__all__ += ["FilePrediction", "Finished", "ImageRecipe", "Interrupted", "Logged", "MovedAside"]
+__all__ += ["Noted", "Predicted", "Recipe", "Report", "Run", "RunError", "Scoring", "Started"]
+__all__ += ["TextRecipe", "UserError", "check", "compare", "evaluate", "launch", "option"]
+__all__ += ["predict", "predict_file", "report", "train"]
 
 
 def __getattr__(name: str) -> Any:

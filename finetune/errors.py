@@ -42,6 +42,10 @@ class UserError(Exception):
         self.mistakes = tuple(masked(_IN_WORKER.sub("", mistake).strip()) for mistake in mistakes)
         super().__init__("\n".join(self.mistakes))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the mistakes one by one, for the other processes of a job."""
+        return type(self), self.mistakes
+
 
 class RunError(Exception):
     """What ended a run through no mistake of the user; shown without a traceback.
@@ -63,7 +67,6 @@ class Diverged(RunError):
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: Sequence[Severity] = ("error", "warning", "info")
-_OF_ROWS = ("rows", "suspects")
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Finding:
     @property
     def facts(self) -> dict[str, Any]:
         """All but the rows, for ``run.json``."""
-        return {name: value for name, value in vars(self).items() if name not in _OF_ROWS}
+        return {key: value for key, value in vars(self).items() if key not in ("rows", "suspects")}
 
 
 class Report:
@@ -127,16 +130,14 @@ class Report:
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
-        self._keys: set[tuple[str, str, str]] = set()
         self._block_start = 0  # of the findings in the current ``collect`` block
         self.locate: Callable[[str, Sequence[int]], str] = row_numbers
 
     def add(self, *findings: Finding) -> None:
-        """Add findings, except those that are there already."""
+        """Add findings, except those with a name, split and message that are there already."""
         for finding in findings:
             key = finding.name, finding.split, finding.message
-            if key not in self._keys:
-                self._keys.add(key)
+            if key not in {(other.name, other.split, other.message) for other in self.findings}:
                 self.findings.append(finding)
 
     def info(self, message: str, name: str = "note", **details: Any) -> None:
@@ -166,9 +167,8 @@ class Report:
         try:
             yield
         except UserError as error:
-            errors = self.sentences("error")
             for mistake in error.mistakes:
-                if mistake not in errors:
+                if mistake not in self.sentences("error"):
                     self.error(mistake)
         finally:
             self._block_start = outer_start
@@ -204,12 +204,6 @@ def suggestion(name: str, names: Iterable[object], cutoff: float = 0.5) -> str:
     """Return ``"; did you mean 'yelp'?"`` for the nearest of ``names``, or an empty string."""
     nearest = difflib.get_close_matches(name, list(map(str, names)), n=1, cutoff=cutoff)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
-
-
-def typed_as(kind: type) -> str:
-    """Return what a value of a type is called where one is expected: ``a whole number``."""
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return names.get(kind, kind.__name__)
 
 
 def counted(number: int, noun: str) -> str:

@@ -34,11 +34,6 @@ class Mnist(Recipe):
 
     dataset: str = "ylecun/mnist"
 
-    def load(self) -> "DatasetDict":
-        from finetune.data.sources import Source
-
-        return Source(self.dataset, self.dataset_revision).load(self.report)
-
     def prepare(self, dataset: "DatasetDict") -> "DatasetDict":
         return dataset  # images are decoded as they are collated
 

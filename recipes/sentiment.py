@@ -44,18 +44,18 @@ class Sentiment(TextRecipe):
     def _only_polar(self, dataset: "DatasetDict") -> "DatasetDict":
         """Drop the neutral division, which is not a class here."""
         polar = dataset.filter(_is_polar, input_columns=self.label_column)
-        kept, before = sum(polar.num_rows.values()), sum(dataset.num_rows.values())
-        if not kept:
-            seen = sorted({str(each) for rows in dataset.values() for each in rows["division"]})
+        total, left = sum(dataset.num_rows.values()), sum(polar.num_rows.values())
+        if not left:
+            names = sorted({str(name) for rows in dataset.values() for name in rows["division"]})
             raise UserError(
                 "the column 'division' has neither 'positive' nor 'negative' (found: "
-                f"{', '.join(map(repr, seen[:5]))}); to train on these classes, rename the column "
+                f"{', '.join(map(repr, names[:5]))}); to train on these classes, rename the column "
                 "and give its name by --label_column"
             )
-        if kept < before:
+        if left < total:
             self.note(
-                f"dropped {before - kept:,} of {before:,} rows whose division is neither positive "
-                f"nor negative: {kept:,} are left"
+                f"dropped {total - left:,} of {total:,} rows whose division is neither positive "
+                f"nor negative: {left:,} are left"
             )
         return polar
 

@@ -4,12 +4,7 @@ python -m finetune text --dataset tickets.csv --text_column body --label_column 
 python -m finetune text --embedded                                  # no Hub: Rotten Tomatoes
 """
 
-from typing import TYPE_CHECKING
-
 from finetune import TextRecipe, option
-
-if TYPE_CHECKING:
-    from datasets import DatasetDict
 
 
 class Text(TextRecipe):
@@ -26,23 +21,7 @@ class Text(TextRecipe):
         num_train_epochs=1,
     )
 
-    dataset: str = ""
     text_column: str = option("", "column that holds the text (unset: the one that obviously does)")
     label_column: str = option(
         "", "column that holds the label (unset: the one that obviously does)"
     )
-
-    def load(self) -> "DatasetDict":
-        from finetune.data import columns
-
-        dataset = self.read()
-        texts = self.columns_read() if self.text_columns or self.text_column else []
-        ((_, labels),) = self.label_sources().items()
-        found, label = columns.find_columns(dataset["train"], texts, labels[0])
-        if not texts:
-            (self.text_column,) = found
-            self.note(f"columns: '{self.text_column}' is the text")
-        if not labels[0]:
-            self.label_column = label
-            self.note(f"columns: '{label}' is the label")
-        return self.labelled(dataset)

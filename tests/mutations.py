@@ -111,15 +111,15 @@ MUTATIONS = (
     ),
     Mutation(
         "check exits with 0 where something is suspicious",
-        "finetune/checking/findings.py",
+        "finetune/pipeline/check.py",
         '= {"error": 2, "warning": 3, "info": 0}',
         '= {"error": 2, "warning": 0, "info": 0}',
         ("C9",),
     ),
     Mutation(
         "--split_seed is ignored",
-        "finetune/recipe/splitting.py",
-        "seed=self.split_seed,",
+        "finetune/recipe/rows.py",
+        "seed=recipe.split_seed,",
         "seed=42,",
         ("A13",),
     ),
@@ -166,10 +166,10 @@ MUTATIONS = (
         ("A12", "E4"),
     ),
     Mutation(
-        "doctor recommends the first interface instead of the one that leads to others",
+        "doctor leaves out the first line to export",
         "finetune/pipeline/doctor.py",
-        "best = next((name for name, addresses in names.items() if address in addresses), None)",
-        "best = next(iter(names), None)",
+        "    return lines",
+        "    return lines[1:]",
         ("E10",),
     ),
     Mutation(
@@ -197,7 +197,7 @@ MUTATIONS = (
         "the lock of a run directory is a file that nobody locks",
         "finetune/runtime/lock.py",
         "        lock.acquire()",
-        "        (place / NAME).touch()",
+        "        (path / NAME).touch()",
         ("D7",),
     ),
     Mutation(
@@ -251,7 +251,7 @@ MUTATIONS = (
     ),
     Mutation(
         "training rows that are in a held-out split stay",
-        "finetune/data/row_index.py",
+        "finetune/data/repeated.py",
         "rows = rows[~is_leaked]",
         "rows = rows.copy()",
         ("C6",),
@@ -323,7 +323,7 @@ MUTATIONS = (
         "an existing run is written over instead of moved aside",
         "finetune/training/directory.py",
         "    if not _content(directory):",
-        "    if not _content(directory) or lock.mine(directory):",
+        "    if not _content(directory) or lock.is_mine(directory):",
         ("A9",),
     ),
     Mutation(
@@ -364,8 +364,8 @@ MUTATIONS = (
     Mutation(
         "files in Windows-1252 are read as Latin-1",
         "finetune/data/read_bytes.py",
-        'decode("cp1252")) else "cp1252"',
-        'decode("cp1252")) else "latin-1"',
+        'return "cp1250" if _CENTRAL_EUROPEAN.search(text) else "cp1252"',
+        'return "cp1250" if _CENTRAL_EUROPEAN.search(text) else "latin-1"',
         ("C2",),
     ),
     Mutation(

@@ -28,7 +28,7 @@ def test_a_model_card_is_read_back_with_the_metrics_of_the_run(tmp_path: Path) -
     assert data.datasets is None  # a local file
     assert run.manifest["command"] in found.text
     assert 'pipeline("text-classification", model="reviews", truncation=True)' in found.text
-    assert "Dropped 3 exact duplicates." in found.text
+    assert "3 of 153 train rows that are exact duplicates" in found.text
     assert "Of a text longer than 64 tokens the first 64 are read; without" in found.text
     run.update(options={**options, "truncation": "tail"})
     assert "tokens the last 64 are read; without" in ModelCard.load(card.write(run)).text

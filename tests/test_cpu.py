@@ -42,6 +42,7 @@ def both(layer: Layer, *tensors: torch.Tensor, mask: torch.Tensor | None = None)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torch's attention to leave anything to."""
     monkeypatch.setattr(attention, "sdpa_attention_forward", None)
+    monkeypatch.setattr(attention, "FASTER_DTYPES", attention.DTYPES)
 
 
 @pytest.mark.usefixtures("alone")
@@ -164,7 +165,7 @@ def test_layers_without_padding_say_the_same(kind: str, lengths: list[int]) -> N
     for without in (False, True):
         model = small(kind)
         if without:
-            attention.use(model, only_if_unpadded=True)
+            attention.use(model)
             assert unpadded.use(model)
         seen = watched_layer(model)
         output = model(ids, attention_mask=mask, labels=labels)
@@ -364,7 +365,7 @@ def test_every_dropout_of_a_model_is_replaced() -> None:
     ("training", "replaced", "attends"),
     [
         ({"precision": "bf16"}, True, attention.NAME),
-        ({"precision": "fp32"}, True, attention.IF_UNPADDED),
+        ({"precision": "fp32"}, True, attention.NAME),
         ({"precision": "bf16", "torch_compile": True}, False, "sdpa"),
     ],
 )

@@ -87,7 +87,7 @@ def test_duplicates_of_imdb_are_dropped_and_counted(
 
     splits = recipe.splits
 
-    assert "dropped 96 exact duplicates" in recipe.notes
+    assert any("96 of 25,000 train rows that are exact dup" in note for note in recipe.notes)
     assert recipe.labels == ["negative", "positive"]
     rest = 25_000 - 96
     test = round(0.2 * rest)

@@ -106,7 +106,7 @@ class InRank:
 def work_in_a_rank(source: dict[str, str], directory: Path) -> InRank:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    distributed.join(None, 60, use_cpu=True)
+    distributed.join_process_group(None, 60, use_cpu=True)
     found = InRank()
     for optimizer, accumulation in IN_TWO:
         options = dict(OPTIMIZERS[optimizer], gradient_accumulation_steps=accumulation)

@@ -138,40 +138,6 @@ def test_of_two_ranks_that_raise_one_shows_its_traceback_and_the_others_are_quie
     assert "error:" not in said
 
 
-# ---- the processes do not find together ----------------------------------------------------------
-
-
-def test_machines_that_count_differently_are_refused(
-    started: Jobs, tmp_path: Path, warm: Servers
-) -> None:
-    """Whether the others expect more processes than rank 0 does, or fewer."""
-    worlds = [(2, 3), (3, 2)]
-    pairs = []
-    for world in worlds:
-        port = free_port()
-        pairs.append(
-            [
-                started.start(
-                    warm.words("finetune", [str(REGRESSION)], os.environ),
-                    tmp_path,
-                    rank_without_launcher(rank, size, port),
-                )
-                for rank, size in enumerate(world)
-            ]
-        )
-    for world, pair in zip(worlds, pairs, strict=True):
-        for rank, job in enumerate(pair):
-            done = job.ended()
-            mine, theirs = world[rank], world[1 - rank]
-            assert done.stderr == (
-                f"error: rank {rank} was started in a job of {mine} processes and rank {1 - rank} "
-                f"in one of {theirs}: start every machine with the same --nnodes and "
-                "--nproc_per_node\n"
-            )
-            assert done.returncode == 2
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_mistake_on_one_machine_is_told_there_and_stops_the_other(
     started: Jobs, tmp_path: Path, warm: Servers
 ) -> None:

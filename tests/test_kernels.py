@@ -90,6 +90,7 @@ def test_keys_of_another_length_are_left_to_torch() -> None:
 
 def test_a_window_is_in_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "sdpa_attention_forward", None)
+    monkeypatch.setattr(attention, "FASTER_DTYPES", attention.DTYPES)
     near = SEEN & SEEN.mT.roll(1, 0)
     near |= torch.eye(9, dtype=torch.bool)
     tensors = [drawn(*SHAPE) + each for each in range(3)]

@@ -17,7 +17,6 @@ from transformers import pipeline
 
 import finetune
 from finetune import Run, TextRecipe, UserError
-from finetune.data import stratification
 from finetune.pipeline.compare import compare
 from finetune.pipeline.evaluate import evaluate
 from finetune.reporting import wording
@@ -190,28 +189,6 @@ def test_labels_that_training_does_not_have_are_refused(tmp_path: Path) -> None:
         UserError, match="test data has labels in 'label' that the training data does not"
     ):
         _ = Texts(dataset=str(tmp_path / "data")).splits
-
-
-# ---- splits --------------------------------------------------------------------------------------
-
-
-def test_each_label_keeps_its_share() -> None:
-    generator = np.random.default_rng(0)
-    has = generator.random((2000, 6)) < [0.5, 0.2, 0.05, 0.02, 0.01, 0.3]
-    drawn = stratification.iterative(has, 400, seed=1)
-    assert len(drawn) == len(set(drawn)) == 400
-    gaps = np.abs(has[drawn].sum(axis=0) - 0.2 * has.sum(axis=0))
-    by_lot = np.abs(has[generator.permutation(2000)[:400]].sum(axis=0) - 0.2 * has.sum(axis=0))
-    assert gaps.max() <= 1 < by_lot.max()
-    assert np.array_equal(drawn, stratification.iterative(has, 400, seed=1))
-    assert not np.array_equal(drawn, stratification.iterative(has, 400, seed=2))
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 30])
-def test_any_size_can_be_drawn(size: int) -> None:
-    has = np.random.default_rng(0).random((30, 4)) < 0.3
-    has[:5] = False
-    assert len(stratification.iterative(has, size, seed=0)) == size
 
 
 # ---- statistics ----------------------------------------------------------------------------------

@@ -558,7 +558,7 @@ def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
             with pytest.raises(UserError, match=re.escape(said)):
                 refuses(tmp_path)
     occupy(tmp_path)
-    lock.release()
+    lock.release(tmp_path)
 
 
 @pytest.mark.usefixtures("without_report")

@@ -210,7 +210,7 @@ def test_the_loss_of_a_long_run_is_logged_at_shares_of_it(
         **options,
     }
     prepared = preparation.prepare(Settings.from_keywords("text", given)).settings
-    lock.release()
+    lock.release(prepared.output_dir)
     assert {"logging_steps": 10, **prepared.training}["logging_steps"] == steps
 
 

@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, List
 from scipy.stats import chi2_contingency
 
-from finetune.checking.findings import EXCLUDE, SUSPICIOUS_SHARE, describe_rows
 from finetune.data import arrow, targets
+from finetune.data.files_of_splits import KEYWORDS
+from finetune.data.row_findings import EXCLUDE, SUSPICIOUS_SHARE, describe_rows
 from finetune.errors import Finding, counted
 
 #: The share of training rows above which a class outweighs all others.
@@ -25,7 +26,6 @@ _LEAST_DISTANCE, _MOST_PROBABLE = 0.1, 0.001
 _FAR, _MAD_FACTOR = 10, 1.4826
 _MOST_NAMED = 5
 _SPLIT_COLUMNS = {"split", "set", "fold", "partition", "subset"}
-_SPLIT_NAMES = {"train", "training", "validation", "valid", "val", "dev", "test", "testing"}
 
 
 def count_classes(rows: Dataset) -> np.ndarray:
@@ -45,36 +45,32 @@ def find_class_problems(splits: DatasetDict) -> list[Finding]:
     if not names:
         return []
     findings = []
-    counts, is_multi_label = count_classes(train), targets.is_set(train)
-    noun = "label" if is_multi_label else "class"
+    counts, noun = count_classes(train), "label" if targets.is_set(train) else "class"
     largest = int(counts.argmax())
     if counts[largest] > _DOMINANT * len(train):
-        share, name = f"{counts[largest] / len(train):.1%}", names[largest]
-        message = f"{share} of the training rows are of the class '{name}': a model that always "
-        message += "says so has that accuracy"
+        message = (
+            f"{counts[largest] / len(train):.1%} of the training rows have the {noun} "
+            f"'{names[largest]}': a model that always says so is hardly ever wrong"
+        )
         fix = "--class_weights balanced, and --metrics f1_macro,average_precision"
-        if is_multi_label:
-            message = f"{share} of the training rows have the label '{name}': a model that always "
-            message += "gives it is hardly ever wrong"
+        if targets.is_set(train):
             fix = "leave the label out, or add rows without it"
         findings.append(_describe_classes("imbalance", message, fix, counts[largest], train))
     small = np.flatnonzero((counts > 0) & (counts < _FEWEST_ROWS))
-    if len(small):
-        smallest = small[np.argsort(counts[small], kind="stable")].tolist()
-        shown = _name_some([f"'{names[number]}' ({counts[number]})" for number in smallest])
-        message = f"{counted(len(small), noun)} with fewer than {_FEWEST_ROWS} training rows: "
-        fix = "add rows, or merge them: --label_map OLD=NEW"
-        total = counts[small].sum()
-        findings.append(
-            _describe_classes("few_rows_of_a_class", message + shown, fix, total, train)
-        )
+    small = small[np.argsort(counts[small], kind="stable")]
     untested = np.flatnonzero((counts > 1) & (count_classes(splits["test"]) == 0))
-    if len(untested):
-        shown = _name_some([f"'{names[number]}'" for number in untested.tolist()])
-        message = f"{counted(len(untested), noun)} of the training rows without a test row: {shown}"
-        fix = "add test rows, or merge classes: --label_map OLD=NEW"
-        total = counts[untested].sum()
-        findings.append(_describe_classes("not_in_test", message, fix, total, train))
+    for name, classes, what, fix in (
+        ("few_rows_of_a_class", small, f"with fewer than {_FEWEST_ROWS} training rows", "add rows"),
+        ("not_in_test", untested, "of the training rows without a test row", "add test rows"),
+    ):
+        if len(classes):
+            shown = ", ".join(
+                f"'{names[number]}' ({counts[number]:,})" for number in classes[:_MOST_NAMED]
+            )
+            shown += ", ..." * (len(classes) > _MOST_NAMED)
+            message = f"{counted(len(classes), noun)} {what}: {shown}"
+            fix += ", or merge classes: --label_map OLD=NEW"
+            findings.append(_describe_classes(name, message, fix, counts[classes].sum(), train))
     return findings
 
 
@@ -87,10 +83,6 @@ def _describe_classes(name: str, message: str, fix: str, count: int, rows: Datas
         count=int(count),
         examined=len(rows),
     )
-
-
-def _name_some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
 
 
 def find_shifts(source: DatasetDict) -> list[Finding]:
@@ -167,15 +159,14 @@ def find_split_columns(source: DatasetDict, read: Collection[str]) -> list[Findi
         source: The splits as they were read.
         read: Columns that are read.
     """
-    names = {}
+    names = dict[str, None]()
     for rows in source.values():
         for name in rows.column_names:
-            values = arrow.column(rows, name) if name.lower() in _SPLIT_COLUMNS - {*read} else None
-            if values is None or not arrow.is_text(values.type):
-                continue
-            unique = {value.strip().lower() for value in pc.unique(values).to_pylist() if value}
-            if len(unique) > 1 and unique <= _SPLIT_NAMES:
-                names[name] = True
+            if name.lower() in _SPLIT_COLUMNS and name not in read:
+                values = arrow.column(rows, name).unique().to_pylist()
+                splits = {str(value).strip().lower() for value in values if value is not None}
+                if len(splits - {""}) > 1 and splits - {""} <= KEYWORDS.keys():
+                    names[name] = None
     return [
         Finding(
             name="split_column",

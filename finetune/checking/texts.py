@@ -7,30 +7,62 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from finetune.checking.findings import EXCLUDE, MOST_SUSPECTS, describe_rows, row_numbers
-from finetune.data import arrow
-from finetune.data.digests import TEXTS
-from finetune.errors import Finding, Suspect
+from finetune.data import arrow, digests
+from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, describe_rows, row_numbers
+from finetune.errors import Finding, Severity, Suspect
 
 #: Rows of a split that are looked at; of more, this many drawn at random.
 MOST_ROWS = 100_000
 #: Characters above which a text is far longer than others, if it is also so many times the median.
-LONG, _TIMES_MEDIAN = 100_000, 100
+_LONG, _TIMES_MEDIAN = 100_000, 100
 #: Texts were cut off if at least so many of at least so many characters have the greatest length,
 #: and so many times as many as have one of the twenty lengths below it on average.
 _FEWEST_CUT, _SHORTEST_CUT, _TIMES_BELOW, _BELOW = 10, 50, 3, 20
-#: UTF-8 read as Windows-1252: the first byte of a character, and the one to three that follow.
-_MISREAD = re.compile(r"[\xc2-\xf4][^\x00-\x7f]{1,3}")
-#: First bytes of Western letters, signs and emoji. Others are themselves letters of Western
-#: languages, which may stand before a quotation mark, so one of them is not enough.
-_COMMON_FIRST_BYTES = "\xc2\xc3\xe2\xf0"
+#: UTF-8 read as Windows-1252, as regular expressions: a byte that continues a character, and the
+#: characters of two to four bytes. Western letters, signs and emoji begin with one of four bytes;
+#: others are themselves letters that may stand before a quotation mark, so one is not enough.
+_NEXT = f"[\x80-\xbf{bytes(range(0x80, 0xA0)).decode('cp1252', 'ignore')}]"
+_ANY = f"(?:[\xc2-\xdf]{_NEXT}|[\xe0-\xef]{_NEXT}{{2}}|[\xf0-\xf4]{_NEXT}{{3}})"
+_WESTERN = f"[\xc2\xc3]{_NEXT}|\xe2{_NEXT}{{2}}|\xf0{_NEXT}{{3}}"
+#: By the name of a finding: the regular expression of RE2 that finds a damage, what it is, what to
+#: do, and the severity; None for a warning from 1% of the rows on.
+_DAMAGES: dict[str, tuple[str, str, str, Severity | None]] = {
+    "mojibake": (
+        f"{_WESTERN}|{_ANY}.*{_ANY}",
+        "with UTF-8 that was read in another encoding, like 'Ã©' for 'é'",
+        "export the file again as UTF-8, or repair the texts (the package ftfy does); else",
+        "warning",
+    ),
+    "replacement_characters": (
+        "\ufffd",
+        "with '\ufffd', which stands for characters that are lost",
+        "export the file again in its own encoding; else",
+        "warning",
+    ),
+    "null_bytes": (
+        r"\x00",
+        "with null bytes, which no text has unless its file was damaged",
+        "export it again, or remove these bytes; else",
+        "warning",
+    ),
+    "control_characters": (
+        r"[\x01-\x08\x0e-\x1f]",
+        "with control characters",
+        "is it the right column? If so, remove the characters; else",
+        None,
+    ),
+    "no_words": (
+        r"^\PL+$",
+        "without a letter, only digits, marks or symbols",
+        "is it the right column? If so,",
+        None,
+    ),
+}
 _NO_LETTERS = re.compile(r"[\W\d_]+")
 #: Texts of which the language is detected; letters below which it is not; and by how much the most
 #: likely language must exceed the next one, as a logarithm.
@@ -43,47 +75,6 @@ _REPORTED_LANGUAGES, _SUSPICIOUS_LANGUAGES, _FEWEST_OTHERS = 0.002, 0.05, 5
 _SUSPICIOUS_TRUNCATED, _ADVISED_TRUNCATED = 0.25, 0.01
 
 
-class _Damage(NamedTuple):
-    """A regular expression of RE2 that finds a damage, and whether a single such row is one."""
-
-    pattern: str
-    description: str
-    fix: str
-    is_always: bool = False
-
-
-_DAMAGES = {
-    "mojibake": _Damage(
-        r"[\x{c2}-\x{f4}][^\x00-\x7f]",
-        "with UTF-8 that was read in another encoding, like 'Ã©' for 'é'",
-        "export the file again as UTF-8, or repair the texts (the package ftfy does); else",
-        is_always=True,
-    ),
-    "replacement_characters": _Damage(
-        "\ufffd",
-        "with '\ufffd', which stands for characters that are lost",
-        "export the file again in its own encoding; else",
-        is_always=True,
-    ),
-    "null_bytes": _Damage(
-        r"\x00",
-        "with null bytes, which no text has unless its file was damaged",
-        "export it again, or remove these bytes; else",
-        is_always=True,
-    ),
-    "control_characters": _Damage(
-        r"[\x01-\x08\x0e-\x1f]",
-        "with control characters",
-        "is it the right column? If so, remove the characters; else",
-    ),
-    "no_words": _Damage(
-        r"^\PL+$",
-        "without a letter, only digits, marks or symbols",
-        "is it the right column? If so,",
-    ),
-}
-
-
 def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str]) -> list[Finding]:
     """Return what is wrong with the texts of a split; missing texts are skipped.
 
@@ -92,134 +83,87 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str]) -> lis
         split: The name of the split in the source.
         columns: The names of the text columns in the data.
     """
-    has_parts = TEXTS in rows.column_names
-    stored = TEXTS if has_parts else "text"
+    stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names:
         return []
-    sample = None
+    sample = np.arange(len(rows))
     if len(rows) > MOST_ROWS:
         sample = np.sort(np.random.default_rng(0).choice(len(rows), MOST_ROWS, replace=False))
     findings = []
     for part, column in enumerate(columns):
-        masks: dict[str, list[np.ndarray]] = {name: [] for name in _DAMAGES}
-        lengths, order, has_spaces = [np.empty(0, np.int64)], [np.empty(0, np.int64)], False
+        where = f" in '{column}'" if stored == digests.TEXTS else ""
+        characters, has_spaces = np.zeros(len(rows), np.int64), False
+        masks = {name: np.zeros(len(rows), bool) for name in _DAMAGES}
         for positions, values in arrow.pieces(rows, stored, sample):
-            texts = pc.fill_null(pc.list_element(values, part) if has_parts else values, "")
+            texts = pc.list_element(values, part) if stored == digests.TEXTS else values
+            texts = pc.fill_null(texts, "")
             if not arrow.is_text(texts.type):
                 return []
-            order.append(positions)
             has_spaces = has_spaces or bool(arrow.matching(texts, r"\s").any())
-            lengths.append(pc.utf8_length(texts).to_numpy(zero_copy_only=False))
-            for name, damage in _DAMAGES.items():
-                masks[name].append(_find(texts, damage.pattern, is_mojibake=name == "mojibake"))
-        where = f" in '{column}'" if has_parts else ""
-        positions, characters = np.concatenate(order), np.concatenate(lengths)
-        damaged = {
-            name: np.sort(positions[np.concatenate([*parts, np.empty(0, bool)])])
-            for name, parts in masks.items()
-        }
-        findings += _describe_damage(damaged, rows, split, where, len(positions))
-        findings += _describe_lengths(positions, characters, rows, split, where, has_spaces)
+            characters[positions] = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+            for name, (pattern, *_) in _DAMAGES.items():
+                masks[name][positions] = arrow.matching(texts, f"(?s){pattern}")
+        for name, (_, description, fix, severity) in _DAMAGES.items():
+            findings += describe_rows(
+                name,
+                description + where,
+                f"{fix} {EXCLUDE}",
+                np.flatnonzero(masks[name]),
+                rows,
+                split,
+                examined=len(sample),
+                severity=severity,
+            )
+        for name, is_odd, description, fix in _odd_lengths(characters[sample], where, has_spaces):
+            findings += describe_rows(
+                name,
+                description,
+                f"{fix}; else {EXCLUDE}",
+                sample[is_odd],
+                rows,
+                split,
+                examined=len(sample),
+                severity="warning",
+            )
     return findings
 
 
-def _find(texts: pa.Array, pattern: str, *, is_mojibake: bool) -> np.ndarray:
-    """Return which texts a pattern matches, shape ``(texts,)``, of booleans."""
-    mask = arrow.matching(texts, f"(?s){pattern}")
-    if is_mojibake:  # the pattern is necessary, not sufficient
-        for position in np.flatnonzero(mask).tolist():
-            mask[position] = is_misread(texts[position].as_py())
-    return mask
-
-
-def _describe_damage(
-    damaged: dict[str, np.ndarray], rows: Dataset, split: str, where: str, examined: int
-) -> list[Finding]:
-    findings = []
-    for name, positions in damaged.items():
-        damage = _DAMAGES[name]
-        findings += describe_rows(
-            name,
-            damage.description + where,
-            f"{damage.fix} {EXCLUDE}",
-            positions,
-            rows,
-            split,
-            examined=examined,
-            severity="warning" if damage.is_always else None,
-        )
-    return findings
-
-
-def _describe_lengths(
-    positions: np.ndarray,
-    characters: np.ndarray,
-    rows: Dataset,
-    split: str,
-    where: str,
-    has_spaces: bool,
-) -> list[Finding]:
-    """Return texts far longer than the others, and those that were cut off at one length."""
-    is_long, median = find_far_longer(characters)
-    longest = int(characters.max(initial=0))
-    findings = describe_rows(
-        "far_longer",
-        f"far longer than the others{where}, up to {longest:,} characters, where half have "
-        f"{median:,} or fewer",
-        "did rows run together, for instance by a quotation mark that is never closed? If so, "
-        f"correct them; else {EXCLUDE}",
-        np.sort(positions[is_long]),
-        rows,
-        split,
-        examined=len(characters),
-        severity="warning",
-    )
-    is_cut = (characters == longest) & has_spaces  # sequences of one length are no prose
-    below = int(((characters < longest) & (characters >= longest - _BELOW)).sum())
-    fewest = max(_FEWEST_CUT, _TIMES_BELOW * below / _BELOW, 0.001 * len(characters))
-    if longest >= _SHORTEST_CUT and is_cut.sum() >= fewest and is_cut.sum() > below:
-        findings += describe_rows(
-            "cut_off",
-            f"of exactly {longest:,} characters{where}, the greatest length, and few just below: "
-            "they were probably cut off when the data was exported",
-            f"export the whole texts; else {EXCLUDE}",
-            np.sort(positions[is_cut]),
-            rows,
-            split,
-            examined=len(characters),
-            severity="warning",
-        )
-    return findings
-
-
-def find_far_longer(characters: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return which texts are far longer than the others, and the median length without empty texts.
+def _odd_lengths(
+    characters: np.ndarray, where: str, has_spaces: bool
+) -> list[tuple[str, np.ndarray, str, str]]:
+    """Return which texts are far longer than the others, and which were cut off at one length.
 
     Args:
         characters: The length of each text, shape ``(texts,)``.
+        where: The column, for the descriptions.
+        has_spaces: Whether any text has one: sequences of one length are no prose.
+
+    Returns:
+        The names of the findings, which texts, a description and a fix.
     """
     median = int(np.median(characters[characters > 0])) if characters.any() else 0
-    return characters > max(LONG, _TIMES_MEDIAN * median), median
-
-
-def is_misread(text: str) -> bool:
-    """Return whether a text holds UTF-8 that was decoded as Windows-1252: ``Ã©`` for ``é``."""
-    firsts = [match[0][0] for match in _MISREAD.finditer(text) if _is_utf8(match[0])]
-    return len(firsts) > 1 or any(first in _COMMON_FIRST_BYTES for first in firsts)
-
-
-def _is_utf8(characters: str) -> bool:
-    """Return whether the first of the characters, as Windows-1252, are one character of UTF-8."""
-    first = ord(characters[0])
-    size = 2 if first < 0xE0 else 3 if first < 0xF0 else 4
-    try:  # Latin-1 for the five bytes that Windows-1252 does not define
-        encoded = b"".join(
-            character.encode("latin-1" if "\x80" <= character <= "\x9f" else "cp1252")
-            for character in characters[:size]
-        )
-        return len(encoded) == size and len(encoded.decode()) == 1
-    except UnicodeError:
-        return False
+    longest = int(characters.max(initial=0))
+    is_cut = characters == longest
+    below = int(((characters < longest) & (characters >= longest - _BELOW)).sum())
+    fewest = max(_FEWEST_CUT, _TIMES_BELOW * below / _BELOW, 0.001 * len(characters), below + 1)
+    is_cut &= has_spaces and longest >= _SHORTEST_CUT and is_cut.sum() >= fewest
+    return [
+        (
+            "far_longer",
+            characters > max(_LONG, _TIMES_MEDIAN * median),
+            f"far longer than the others{where}, up to {longest:,} characters, where half have "
+            f"{median:,} or fewer",
+            "did rows run together, for instance by a quotation mark that is never closed? If so, "
+            "correct them",
+        ),
+        (
+            "cut_off",
+            is_cut,
+            f"of exactly {longest:,} characters{where}, the greatest length, and few just below: "
+            "they were probably cut off when the data was exported",
+            "export the whole texts",
+        ),
+    ]
 
 
 def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
@@ -229,29 +173,27 @@ def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
         rows: The training rows, with ``_row`` and the column of texts.
         column: Its name.
     """
-    positions = np.arange(len(rows))
-    if len(rows) > _LANGUAGE_SAMPLE:
-        draw = np.random.default_rng(0)
-        positions = np.sort(draw.choice(len(rows), _LANGUAGE_SAMPLE, replace=False))
+    size = min(len(rows), _LANGUAGE_SAMPLE)
+    positions = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
     texts = rows.select_columns([column]).select(positions)[column][:]
-    languages = np.array([detect_language(text) for text in texts], dtype=object)
+    languages = np.array([_detect_language(text) for text in texts], dtype=object)
     counts = Counter(language for language in languages.tolist() if language)
     total = counts.total()
     if not total or total < _PROSE * len(texts):
         return []
-    (main, main_count), *others = counts.most_common()
+    (main, main_count), *rest = counts.most_common()
     count = total - main_count
     if count < max(_FEWEST_OTHERS, _REPORTED_LANGUAGES * total):
         return []
     is_other = (languages != main) & (languages != "")
     numbers = row_numbers(rows, positions[is_other][:MOST_SUSPECTS])
-    shown = ", ".join(f"'{name}' {number:,}" for name, number in others[:5])
+    shown = ", ".join(f"'{name}' {number:,}" for name, number in rest[:5])
     return [
         Finding(
             name="languages",
             severity="warning" if count > _SUSPICIOUS_LANGUAGES * total else "info",
             message=f"{count:,} of {total:,} training texts looked at are in another language than "
-            f"'{main}': {shown}{', ...' * (len(others) > 5)}",
+            f"'{main}': {shown}{', ...' * (len(rest) > 5)}",
             fix=f"unless the model knows these languages, {EXCLUDE}",
             split="train",
             rows=numbers,
@@ -265,7 +207,7 @@ def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
     ]
 
 
-def detect_language(text: str) -> str:
+def _detect_language(text: str) -> str:
     """Return the language of a text as an ISO 639-1 code; empty if it is not certain."""
     from py3langid import rank
 
@@ -295,13 +237,10 @@ def describe_token_lengths(
     truncated = f"{about}{share:.1%} are" if share else "none is"
     fix = ""
     if share > _ADVISED_TRUNCATED:
+        fix = "--long_texts windows reads all of them"
         advised = math.ceil(float(np.quantile(lengths, 1 - _ADVISED_TRUNCATED)) / 8) * 8
-        fits = positions is None or advised <= positions
-        fix = (
-            f"--max_length {advised} truncates 1%"
-            if fits
-            else "--long_texts windows reads all of them"
-        )
+        if positions is None or advised <= positions:
+            fix = f"--max_length {advised} truncates 1%"
     return [
         Finding(
             name="lengths",

@@ -6,7 +6,9 @@ from collections.abc import Collection, Sequence
 
 from datasets import ClassLabel, DatasetDict, Value
 
-from finetune.checking import duplicates, labels, texts, words
+from finetune.checking import labels, texts, words
+from finetune.data.plan import Plan
+from finetune.data.repeated import find_near_duplicates
 from finetune.errors import Finding
 from finetune.runtime import activity
 
@@ -43,7 +45,7 @@ def check_deep(
     splits: DatasetDict,
     column: str,
     read: Sequence[str],
-    left_out: Collection[str] = (),
+    plan: Plan,
 ) -> list[Finding]:
     """Return what is suspicious in how texts and labels resemble each other; takes minutes.
 
@@ -52,14 +54,14 @@ def check_deep(
         splits: Training, validation and test rows made of it.
         column: Of the texts.
         read: The names in the data of the columns that the model reads.
-        left_out: See :func:`~finetune.checking.duplicates.find_near_duplicates`.
+        plan: How rows are split: near duplicates that it leaves out are in the report already.
     """
     rows = splits["train"]
     feature = rows.features[column]
     if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
         return [_limit("--deep looks at texts, and this recipe reads none")]
     findings = [
-        *duplicates.find_near_duplicates(source, column, left_out),
+        *find_near_duplicates(source, column, plan),
         *texts.find_other_languages(rows, column),
     ]
     only = "here only near duplicates and languages were looked for"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 
-from finetune.checking.findings import MOST_SUSPECTS, RELABEL, row_numbers
 from finetune.data import ROW, arrow, digests, targets
+from finetune.data.row_findings import MOST_SUSPECTS, RELABEL, row_numbers
 from finetune.errors import Finding, Suspect, counted
 from finetune.statistics import baseline, intervals, mistakes
 from finetune.statistics.scored import ScoredRows
@@ -39,16 +39,6 @@ _TOKEN = r"(?u)\w+|[^\w\s]+"
 _FOLDS = 5
 #: The share of wrong labels from which it is suspicious: of clean data up to 2% are estimated.
 _SUSPICIOUS_LABELS = 0.03
-
-
-class _Rule(NamedTuple):
-    """Of the ``texts`` with a term ``hits`` are of a class, which has so many ``rows``."""
-
-    term: int
-    label: int
-    hits: int
-    texts: int
-    rows: int
 
 
 def sample_rows(rows: Dataset) -> Dataset:
@@ -70,59 +60,53 @@ def find_revealing_words(rows: Dataset, column: str) -> list[Finding]:
     vectorizer = CountVectorizer(
         binary=True, ngram_range=(1, 2), min_df=_FEWEST_TEXTS, token_pattern=_TOKEN
     )
-    try:
-        terms = vectorizer.fit_transform(rows[column][:])
-    except ValueError as error:  # scikit-learn has no other way to say that no word is left
-        if "vocabulary" not in str(error) and "no terms remain" not in str(error):
-            raise
+    terms = _count_terms(vectorizer, rows[column][:])
+    if terms is None:
         return []
-    rules = _find_rules(terms, labels)
+    words = vectorizer.get_feature_names_out()
+    texts = np.asarray(terms.sum(axis=0), dtype=np.int64).ravel()
+    rules: list[tuple[int, int, str]] = []  # texts of the class with the term, all texts with it
+    for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
+        hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
+        low, _ = intervals.ends_of_shares(hits, texts, _DEVIATIONS)
+        share = size / len(labels)
+        is_revealing = np.zeros(len(texts), bool)
+        for precision, coverage in _REVEALING:
+            is_revealing |= (low >= precision) & (hits >= coverage * size)
+        is_revealing &= low - share > (1 - share) / 2  # a word of a dominant class says nothing
+        for term in np.flatnonzero(is_revealing):
+            sentence = (
+                f"'{words[term]}' is in {hits[term] / size:.0%} of the "
+                f"training texts of '{names[label]}', and {hits[term] / texts[term]:.1%} of the "
+                f"{texts[term]:,} with it are '{names[label]}'"
+            )
+            rules.append((int(hits[term]), int(texts[term]), sentence))
     if not rules:
         return []
-    named: list[_Rule] = []
-    for rule in rules:
-        texts = terms[:, rule.term]
-        shared = [texts.multiply(terms[:, other.term]).sum() for other in named]
-        if len(named) < _MOST_NAMED and max(shared, default=0) < rule.texts / 2:
-            named.append(rule)  # its texts are not mostly those of a word that is named
-    words = vectorizer.get_feature_names_out()
-    sentences = [
-        f"'{words[rule.term]}' is in {rule.hits / rule.rows:.0%} of the training texts of "
-        f"'{names[rule.label]}', and {rule.hits / rule.texts:.1%} of the {rule.texts:,} with it "
-        f"are '{names[rule.label]}'"
-        for rule in named
-    ]
-    if others := len(rules) - len(named):
-        sentences.append(f"and {counted(others, 'term')} like these")
+    rules.sort(key=lambda rule: -rule[0])
+    sentences = [sentence for _, _, sentence in rules[:_MOST_NAMED]]
+    if unnamed := len(rules) - len(sentences):
+        sentences.append(f"and {counted(unnamed, 'term')} like these")
     return [
         Finding(
             name="revealing_words",
             severity="warning",
             message="; ".join(sentences),
             fix="if a text has it only because its label was known, remove it from the texts",
-            count=max(rule.texts for rule in named),
+            count=max(count for _, count, _ in rules),
             examined=len(rows),
         )
     ]
 
 
-def _find_rules(terms: Any, labels: np.ndarray) -> list[_Rule]:
-    """Return the terms that nearly determine a class, those in most of its texts first."""
-    texts = np.asarray(terms.sum(axis=0), dtype=np.int64).ravel()
-    rules = []
-    for label, rows in zip(*np.unique(labels, return_counts=True), strict=True):
-        hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
-        low, _ = intervals.ends_of_shares(hits, texts, _DEVIATIONS)
-        share = rows / len(labels)
-        is_revealing = np.zeros(len(texts), bool)
-        for precision, coverage in _REVEALING:
-            is_revealing |= (low >= precision) & (hits >= coverage * rows)
-        is_revealing &= low - share > (1 - share) / 2  # a word of a dominant class says nothing
-        rules += [
-            _Rule(term, int(label), int(hits[term]), int(texts[term]), int(rows))
-            for term in np.flatnonzero(is_revealing).tolist()
-        ]
-    return sorted(rules, key=lambda rule: (-rule.hits, rule.term))
+def _count_terms(vectorizer: Any, texts: Sequence[str]) -> Any:
+    """Return how often each text has each term, as a sparse matrix; None without any term."""
+    try:
+        return vectorizer.fit_transform(texts)
+    except ValueError as error:  # scikit-learn has no other way to say that no word is left
+        if "vocabulary" not in str(error) and "no terms remain" not in str(error):
+            raise
+        return None
 
 
 def find_revealing_columns(rows: Dataset, read: Sequence[str]) -> list[Finding]:
@@ -134,10 +118,21 @@ def find_revealing_columns(rows: Dataset, read: Sequence[str]) -> list[Finding]:
     """
     labels = targets.strata(rows)
     constant = float(np.bincount(labels).max()) / len(labels)
+    columns = {
+        name: arrow.column(rows, name).combine_chunks()
+        for name in rows.column_names
+        if name not in {ROW, "label", "text", digests.TEXTS}
+    }
+    if digests.TEXTS in rows.column_names:  # columns that were joined to one text
+        parts = arrow.column(rows, digests.TEXTS).combine_chunks()
+        columns |= {name: pc.list_element(parts, number) for number, name in enumerate(read)}
     findings = []
-    for name, codes in _number_columns(rows, read).items():
-        accuracy = float((_predict_by_value(codes, labels) == labels).mean())
-        if constant == 1 or accuracy - constant < _SAVED * (1 - constant):
+    for name, values in columns.items():
+        series = _categories(values)
+        if constant == 1 or series is None:
+            continue
+        accuracy = float((_predict_by_value(series, labels) == labels).mean())
+        if accuracy - constant < _SAVED * (1 - constant):
             continue
         is_read = name in read
         findings.append(
@@ -157,47 +152,30 @@ def find_revealing_columns(rows: Dataset, read: Sequence[str]) -> list[Finding]:
     return findings
 
 
-def _number_columns(rows: Dataset, read: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the number of each row's value in every column but texts and labels, lists and images.
-
-    Columns that were joined to one text are there by their own names.
-    """
-    columns = {}
-    for name in rows.column_names:
-        if name not in {ROW, "label", "text", digests.TEXTS}:
-            columns[name] = arrow.column(rows, name).combine_chunks()
-    if digests.TEXTS in rows.column_names:
-        parts = arrow.column(rows, digests.TEXTS).combine_chunks()
-        columns |= {name: pc.list_element(parts, number) for number, name in enumerate(read)}
-    codes = {}
-    for name, values in columns.items():
-        if arrow.is_text(values.type):
-            with contextlib.suppress(pa.ArrowInvalid):  # text that holds numbers
-                values = values.cast(pa.float64())
-        kind = values.type
-        if arrow.is_number(kind):
-            series = values.cast(pa.float64()).to_pandas()
-            if series.nunique() > _MOST_NUMBERS:
-                series = pd.qcut(series, _QUANTILES, labels=False, duplicates="drop")
-        elif arrow.is_text(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
-            series = values.to_pandas()
-        else:
-            continue
-        codes[name] = pd.factorize(series)[0]
-    return codes
+def _categories(values: pa.Array) -> pd.Series | None:
+    """Return values, many numbers by twentieths of their range; None of lists and images."""
+    if arrow.is_text(values.type):
+        with contextlib.suppress(pa.ArrowInvalid):  # text that holds numbers
+            values = values.cast(pa.float64())
+    if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
+        return None
+    series: pd.Series = values.to_pandas()
+    if arrow.is_number(values.type) and series.nunique() > _MOST_NUMBERS:
+        series = pd.qcut(series, _QUANTILES, labels=False, duplicates="drop")
+    return series
 
 
-def _predict_by_value(codes: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _predict_by_value(values: pd.Series, labels: np.ndarray) -> np.ndarray:
     """Return the most frequent class of each row's value in the half of the rows without it."""
     half = np.random.default_rng(0).permutation(len(labels)) % 2
-    frame = pd.DataFrame({"code": codes, "label": labels})
+    frame = pd.DataFrame({"code": pd.factorize(values)[0], "label": labels})
     predicted = np.zeros(len(labels), np.int64)
     for number in (0, 1):
         counts = frame[half != number].value_counts()  # the most frequent pairs first
         most_frequent = counts.reset_index().drop_duplicates("code").set_index("code")["label"]
-        values = frame.loc[half == number, "code"].map(most_frequent)
         constant = np.bincount(labels[half != number]).argmax()
-        predicted[half == number] = values.fillna(constant)
+        codes = frame.loc[half == number, "code"]
+        predicted[half == number] = codes.map(most_frequent).fillna(constant)
     return predicted
 
 
@@ -272,11 +250,8 @@ def _cross_validate(texts: Sequence[str], labels: np.ndarray, classes: int) -> n
         min_df=2,  # a term of a single row says nothing of others
         max_features=baseline.bounds(classes)[1],
     )
-    try:
-        terms = vectorizer.fit_transform(texts)
-    except ValueError as error:
-        if "vocabulary" not in str(error) and "no terms remain" not in str(error):
-            raise
+    terms = _count_terms(vectorizer, texts)
+    if terms is None:
         return None
     fold = np.random.default_rng(0).permutation(len(labels)) % _FOLDS
     probabilities = np.zeros((len(labels), classes))

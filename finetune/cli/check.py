@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune.checking.findings import STATUS
 from finetune.cli import console, imports
 from finetune.config.settings import Settings, peek
 from finetune.errors import UserError, counted
@@ -156,7 +155,7 @@ def _show(result: Check, recipe: str) -> None:
         3: f"training would work{steps}; {counted(numbers['warning'], 'warning')} to look at first",
     }[result.status]
     console.say(verdict)
-    if result.status != STATUS["error"]:
+    if result.status != 2:
         console.say(f"to train: {result.command}")
 
 

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from finetune.cli.parser import Parser
 from finetune.errors import RunError, UserError, suggestion
 from finetune.recipe import catalog
-from finetune.runtime import distributed, faults, signals, versions
-from finetune.runtime.terminal import visible
+from finetune.runtime import distributed, faults, signals
 from finetune.runtime.version import __version__
 
 VERBS = {
@@ -25,7 +24,7 @@ VERBS = {
     "compare": "compare runs on the same test rows: compare RUN RUN",
     "report": "regenerate the report, plots and model card of a run: report RUN",
     "cache": "list what was cached, and remove it: cache --remove",
-    "doctor": "devices and network; under torchrun, whether and how fast ranks meet",
+    "doctor": "devices, network, versions; under torchrun, whether and how fast ranks connect",
     "list": "list the recipes, one line each",
 }
 
@@ -90,8 +89,6 @@ def _run(words: list[str]) -> int:
                 f"(recipes: {', '.join(catalog.names())}; subcommands: {', '.join(VERBS)}; "
                 "a recipe of your own is the path of a .py file)"
             )
-    for sentence in versions.once() if distributed.ranks().rank == 0 else ():
-        print(f"warning: {visible(sentence)}", file=sys.stderr)
     return int(importlib.import_module(f"finetune.cli.{verb}").main(rest))
 
 

@@ -1,4 +1,4 @@
-"""``python -m finetune doctor``: check devices and network before a job.
+"""``python -m finetune doctor``: show devices, network and versions before a job.
 
 Under a launcher the ranks also connect to each other and time an all-reduce:
 
@@ -9,11 +9,12 @@ Under a launcher the ranks also connect to each other and time an all-reduce:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from finetune.cli import console
 from finetune.cli.parser import Parser
-from finetune.errors import UserError
+from finetune.errors import RunError, UserError
 from finetune.runtime import distributed
 
 
@@ -30,28 +31,46 @@ def main(words: Sequence[str]) -> int:
     timeout = parser.parse_args(words).timeout
     if timeout < 1:
         raise UserError(f"--timeout {timeout}: expected 1 second or more")
-    from finetune.pipeline import doctor  # imports torch
+    from finetune.pipeline import doctor
 
-    ranks = distributed.ranks()
-    if ranks.rank == 0:
-        console.block("this machine", doctor.describe_machine())
-        exports = doctor.find_exports()
-        console.say("\nnothing needs to be set" if not exports else "")
-        for command, reason in exports.items():
-            console.say(f"for a job on several machines, on each with the name there: {reason}")
-            console.say(f"    {command}")
-    if ranks.world_size == 1:
-        return 0
-    reports = doctor.join_job(timeout)
-    console.say(f"\n{len(reports)} of {ranks.world_size} ranks met")
-    for rank, report in enumerate(reports):
-        console.say(f"  rank {rank}: {report['device']} of {report['host']}")
-        if report["host"] != reports[0]["host"]:
-            console.say("".join(f"    {command}\n" for command in report["exports"]).rstrip())
+    if distributed.ranks().rank == 0:
+        for title, facts in doctor.describe_machine().items():
+            console.block(title, facts)
+        console.say()
+    lines = doctor.recommend(doctor.list_interfaces())
+    if lines:
+        console.say("for a job on several machines, on each with its own interface:\n")
+    for line in lines:
+        console.say(f"    {line}")  # unfolded, however narrow the terminal: it will be copied
+    if not lines:
+        console.say("nothing needs to be set")
+    if distributed.ranks().world_size > 1:
+        _time_all_reduces(timeout)
+    return 0
+
+
+def _time_all_reduces(timeout: int) -> None:
+    from finetune.pipeline import doctor
+
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        distributed.join_process_group(None, timeout, use_cpu=False)
+        hosts = distributed.gather(os.uname().nodename)
+    except RuntimeError as error:
+        raise RunError(
+            f"the ranks did not connect within {timeout} s ({str(error).splitlines()[0]}): is "
+            f"{place} reached from every machine, and was each started with the same command?"
+        ) from error
+    total = distributed.ranks().world_size
+    console.say(f"\n{len(hosts)} of {total} ranks connected, on {', '.join(dict.fromkeys(hosts))}")
     rows = [
-        [f"{speed.megabytes:.0f} MB", *(f"{figure:.2f}" for figure in speed[1:])]
-        for speed in doctor.time_all_reduces()
+        [
+            f"{result.size / 1e6:.0f} MB",
+            f"{result.seconds * 1e3:.2f}",
+            f"{result.bandwidth:.2f}",
+            f"{result.bus_bandwidth:.2f}",
+        ]
+        for result in doctor.time_all_reduces()
     ]
     console.table(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
     distributed.leave()
-    return 0

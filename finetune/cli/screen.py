@@ -13,20 +13,9 @@ from finetune.data import sources, targets
 from finetune.data.windows import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
-from finetune.models.cpu import exchange
+from finetune.models.cpu import exchange, unpadded
 from finetune.models.cpu import kernels as cpu
-from finetune.pipeline import lengths, provenance
-from finetune.pipeline.events import (
-    Advanced,
-    Collated,
-    Event,
-    Finished,
-    Interrupted,
-    Logged,
-    MovedAside,
-    Noted,
-    Started,
-)
+from finetune.pipeline import events, lengths, provenance
 from finetune.recipe import Recipe, TextRecipe, catalog
 from finetune.reporting import course, wording
 from finetune.runtime import distributed
@@ -41,31 +30,31 @@ class Screen:
     def __init__(self) -> None:
         self._has_bar = sys.stderr.isatty()  # which tells what lines would tell
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Print one event."""
         match event:
-            case Started():
+            case events.Started():
                 self._has_bar = not event.arguments.disable_tqdm
                 _start(event)
-            case Collated():
+            case events.Collated():
                 _batch(event)
-            case MovedAside():
+            case events.MovedAside():
                 console.say(f"{event}\n")
-            case Logged() if "train_runtime" in event.values:
+            case events.Logged() if "train_runtime" in event.values:
                 pass  # the table at the end tells it
-            case Advanced() if self._has_bar:
+            case events.Advanced() if self._has_bar:
                 pass
-            case Finished():
+            case events.Finished():
                 _end(event)
                 if event.profiled:
                     console.say(f"trace and slowest operators: {event.run.path}/profile")
-            case Interrupted():
+            case events.Interrupted():
                 console.say(f"\n{event}")
-            case Logged() | Advanced() | Noted():
+            case events.Logged() | events.Advanced() | events.Noted():
                 console.say(str(event))
 
 
-def _start(event: Started) -> None:
+def _start(event: events.Started) -> None:
     """One block: recipe, data, model, device, batch, precision, steps."""
     settings, arguments, model = event.settings, event.arguments, event.model
     recipe, splits = settings.recipe, settings.recipe.splits
@@ -107,7 +96,7 @@ def _start(event: Started) -> None:
     console.say()
 
 
-def _batch(event: Collated) -> None:
+def _batch(event: events.Collated) -> None:
     """Print the shapes of one collated micro-batch."""
     tensors = event.batch.items()
     shapes = {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors}
@@ -115,7 +104,7 @@ def _batch(event: Collated) -> None:
     console.say("\ndry run: nothing was trained, nothing was written")
 
 
-def _end(event: Finished) -> None:
+def _end(event: events.Finished) -> None:
     """Print the test metrics beside the baselines; then time, throughput and the directory."""
     run = event.run
     metrics, manifest = run.metrics, run.manifest
@@ -219,6 +208,8 @@ def _cpu_kernels(arguments: FinetuneArguments, model: torch.nn.Module | None) ->
     if model is None:
         return ""
     names = cpu.names(model)
+    if not unpadded.used_by(model) and (reason := unpadded.supports(model)):
+        names.append(f"with padding ({reason})")
     if exchange.expected(model):
         names.append("gradient averaging in shared memory")
     return f"{', '.join(names)}; --cpu_kernels off for those of the libraries" if names else ""

@@ -56,14 +56,11 @@ def main(words: Sequence[str]) -> int:
     console.quiet()
     show = screen.Screen()
 
-    def prepare() -> preparation.Prepared:
-        return preparation.prepare(Settings.from_command_line(recipe, flags), show)
-
     with signals.handled():
         if distributed.under_launcher():
             signals.leave_with_parent()
         try:
-            prepared = distributed.rank_zero_first(prepare)
+            prepared = preparation.prepare_job(Settings.from_command_line(recipe, flags), show)
         except signals.Stopped as wish:
             console.tell(f"interrupted by {wish} before the training began: start it again")
             raise

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
-import functools
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
-from finetune.errors import Report, UserError, suggestion, typed_as
+from finetune.config.settings import group_flags
+from finetune.errors import Report, UserError, suggestion
 from finetune.recipe import Recipe, catalog
-from finetune.recipe.options import help_group
+from finetune.recipe.options import DataOptions, help_group
 from finetune.training.arguments import REFUSED, FinetuneArguments
 from finetune.training.defaults import training_names
+from finetune.training.option_types import typed_as
 from finetune.training.retired import option_suggestion, successor
 
 #: Options of a run that are neither the recipe's nor the training's: help group and help.
@@ -43,13 +43,11 @@ USED = (
 #: The groups of the help, after the options that a recipe adds and before all other arguments.
 GROUPS = ("data", "splits", "labels", "text", "image", "model", "training")
 _REST = "every other option of transformers.TrainingArguments"
-_BY_LAUNCHER = "the launcher sets it; start with torchrun, not torch.distributed.launch"
-_MISSING, _INVALID = object(), object()
 _WIDEST_CHOICES = 40
 
 
 class RecipeParser(HfArgumentParser):
-    """Parses the flags of a recipe in one pass, in which every mistake is reported.
+    """Parses the flags of a recipe, of which every mistake is reported.
 
     Args:
         recipe: The recipe.
@@ -67,16 +65,17 @@ class RecipeParser(HfArgumentParser):
         )
         for name, (_, help) in RUN_OPTIONS.items():
             flags = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
-            is_file = name == "config"
-            kind: dict[str, Any] = {"metavar": "FILE.yaml"} if is_file else {"type": string_to_bool}
-            self.add_argument(*flags, help=help, **kind)
-        self.defaults = {}
+            if name == "config":
+                self.add_argument(*flags, help=help, metavar="FILE.yaml")
+            else:
+                self.add_argument(*flags, help=help, type=string_to_bool, nargs="?", const=True)
+        self.flags: dict[str, argparse.Action] = {}
+        self.defaults: dict[str, Any] = {}
         for action in self._actions:
+            self.flags |= dict.fromkeys(action.option_strings, action)
             if action.const is not False:  # not --no_NAME, whose default is that of leaving it out
                 self.defaults[action.dest] = action.default
             action.default = argparse.SUPPRESS
-            if action.nargs != 0:
-                self._collect_mistakes(action)
 
     def read(self, words: Sequence[str], report: Report, file: str = "") -> dict[str, Any]:
         """Return the options that were typed, by name, without those that are refused.
@@ -86,48 +85,54 @@ class RecipeParser(HfArgumentParser):
             report: Takes an error for each mistake.
             file: The config file that the words are from, for messages.
         """
-        self.report, self.file = report, file
-        namespace, rest = self.parse_known_args(list(words))
-        flags = [flag for action in self._actions for flag in action.option_strings]
-        unknown = [word.partition("=")[0] for word in rest if word.startswith("--")]
-        for flag in unknown:
-            names = [*flags, *self.more_flags, "--help"]
-            report_unknown(self._written(flag), self.recipe, names, report, self._place)
-        for word in rest if not unknown else ():
-            report.error(f"{self._place}unexpected word '{word}'")
-        options = {}
-        for name, value in vars(namespace).items():
-            flag = f"{self._place}{self._written(f'--{name}')}"
-            if name in REFUSED:
-                reason = _BY_LAUNCHER if name == "local_rank" else "the subcommand implies it"
-                report.error(f"{flag}: not accepted: {reason}")
-            elif value is _MISSING or value == []:
-                report.error(f"{flag}: expected a value, found none")
-            elif value is not _INVALID and not (isinstance(value, list) and _INVALID in value):
-                options[name] = value
+        options: dict[str, Any] = {}
+        place = f"{file}: " if file else ""
+        for flag, *values in group_flags(words):
+            name, has_value, value = flag.partition("=")
+            written = f"'{name.removeprefix('--')}'" if file else name
+            action = self.flags.get(name)
+            if action is None and name.startswith("--"):
+                names = [*self.flags, *self.more_flags, "--help"]
+                report_unknown(written, self.recipe, names, report, place)
+            elif action is None:
+                report.error(f"{place}unexpected word '{flag}'")
+            elif action.dest in REFUSED:
+                report.error(f"{place}{written}: not accepted: launcher or subcommand set it")
+            else:
+                try:
+                    namespace, rest = self.parse_known_args([flag, *values])
+                except UserError:
+                    words = [value] if has_value else values
+                    report.error(f"{place}{written}: {_expected(action, words)}")
+                else:
+                    options |= vars(namespace)
+                    for word in rest:
+                        report.error(f"{place}unexpected word '{word}'")
         return options
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse refuses, instead of leaving the process."""
+        raise UserError(message)
 
     def help(self) -> str:
         """Return the help page: the recipe, then its options by topic with their defaults."""
-        has_dataset = reads_dataset(self.recipe)
-        hidden = {*REFUSED, *({"dataset", "dataset_revision"} if not has_dataset else ())}
-        hidden |= {"embedded"} if not self.recipe.embedded else set()
-        recipe_names = {field.name for field in dataclasses.fields(self.recipe)}
-        recipe_defaults = {name: self.defaults[name] for name in recipe_names}
-        defaults = {**self.defaults, **self.recipe.defaults(), **recipe_defaults}
-        groups: dict[str, list[argparse.Action]] = {
-            group: []
-            for group in (f"options of {catalog.shown(self.recipe)}", *GROUPS, "training", _REST)
-        }
-        for action in sorted(self._actions, key=lambda action: _rank(action.dest)):
-            name = action.dest
-            group = _REST
-            if name in recipe_names:
-                group = help_group(self.recipe, name) or next(iter(groups))
+        names = {field.name for field in dataclasses.fields(self.recipe)}
+        hidden = {*REFUSED} if self.recipe.embedded else {*REFUSED, "embedded"}
+        if not reads_dataset(self.recipe):
+            hidden |= {field.name for field in dataclasses.fields(DataOptions)}
+        defaults = {**self.defaults, **self.recipe.defaults()}
+        defaults |= {name: self.defaults[name] for name in names}
+        own = f"options of {catalog.shown(self.recipe)}"
+        groups: dict[str, list[argparse.Action]] = {name: [] for name in (own, *GROUPS, _REST)}
+        order = {name: position for position, name in enumerate(USED, start=1)}
+        for action in sorted(self._actions, key=lambda action: order.get(action.dest, 0)):
+            name, group = action.dest, _REST
+            if name in names:
+                group = help_group(self.recipe, name) or own
             elif name in RUN_OPTIONS or name in USED:
                 group = RUN_OPTIONS.get(name, ("training",))[0]
             if name not in hidden and action.const is not False:
-                groups[group].append(_for_help(action, defaults.get(name)))
+                groups[group].append(_help_entry(action, defaults.get(name)))
         formatter = argparse.RawDescriptionHelpFormatter(self.prog, max_help_position=30)
         formatter.add_text(f"usage: {self.prog} [flags]")
         formatter.add_text(inspect.cleandoc(sys.modules[self.recipe.__module__].__doc__ or ""))
@@ -137,50 +142,20 @@ class RecipeParser(HfArgumentParser):
             formatter.end_section()
         return formatter.format_help()
 
-    def error(self, message: str) -> NoReturn:
-        """Raise what argparse refuses in the shape of the words: ``--no_baseline=1``."""
-        self.report.error(f"{self._place}{message}")
-        raise UserError(*self.report.sentences("error"))
 
-    @property
-    def _place(self) -> str:
-        return f"{self.file}: " if self.file else ""
-
-    def _written(self, flag: str) -> str:
-        """Return a flag as it was written; in a file it is a key."""
-        return f"'{flag.removeprefix('--')}'" if self.file else flag
-
-    def _collect_mistakes(self, action: argparse.Action) -> None:
-        """Make an action accept every word and report those that are wrong, with no error."""
-        action.metavar = action.metavar or _metavar(action)
-        convert, choices = action.type or str, action.choices
-        action.type = functools.partial(self._convert, action.dest, convert, choices)  # type: ignore[arg-type]
-        if choices is not None and action.metavar == "NAME":
-            action.help = f"{_sentence(action)}: {', '.join(map(str, choices))}"
-        action.choices = None
-        if action.nargs is None:
-            action.nargs, action.const = "?", True if convert is string_to_bool else _MISSING
-        elif action.nargs == "+":
-            action.nargs = "*"
-
-    def _convert(
-        self, name: str, convert: Callable[[str], Any], choices: Collection[Any] | None, word: str
-    ) -> Any:
-        try:
-            value = convert(word)
-            if choices is None or value in choices:
-                return value
-        except (argparse.ArgumentTypeError, TypeError, ValueError):
-            pass
-        kind = bool if convert is string_to_bool else convert
-        expected = typed_as(kind) if isinstance(kind, type) else "another value"
-        hint = ""
-        if choices is not None:
-            *names, last = map(str, choices)
-            expected, hint = f"{', '.join(names)} or {last}", suggestion(word, choices)
-        flag = f"{self._place}{self._written(f'--{name}')}"
-        self.report.error(f"{flag}: expected {expected}, found '{word}'{hint}")
-        return _INVALID
+def _expected(action: argparse.Action, values: Sequence[str]) -> str:
+    """Return what an action expects, what was found, and the nearest choice."""
+    if not values and action.nargs != 0:
+        return "expected a value, found none"
+    word, choices = " ".join(values), [*map(str, action.choices or ())]
+    expected, kind = "another value", bool if action.type is string_to_bool else action.type
+    if action.nargs == 0:
+        expected = "no value"
+    elif choices:
+        expected = f"{', '.join(choices[:-1])} or {choices[-1]}"
+    elif isinstance(kind, type):
+        expected = typed_as(kind)
+    return f"expected {expected}, found '{word}'{suggestion(word, choices)}"
 
 
 def report_unknown(
@@ -206,11 +181,13 @@ def report_unknown(
 def reads_dataset(recipe: type[Recipe]) -> bool:
     """Return whether a recipe reads ``dataset``: one with its own ``load()`` has to declare it."""
     for cls in recipe.__mro__:
-        if "dataset" in inspect.get_annotations(cls):
+        if cls.__module__.startswith("finetune.recipe."):
             return cls is not Recipe
+        if "dataset" in inspect.get_annotations(cls):
+            return True
         if {"load", "read"} & vars(cls).keys():
             return bool(recipe.dataset)
-    raise AssertionError("Recipe has the option `dataset`")
+    raise AssertionError("every recipe derives from Recipe")
 
 
 def refuse_clashes(recipe: type[Recipe]) -> None:
@@ -235,38 +212,22 @@ def refuse_clashes(recipe: type[Recipe]) -> None:
         raise UserError(*mistakes)
 
 
-def _rank(name: str) -> tuple[int, str]:
-    """Return the place of an option in its group: as declared, of the rest by name."""
-    if name in USED:
-        return 1 + USED.index(name), ""
-    return 0, ""
-
-
-def _for_help(action: argparse.Action, default: Any) -> argparse.Action:
+def _help_entry(action: argparse.Action, default: Any) -> argparse.Action:
     """Return an action as the help shows it: one spelling, one sentence, the default if any."""
-    shown = copy.copy(action)
-    shown.option_strings, shown.nargs = action.option_strings[:1], None
-    sentence = _sentence(action)
+    sentence = " ".join((action.help or "").split()).partition(". ")[0]
+    choices = "|".join(map(str, action.choices or ()))
+    type_name = getattr(action.type, "__name__", "str")
+    types = {"int": "N", "float": "X", "str": "TEXT", "string_to_bool": "true|false"}
+    metavar = action.metavar or choices or types.get(type_name, "VALUE")
+    if metavar == choices and len(choices) >= _WIDEST_CHOICES:
+        metavar, sentence = "NAME", f"{sentence}: {choices.replace('|', ', ')}"
     if default not in (None, "", [], argparse.SUPPRESS):
         sentence += f" (default: {as_typed(default)})"
-    shown.help = sentence.replace("%", "%%")
-    return shown
-
-
-def _sentence(action: argparse.Action) -> str:
-    return " ".join((action.help or "").split()).partition(". ")[0]
+    return argparse.Action(
+        action.option_strings[:1], action.dest, metavar=metavar, help=sentence.replace("%", "%%")
+    )
 
 
 def as_typed(value: Any) -> str:
     """Return a value as it is typed: ``true``, ``epoch``, ``2e-05``."""
     return str(value).lower() if isinstance(value, bool) else str(getattr(value, "value", value))
-
-
-def _metavar(action: argparse.Action) -> str:
-    if action.choices:
-        choices = "|".join(str(choice) for choice in action.choices)
-        return choices if len(choices) < _WIDEST_CHOICES else "NAME"
-    if action.type is string_to_bool:
-        return "true|false"
-    name = getattr(action.type, "__name__", "str")
-    return {"int": "N", "float": "X", "str": "TEXT"}.get(name, "VALUE")

@@ -7,7 +7,6 @@ with what is wrong with the data.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -21,15 +20,19 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data.comma_list import format_option
 from finetune.errors import Report, UserError, masked
-from finetune.recipe import Recipe, TextRecipe, catalog
-from finetune.recipe.options import comma_lists
+from finetune.recipe import Recipe, catalog
+from finetune.recipe.options import DataOptions, comma_lists
 from finetune.runtime import distributed, hub
 
 if TYPE_CHECKING:
+    from finetune.config.parser import RecipeParser
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
-#: Options that say where data and model come from.
+#: Options that name data and model on the Hub.
 _SOURCES = ("dataset", "dataset_revision", "dataset_config", "model", "model_revision")
+#: ``--resume`` in a command whose words end in a null byte.
+_RESUME = re.compile(r"\0--resume([_-]from[_-]checkpoint)?([=\0](?!--)[^\0]*)?(?=\0|$)")
+_TOKEN = re.compile(r"(?<=--hub[_-]token[=\0])[^\0]*")
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,10 @@ class Settings:
         parser = RecipeParser(recipe_class, more_flags)
         typed = parser.read(flags, report)
         given = {**_read_config(parser, typed.get("config"), report), **typed}
-        words = _without_secrets([*distributed.launcher(), "-m", "finetune", recipe, *flags])
-        resume = r"\0--resume([_-]from[_-]checkpoint)?([=\0](?!--)[^\0]*)?(?=\0|$)"
-        again = re.sub(resume, "", "\0".join(words)).split("\0")
-        command, resuming = (masked(shlex.join(line)) for line in (words, [*again, "--resume"]))
+        words = "\0".join([*distributed.launcher(), "-m", "finetune", recipe, *flags])
+        words = _TOKEN.sub("***", words)
+        lines = words, _RESUME.sub("", words) + "\0--resume"
+        command, resuming = (masked(shlex.join(line.split("\0"))) for line in lines)
         return cls._resolve(recipe_class, given, command, resuming, report)
 
     @classmethod
@@ -106,21 +109,20 @@ class Settings:
         else:
             recipe_class = catalog.find(recipe) if isinstance(recipe, str) else recipe
         report = Report()
-        options = _known(options, recipe_class, report)
+        options = _check_keywords(options, recipe_class, report)
         if not isinstance(options.get("dataset", ""), str):
             from finetune.data import memory
 
             options["dataset"] = memory.store(options["dataset"])
-        config: dict[str, Any] = {}
-        if options.get("config") is not None:
-            config = _read_config(RecipeParser(recipe_class), options["config"], report)
+        config = _read_config(RecipeParser(recipe_class), options.get("config"), report)
         given = {**config, **changed, **options}
         shown = {name: "***" if name == "hub_token" else value for name, value in given.items()}
-        again = {name: shown[name] for name in shown if name != "resume_from_checkpoint"}
+        again = {**shown, "resume": True}
+        again.pop("resume_from_checkpoint", None)
         name = repr(catalog.origin(recipe_class))
         command, resuming = (
             f"finetune.train({', '.join([name, *(f'{key}={line[key]!r}' for key in line)])})"
-            for line in (shown, {**again, "resume": True})
+            for line in (shown, again)
         )
         return cls._resolve(recipe_class, given, command, resuming, report)
 
@@ -135,23 +137,24 @@ class Settings:
     ) -> Settings:
         from finetune.config.parser import RUN_OPTIONS, reads_dataset
 
+        shown = catalog.shown(recipe)
         if given.get("embedded") and not recipe.embedded:
-            report.error(f"--embedded: the recipe '{catalog.shown(recipe)}' has no embedded data")
-        for name in {"dataset", "dataset_revision"} & given.keys():
-            if not reads_dataset(recipe):
-                report.error(
-                    f"--{name}: the recipe '{catalog.shown(recipe)}' loads its own data; if its "
-                    "load() reads self.dataset, write `dataset: str = ...` in the class"
-                )
+            report.error(f"--embedded: the recipe '{shown}' has no embedded data")
+        names_of_data = {option.name for option in dataclasses.fields(DataOptions)}
+        for name in [] if reads_dataset(recipe) else sorted(names_of_data & given.keys()):
+            report.error(
+                f"--{name}: the recipe '{shown}' loads its own data; if its load() reads "
+                "self.dataset, write `dataset: str = ...` in the class"
+            )
         embedded = recipe.embedded if given.get("embedded") else {}
         overrides = {name: value for name, value in embedded.items() if name not in given}
         merged = {**overrides, **given}
         names = {option.name for option in dataclasses.fields(recipe)}
-        training = {n: value for n, value in merged.items() if n not in {*names, *RUN_OPTIONS}}
+        training = {name: merged[name] for name in merged if name not in {*names, *RUN_OPTIONS}}
         hub_token = training.pop("hub_token", None)
         directory = training.get("output_dir", recipe.defaults()["output_dir"])
         training["output_dir"] = str(Path(directory).expanduser())
-        built = _build(recipe, {n: value for n, value in merged.items() if n in names}, report)
+        built = _build(recipe, {name: merged[name] for name in merged if name in names}, report)
         built.report.add(*report.findings)
         return cls(
             recipe=built,
@@ -193,8 +196,7 @@ class Settings:
     @property
     def without_effect(self) -> list[str]:
         """A sentence for each option of the recipe that has no effect beside the others."""
-        recipe = self.recipe
-        return recipe.without_effect(self.given) if isinstance(recipe, TextRecipe) else []
+        return self.recipe.without_effect(self.given)
 
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:
@@ -211,31 +213,27 @@ def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bo
 
     Returns:
         These options, and whether there are other words that may be mistaken, or local data; None
-        if they cannot be told, or if the Hub is needed anyway, to push to it.
+        if they are not known, or if the Hub is needed anyway, to push to it.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("embedded", "push_to_hub"):
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true")
-    for name in (*_SOURCES, "config"):
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
+    typed: dict[str, Any] = {}
+    for flag, *values in group_flags(flags):
+        name, has_value, value = flag.lstrip("-").partition("=")
+        typed[name.replace("-", "_")] = value if has_value else " ".join(values)
     try:
-        namespace, others = parser.parse_known_args(list(flags))
-        typed = {name: value for name, value in vars(namespace).items() if value is not None}
-        config, _ = _load_yaml(Path(typed["config"]).expanduser()) if "config" in typed else ({}, 0)
-    except (argparse.ArgumentError, UserError):
+        given = {**(_load_yaml(typed["config"]) if "config" in typed else {}), **typed}
+    except UserError:
         return None
-    given = {**config, **typed}
-    is_true = {
-        name: str(given.get(name)).lower() in ("true", "1", "yes", "y", "t")
-        for name in ("push_to_hub", "embedded")
+    is_on = {
+        name: str(given.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
+        for name in ("embedded", "push_to_hub")
     }
-    if is_true["push_to_hub"]:
+    if is_on["push_to_hub"] or "" in (given.get(name) for name in _SOURCES):
         return None
     defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-    merged = {**defaults, **(recipe.embedded if is_true["embedded"] else {}), **given}
+    merged = {**defaults, **(recipe.embedded if is_on["embedded"] else {}), **given}
     sources = {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
     is_local = bool(sources.get("dataset")) and not hub.names_repository(sources["dataset"])
-    return sources, bool(others or typed.keys() - {*_SOURCES} or is_local)
+    return sources, is_local or bool(typed.keys() - {*_SOURCES})
 
 
 def _build(recipe: type[Recipe], options: Mapping[str, Any], report: Report) -> Recipe:
@@ -252,7 +250,9 @@ def _build(recipe: type[Recipe], options: Mapping[str, Any], report: Report) -> 
     return recipe(**accepted)
 
 
-def _known(options: Mapping[str, Any], recipe: type[Recipe], report: Report) -> dict[str, Any]:
+def _check_keywords(
+    options: Mapping[str, Any], recipe: type[Recipe], report: Report
+) -> dict[str, Any]:
     """Return the keywords that are options; the others are reported."""
     from finetune.config.parser import RUN_OPTIONS, refuse_clashes, report_unknown
     from finetune.training.defaults import training_names
@@ -260,75 +260,80 @@ def _known(options: Mapping[str, Any], recipe: type[Recipe], report: Report) -> 
     refuse_clashes(recipe)
     names = {option.name for option in dataclasses.fields(recipe)}
     names |= training_names() | {*RUN_OPTIONS}
-    known, forms = {}, comma_lists(recipe)
+    checked, forms = {}, comma_lists(recipe)
     for name, value in options.items():
         if name in forms:
             with report.collect():
-                known[name] = format_option(value, forms[name], f"--{name}")
+                checked[name] = format_option(value, forms[name], f"--{name}")
         elif name in ("embedded", "dry_run") and not isinstance(value, bool):
             report.error(f"{name}: expected True or False, found {value!r}")
         elif name in names:
-            known[name] = value
+            checked[name] = value
         else:
             report_unknown(f"'{name}'", recipe, names, report)
-    return known
+    return checked
 
 
-def _read_config(parser: Any, config: str | None, report: Report) -> dict[str, Any]:
+def _read_config(parser: RecipeParser, config: str | None, report: Report) -> dict[str, Any]:
     """Return the options in a YAML file, read by the parser of the flags."""
+    words: list[str] = []
     if config is None:
         return {}
-    words: list[str] = []
     with report.collect():
-        content, lines = _load_yaml(Path(config).expanduser())
-        for name, (first, second) in lines.items():
-            report.error(
-                f"--config: {config}: '{name}' is there twice, in lines {first} and {second}; keep "
-                "one"
-            )
-        forms = comma_lists(parser.recipe)
+        content, forms = _load_yaml(config), comma_lists(parser.recipe)
         for name, value in content.items():
-            if name in forms and not isinstance(value, str):
+            if name in forms:
                 with report.collect():
                     text = format_option(value, forms[name], f"{config}: '{name}'")
                     words.append(f"--{name}={text}")
             elif isinstance(value, list):
                 words += [f"--{name}", *map(str, value)]
-            elif isinstance(value, dict):
-                words.append(f"--{name}={json.dumps(value)}")
             elif value not in ("", "null", "~"):
-                words.append(f"--{name}={value}")
-    options: dict[str, Any] = parser.read(words, report, config)
+                text = json.dumps(value) if isinstance(value, dict) else value
+                words.append(f"--{name}={text}")
+    options = parser.read(words, report, config)
     if options.pop("config", None) is not None:
         report.error(f"{config}: 'config' cannot name another file")
     return options
 
 
-def _load_yaml(path: Path) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
-    """Return the values of a YAML file as strings, and the lines of keys that it has twice."""
+def _load_yaml(config: str) -> dict[str, Any]:
+    """Return the values of a YAML file as strings.
+
+    Raises:
+        UserError: If it cannot be read, or has a key twice.
+    """
     import yaml
 
-    if not path.exists():
-        raise UserError(f"--config: no such file: {path}")
     try:
-        # BaseLoader reads every value as a string: `no` stays "no", and the parser judges it like
-        # a flag
-        text = path.read_text(encoding="utf-8")
+        # BaseLoader reads every value as a string, which the parser checks like a flag
+        text = Path(config).expanduser().read_text(encoding="utf-8")
         node, content = yaml.compose(text, yaml.BaseLoader), yaml.load(text, yaml.BaseLoader)
+    except OSError as error:
+        raise UserError(f"--config: {config} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config: {path} is not valid YAML: {error}") from error
+        raise UserError(f"--config: {config} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
-        raise UserError(f"--config: {path}: expected lines like `learning_rate: 2e-5`")
-    lines: dict[str, int] = {}
-    repeated = {}
+        raise UserError(f"--config: {config}: expected lines like `learning_rate: 2e-5`")
     assert isinstance(node, yaml.MappingNode)
+    lines: dict[str, list[str]] = {}
     for key, _ in node.value:
-        name, line = key.value.replace("-", "_"), key.start_mark.line + 1
-        if name in lines:
-            repeated[name] = lines[name], line
-        lines[name] = line
-    return {name.replace("-", "_"): value for name, value in content.items()}, repeated
+        lines.setdefault(key.value.replace("-", "_"), []).append(str(key.start_mark.line + 1))
+    if mistakes := [
+        f"--config: {config}: '{name}' is in lines {' and '.join(numbers)}; keep one"
+        for name, numbers in lines.items()
+        if len(numbers) > 1
+    ]:
+        raise UserError(*mistakes)
+    return {name.replace("-", "_"): value for name, value in content.items()}
 
 
-def _without_secrets(words: Sequence[str]) -> list[str]:
-    return re.sub(r"(?<=--hub[_-]token[=\0])[^\0]*", "***", "\0".join(words)).split("\0")
+def group_flags(words: Sequence[str]) -> list[list[str]]:
+    """Return each flag with the words after it."""
+    groups: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    return groups

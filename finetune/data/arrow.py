@@ -6,13 +6,12 @@ a column there it copies all others into a new file; both take seconds for 650,0
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 from datasets import Dataset, Features
 from datasets.fingerprint import Hasher
 from datasets.table import InMemoryTable, concat_tables
@@ -46,8 +45,7 @@ def stored(schema: pa.Schema) -> pa.Schema:
                 "not have: convert it, or leave the column out"
             ) from error
         schema = schema.set(number, new)
-    known: pa.Schema = Features.from_arrow_schema(schema).arrow_schema
-    return known
+    return Features.from_arrow_schema(schema).arrow_schema
 
 
 def plain(table: pa.Table) -> pa.Table:
@@ -92,8 +90,8 @@ def indices(rows: Dataset) -> np.ndarray | None:
 def column(rows: Dataset, name: str) -> pa.ChunkedArray:
     """Return a column, as it is stored; not for long texts, which :func:`pieces` yields."""
     stored: pa.ChunkedArray = rows.data.column(name)
-    kept = indices(rows)
-    return stored if kept is None else stored.take(pa.array(kept))
+    places = indices(rows)
+    return stored if places is None else stored.take(pa.array(places))
 
 
 def pieces(
@@ -106,22 +104,18 @@ def pieces(
         name: Of the column.
         wanted: The numbers of the rows to be read, or None for all.
     """
-    stored, kept = rows.data.column(name), indices(rows)
+    stored, mapping = rows.data.column(name), indices(rows)
     numbers = np.arange(len(rows)) if wanted is None else wanted
-    places = numbers if kept is None else kept[numbers]
-    if (np.diff(places) < 0).any():
-        order = np.argsort(places, kind="stable")
-        numbers, places = numbers[order], places[order]
-    begins = np.cumsum([0, *map(len, stored.chunks)])
-    bounds = np.searchsorted(places, begins)
-    for chunk, begin, low, high in zip(
-        stored.chunks, begins.tolist(), bounds, bounds[1:], strict=False
-    ):
+    places = numbers if mapping is None else mapping[numbers]
+    order = np.argsort(places, kind="stable")
+    numbers, places = numbers[order], places[order]
+    end = 0
+    for chunk in stored.chunks:
+        begin, end = end, end + len(chunk)
+        low, high = np.searchsorted(places, [begin, end])
         for start in range(low, high, _AT_ONCE):
-            some = places[start : min(start + _AT_ONCE, high)] - begin
-            is_run = bool((np.diff(some) == 1).all())
-            values = chunk.slice(some[0], len(some)) if is_run else chunk.take(pa.array(some))
-            yield numbers[start : start + len(some)], values
+            part = slice(start, min(start + _AT_ONCE, high))
+            yield numbers[part], chunk.take(pa.array(places[part] - begin))
 
 
 def batches(rows: Dataset, name: str, size: int = 10_000) -> Iterator[pa.ChunkedArray]:
@@ -135,62 +129,29 @@ def matching(texts: pa.Array, pattern: str) -> np.ndarray:
     return np.array(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))
 
 
-def encoded(values: pa.ChunkedArray) -> tuple[list[Any], np.ndarray]:
-    """Return the different values in the order in which they first come, and the number of its
-    value for each row, shape ``(rows,)``.
-
-    Args:
-        values: None missing.
-    """
-    found = values.combine_chunks().dictionary_encode()
-    codes = np.asarray(found.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
-    return found.dictionary.to_pylist(), codes
-
-
 def with_column(rows: Dataset, name: str, values: pa.Array, feature: Any) -> Dataset:
-    """Return ``rows`` with another column, and none of the others copied.
+    """Return ``rows`` with another column; ``Dataset.add_column`` copies all others of a selection.
 
     Args:
-        rows: Without a column of that name.
+        rows: Without a column of that name; no row is in them twice.
         name: Of the column.
         values: Of shape ``(rows,)``.
         feature: What they are.
     """
     features = Features({**rows.features, name: feature})
-    if not len(rows):  # a column cannot be added to an empty selection
-        return Dataset.from_dict({each: [] for each in features}, features=features)
     schema = Features({name: feature}).arrow_schema
-    values = values.cast(schema.field(0).type)
-    kept = indices(rows)
-    if kept is not None and len(np.unique(kept)) < len(kept):  # rows that stand there twice
-        rows, kept = rows.flatten_indices(), None
-    if kept is not None:
+    values, places = values.cast(schema.field(0).type), indices(rows)
+    if places is not None:
         source = np.full(rows.data.num_rows, -1, dtype=np.int64)
-        source[kept] = np.arange(len(kept))
+        source[places] = np.arange(len(places))
+        assert np.count_nonzero(source >= 0) == len(places), "a row is there twice"
         values = values.take(pa.array(source, mask=source < 0))
-    added = InMemoryTable.from_arrays([values], schema=schema)
     info = rows.info.copy()
     info.features = features
-    content = [rows._fingerprint, name, str(feature), _hash_of([values]).hexdigest()]
     return Dataset(
-        concat_tables([rows.data, added], axis=1),
+        concat_tables([rows.data, InMemoryTable.from_arrays([values], schema=schema)], axis=1),
         info=info,
         split=rows.split,
-        indices_table=rows._indices if kept is not None else None,
-        fingerprint=str(Hasher.hash(content)),
+        indices_table=rows._indices,
+        fingerprint=str(Hasher.hash([rows._fingerprint, name, str(feature), values])),
     )
-
-
-def _hash_of(arrays: Sequence[pa.Array]) -> xxhash.xxh3_128:
-    """Return a hash of arrays, as they are in memory."""
-    whole = xxhash.xxh3_128()
-    before: list[int] = []
-    for values in arrays:
-        sizes = [buffer and buffer.size for buffer in values.buffers()]
-        whole.update(f"{values.type} {values.offset} {len(values)} {sizes}\n".encode())
-        buffers = [buffer for buffer in values.buffers() if buffer is not None]
-        places = [buffer.address for buffer in buffers]
-        for buffer in buffers if places != before else ():  # the next slice of the same ones
-            whole.update(buffer)
-        before = places
-    return whole

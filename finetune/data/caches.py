@@ -1,7 +1,7 @@
 """The toolkit's folders in the cache of ``datasets``: what is in them, and how it is removed.
 
-An entry is a directory with a file that says what it holds, or a single small file. Nothing else in
-the cache of the library is ever looked at.
+An entry is a directory or a single small file. Nothing else in the cache of the library is ever
+looked at.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ KINDS = {
     TOKENIZED: "tokenized rows",
     "finetune-files": "converted file",
     MEMORY: "rows passed in Python",
-    "finetune-digests": "hashes of texts",
     "finetune-baselines": "baseline",
-    "finetune-near": "near duplicates",
 }
 _ABOUT = "about.json"
 
@@ -94,10 +92,17 @@ def entries() -> list[Entry]:
     """Return what is in the cache, the largest first."""
     result = []
     for folder, kind in KINDS.items():
-        for path in (hub.caches()["datasets"] / folder).glob("*"):
+        for path in (hub.caches()["datasets"] / folder).glob("[!.]*"):
+            if not (path.is_dir() or path.suffix in (".json", ".npz")):
+                continue
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                if path.is_dir() or path.suffix in (".json", ".npz"):
-                    result.append(_entry(path, kind))
+                files = [file for file in (path, *path.rglob("*")) if file.is_file()]
+                size = sum(file.stat().st_size for file in files)
+                used = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+                about: dict[str, Any] = {}
+                with contextlib.suppress(OSError, ValueError):
+                    about = dict(json.loads((path / _ABOUT).read_text(encoding="utf-8")))
+                result.append(Entry(path, kind, size, used, about))
     return sorted(result, key=lambda entry: (-entry.size, entry.path))
 
 
@@ -115,12 +120,3 @@ def remove(entry: Entry) -> str | None:
     except OSError as error:
         return str(error)
     return None
-
-
-def _entry(path: Path, kind: str) -> Entry:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files)
-    about: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        about = dict(json.loads((path / _ABOUT).read_text(encoding="utf-8")))
-    return Entry(path, kind, size, datetime.fromtimestamp(path.stat().st_mtime, UTC), about)

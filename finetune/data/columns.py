@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
-from datetime import date, time
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from finetune.data import ROW, arrow
 from finetune.data.comma_list import format_option, split_values
 from finetune.data.label_columns import LabelColumn, list_names, parse_list, source_rows
 from finetune.data.numbers import parse_number
-from finetune.data.prediction_columns import LABEL, PROBABILITY, is_own
+from finetune.data.prediction_columns import is_own
 from finetune.errors import Report, UserError, suggestion
 
 #: Rows that are looked at to find a column, spread over the data.
@@ -26,7 +24,6 @@ _USUAL_NAMES = {
     "label": ("label", "labels", "class", "category", "target"),
 }
 _FEWEST_WORDS, _MOST_CLASSES, _LONGEST_EXAMPLE = 3, 100, 60
-_DATE = re.compile(r"\d+([-/.]\d+){2}([ T]\d+:.*)?|\d+:\d\d(:\d.*)?")
 
 
 def parse_names(flag: str, text: Any) -> list[str]:
@@ -88,17 +85,16 @@ def _require_texts(dataset: DatasetDict, flag: str, column: str, report: Report)
         first = next((batch for batch in batches if len(batch)), None)
         if first is None:
             continue
+        texts = (text.as_py() for batch in itertools.chain([first], batches) for text in batch)
         is_text = arrow.is_text(first.type)
-        texts = (text for batch in itertools.chain([first], batches) for text in batch)
-        if is_text and any(split != "train" or parse_number(t.as_py()) is None for t in texts):
-            continue
-        kind = "numbers only" if is_text else f"values of the type {first.type}"
-        example = repr(first[0].as_py())
-        report.error(
-            f"{flag}: the column '{column}' of the {split} data holds {kind}, such as {example}",
-            fix="expected text; is it the right column?",
-        )
-        return
+        if not is_text or (split == "train" and all(parse_number(t) is not None for t in texts)):
+            kind = "numbers only" if is_text else f"values of the type {first.type}"
+            report.error(
+                f"{flag}: the column '{column}' of the {split} data holds {kind}, such as "
+                f"{first[0].as_py()!r}",
+                fix="expected text; is it the right column?",
+            )
+            return
 
 
 def drop_clashes(
@@ -119,8 +115,6 @@ def drop_clashes(
     if taken:
         why = "the toolkit writes columns of these names; rename to keep"
         report.info(f"dropped from the data: {list_names(taken)} ({why})")
-    if LABEL in columns and PROBABILITY in taken:
-        report.info("'label' beside 'probability' is what predict writes: are labels predictions?")
     if single:
         report.info(f"dropped from the data: {list_names(single)} (not in every split)")
     names = [name for name in dataset["train"].column_names if name not in {*taken, *single}]
@@ -139,7 +133,6 @@ def find_valid_rows(
     report: Report,
     *,
     drop: bool,
-    hint: str = "",
 ) -> dict[str, np.ndarray]:
     """Return which rows of each split have all texts and labels, shape ``(rows,)``, of booleans.
 
@@ -150,7 +143,6 @@ def find_valid_rows(
         report: Gets an error for each column of a split with missing values, or a warning if such
             rows are left out.
         drop: Whether they are left out instead of refused.
-        hint: About missing labels.
 
     Raises:
         UserError: If values are missing and ``drop`` is false.
@@ -158,16 +150,17 @@ def find_valid_rows(
     valid = {}
     for split, rows in dataset.items():
         columns = [(f"text in '{name}'", _has_text(rows, name)) for name in texts]
-        for column in labels[split]:
-            columns.append((f"label in '{column.name}'{hint}", column.codes >= 0))
-        valid[split] = np.logical_and.reduce([has for _, has in columns])
-        for kind, has in columns:
-            if not len(missing := np.flatnonzero(~has)):
+        columns += [(f"label in '{column.name}'", column.codes >= 0) for column in labels[split]]
+        valid[split] = np.logical_and.reduce([has_value for _, has_value in columns])
+        for kind, has_value in columns:
+            missing = np.flatnonzero(~has_value)
+            if not len(missing):
                 continue
             message = f"{len(missing):,} of {len(rows):,} {split} rows without a {kind}"
             places = source_rows(rows, missing).tolist()
             if drop:
-                report.warning(f"dropped {message}", split=split, rows=places)
+                name = "dropped_rows"
+                report.warning(f"dropped {message}", name=name, split=split, rows=places)
                 continue
             fix = "--drop_invalid leaves them out"
             if len(missing) == len(rows):
@@ -180,25 +173,22 @@ def find_valid_rows(
 
 def _has_text(rows: Dataset, column: str) -> np.ndarray:
     """Return which rows have a text that is not blank, shape ``(rows,)``."""
-    has = [np.zeros(0, dtype=bool)]
+    has_text = [np.zeros(0, dtype=bool)]
     for batch in arrow.batches(rows, column):
         if arrow.is_text(batch.type):
             batch = pc.utf8_trim_whitespace(batch)
-            has.append(pc.fill_null(pc.not_equal(batch, ""), False).to_numpy())
+            has_text.append(pc.fill_null(pc.not_equal(batch, ""), False).to_numpy())
         else:  # of no values at all
-            has.append(batch.is_valid().to_numpy())
-    return np.concatenate(has)
-
-
-# ---- columns that are not named ------------------------------------------------------------------
+            has_text.append(batch.is_valid().to_numpy())
+    return np.concatenate(has_text)
 
 
 def find_columns(rows: Dataset, texts: Sequence[str], label: str) -> tuple[list[str], str]:
     """Return the columns of the texts and of the label; those that are not named are found here.
 
-    A text has three words or more on average and is mostly unlike the others. A label is one of at
-    most 100 values that occur again and again, or a list of such, else a number with a fraction. Of
-    several such columns, the one with a usual name is taken.
+    A column with a usual name is taken, such as ``text`` or ``label``. Otherwise a text has three
+    words or more on average and is mostly unlike the others; a label is one of at most 100 values,
+    or a list of such, that occur four times or more on average.
 
     Args:
         rows: Of training.
@@ -208,66 +198,38 @@ def find_columns(rows: Dataset, texts: Sequence[str], label: str) -> tuple[list[
     Raises:
         UserError: If not exactly one column can be it; it lists all, with an example of each.
     """
-    columns, features = _sample(rows), rows.features
-    mistakes: list[str] = []
-    if not texts:
-        candidates = [
-            name for name, values in columns.items() if name != label and _are_texts(values)
-        ]
-        texts = _choose(candidates, "text", columns, mistakes)
-    if not label:
-        remaining = {name: values for name, values in columns.items() if name not in texts}
-        scores = [name for name, values in remaining.items() if _are_scores(values)]
-        candidates = [
-            name
-            for name, values in remaining.items()
-            if isinstance(features[name], ClassLabel)
-            or _are_classes(values)
-            or (name in scores and name.lower() in _USUAL_NAMES["label"])
-        ]
-        candidates = candidates or scores
-        label = "".join(_choose(candidates, "label", remaining, mistakes))
+    columns = _sample(rows)
+    chosen = {"text": [*texts], "label": [label] if label else []}
+    mistakes = []
+    for kind, fits in (("text", _are_texts), ("label", _are_classes)):
+        if chosen[kind]:
+            continue
+        names = [name for name in columns if name not in {*chosen["text"], label}]
+        usual = [name for name in names if name.lower() in _USUAL_NAMES[kind]]
+        fitting = [name for name in usual or names if fits(columns[name])]
+        chosen[kind] = usual if len(usual) == 1 else fitting
+        if len(chosen[kind]) != 1:
+            problem = f"several columns could be the {kind}" if fitting else f"no clear {kind}"
+            mistakes.append(f"--{kind}_column: {problem}; the columns, with an example each:")
     if mistakes:
         for name, values in columns.items():
             example = repr(values[0]) if values else "no value"
             is_long = len(example) > _LONGEST_EXAMPLE
             mistakes[-1] += f"\n  {name}: {example[:_LONGEST_EXAMPLE]}{'…' * is_long}"
         raise UserError(*mistakes)
-    return list(texts), label
+    return chosen["text"], chosen["label"][0]
 
 
 def _sample(rows: Dataset) -> dict[str, list[Any]]:
-    """Return values of each column that are not missing; none of objects, images or bytes."""
+    """Return values of each column that are not missing; none of objects or images."""
     places = np.unique(np.linspace(0, max(0, len(rows) - 1), _SAMPLED_ROWS, dtype=int))
     some, columns = rows.select(places[: len(rows)]), {}
     for name, feature in rows.features.items():
         inner = feature.feature if isinstance(feature, List) else feature
         if name != ROW:
             cells = some[name][:] if isinstance(inner, Value | ClassLabel) else []
-            lists = [(cell, parse_list(cell)) for cell in cells if cell is not None and cell != ""]
-            columns[name] = [cell if parsed is None else parsed for cell, parsed in lists]
+            columns[name] = [cell for cell in cells if cell is not None and cell != ""]
     return columns
-
-
-def _choose(
-    candidates: Sequence[str], kind: str, columns: Mapping[str, Any], mistakes: list[str]
-) -> list[str]:
-    """Return the only candidate, or the only one with a usual name; of all columns if none is one.
-
-    What is wrong with the values of a column with a usual name is reported where they are read.
-    """
-    usual = [name for name in candidates or columns if name.lower() in _USUAL_NAMES[kind]]
-    if len(usual) == 1 or len(candidates) == 1:
-        return [*(usual or candidates)]
-    if candidates:
-        names = ",".join(candidates)
-        mistake = f"--{kind}_column: several columns could be the {kind} ({names})"
-        if kind == "text":
-            mistake += f"; for all of them, --text_columns {names}"
-    else:
-        mistake = f"--{kind}_column: no column is clearly a {kind}"
-    mistakes.append(f"{mistake}; the columns, with an example each:")
-    return []
 
 
 def _are_texts(values: Sequence[Any]) -> bool:
@@ -278,22 +240,10 @@ def _are_texts(values: Sequence[Any]) -> bool:
 
 
 def _are_classes(values: Sequence[Any]) -> bool:
-    """Return whether a few values, or values in lists, occur again and again."""
-    inner = [*itertools.chain(*(v if isinstance(v, list) else [v] for v in values))]
-    are_plain = all(isinstance(value, str | int | float) for value in inner)
-    if not are_plain or 2 * sum(map(_is_date, values)) > len(values):
-        return False
-    has_fraction = any(isinstance(value, float) and value % 1 for value in inner)
-    return not has_fraction and 2 <= len(set(inner)) <= min(_MOST_CLASSES, len(inner) // 4)
-
-
-def _are_scores(values: Sequence[Any]) -> bool:
-    """Return whether values are numbers, some of them with a fraction."""
-    numbers = [number for number in map(parse_number, values) if number is not None]
-    return 0 < len(numbers) == len(values) and any(number % 1 for number in numbers)
-
-
-def _is_date(value: Any) -> bool:
-    if isinstance(value, str):
-        return _DATE.fullmatch(value) is not None
-    return isinstance(value, date | time)
+    lists = [parse_list(value) for value in values]
+    labels = [
+        repr(label)
+        for value, parsed in zip(values, lists, strict=True)
+        for label in ([value] if parsed is None else parsed)
+    ]
+    return 2 <= len({*labels}) <= min(_MOST_CLASSES, len(labels) // 4)

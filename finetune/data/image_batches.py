@@ -27,17 +27,9 @@ _RATIOS = 3 / 4, 4 / 3
 _TRIES = 10
 
 
-def _shared(*values: int) -> torch.Tensor:
-    """Return numbers that other processes see change."""
-    shared: torch.Tensor = torch.tensor(values).share_memory_()  # type: ignore[no-untyped-call]
-    return shared
-
-
 @dataclass(frozen=True)
 class Augmentation:
     """Random crops and flips of training images.
-
-    A custom training loop calls :meth:`set_epoch` when an epoch begins.
 
     Attributes:
         crop_scale: The least share of its area that a crop keeps of an image; 1 for no crops.
@@ -48,10 +40,12 @@ class Augmentation:
 
     crop_scale: float
     horizontal_flip: bool
-    state: torch.Tensor = field(default_factory=lambda: _shared(0, 0))
+    state: torch.Tensor = field(
+        default_factory=lambda: torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    )
 
     def set_epoch(self, epoch: int, seed: int = 42) -> None:
-        """Draw other crops and flips from here on, the same ones for the same epoch and seed."""
+        """Draw other crops and flips from here on; a custom training loop calls it for an epoch."""
         self.state.copy_(torch.tensor([seed, epoch]))
 
     def __call__(self, image: Image.Image, row: int) -> Image.Image:
@@ -68,7 +62,7 @@ class Augmentation:
     def _box(
         self, generator: np.random.Generator, width: int, height: int
     ) -> tuple[int, int, int, int]:
-        """Return left, top, right and bottom of a crop, drawn until it lies in the image."""
+        """Return left, top, right and bottom of a crop, drawn until it is inside the image."""
         for _ in range(_TRIES):
             area = width * height * generator.uniform(self.crop_scale, 1)
             ratio = width / height * math.exp(generator.uniform(*np.log(_RATIOS)))
@@ -81,7 +75,7 @@ class Augmentation:
 
 
 class Epochs(TrainerCallback):
-    """Tells an :class:`Augmentation` the seed and the epoch, also in the library's ``Trainer``."""
+    """Passes seed and epoch to an :class:`Augmentation`, also in the library's ``Trainer``."""
 
     def __init__(self, augmentation: Augmentation) -> None:
         self.set_epoch = augmentation.set_epoch
@@ -101,21 +95,20 @@ class Collator:
     targets: Callable[[list[Any]], np.ndarray]
 
     def set_epoch(self, epoch: int, seed: int = 42) -> None:
-        """Draw other crops and flips; a custom training loop calls it when an epoch begins."""
+        """Draw other crops and flips, as :meth:`Augmentation.set_epoch`."""
         self.augmentation.set_epoch(epoch, seed)
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the batch of prepared rows.
 
         Raises:
-            UserError: if an image cannot be decoded, or they are not brought to one size.
+            UserError: If an image cannot be decoded, or they do not get the same size.
         """
         pixels = [self._pixels(row) for row in rows]
         if len({image.shape for image in pixels}) > 1:
-            height, width = pixels[0].shape[1:]
             raise UserError(
-                f"the image processor {type(self.processor).__name__} does not bring images to one "
-                f"size ({width} x {height} pixels and others): expected one with do_resize"
+                f"{type(self.processor).__name__} does not bring images to one size: expected an "
+                "image processor with do_resize"
             )
         return {
             "pixel_values": torch.from_numpy(np.stack(pixels)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -121,14 +120,11 @@ def read_label_column(rows: Dataset, name: str, split: str, report: Report) -> L
         values = stored.dictionary.to_pylist()
         codes = stored.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     else:
-        places: dict[tuple[type, str], int] = {}
         cells = rows[name][:]
-        codes = np.array(
-            [places.setdefault((type(cell), repr(cell)), len(places)) for cell in cells], np.int64
-        )
-        values = [None] * len(places)
-        for code, cell in zip(codes.tolist(), cells, strict=True):
-            values[code] = cell
+        keys = [(type(cell), repr(cell)) for cell in cells]
+        distinct = dict(zip(keys, cells, strict=True))
+        values, places = [*distinct.values()], {key: place for place, key in enumerate(distinct)}
+        codes = np.array([places[key] for key in keys], np.int64)
     column = LabelColumn(name=name, values=values, codes=codes, numbers=source_rows(rows))
     inner = feature.feature if isinstance(feature, List) else feature
     if isinstance(inner, ClassLabel):
@@ -145,15 +141,13 @@ def _name_classes(
     values: list[Any] = []
     for place, value in enumerate(column.values):
         numbers = value if isinstance(value, list) else [value]
-        for number in numbers:
-            if number not in by_number:
-                report.fail(
-                    f"--label_column: '{column.name}' holds {number}, but its type has names for 0 "
-                    f"to {len(names) - 1} only ({list_names(names)})",
-                    split=split,
-                    rows=column.first_row(place),
-                    fix="correct the value, or add its name to the ClassLabel of the column",
-                )
+        if not by_number.keys() >= {*numbers}:
+            report.fail(
+                f"--label_column: '{column.name}' holds {value}",
+                split=split,
+                rows=column.first_row(place),
+                fix=f"its ClassLabel has the names of 0 to {len(names) - 1}; add the name",
+            )
         words = [by_number[number] for number in numbers]
         values.append(words if isinstance(value, list) else words[0])
     return replace(column, values=values, classes=names)
@@ -194,29 +188,19 @@ def parse_list(cell: Any) -> list[Any] | None:
     return None
 
 
-def looks_printed(value: Any) -> bool:
-    """Return whether a text looks like several values as a program prints them: ``('a', 'b')``."""
-    is_enclosed = isinstance(value, str) and re.fullmatch(r"\s*(\w*\(.*\)|\[.*\]|\{.*\})\s*", value)
-    return bool(is_enclosed) and re.search(r"""['",]""", value) is not None
-
-
 def parse_label_map(text: str | None) -> dict[str, str]:
     """Return the new names in ``--label_map``, by the labels that they stand for.
 
     Raises:
-        UserError: If it is not ``LABEL=NAME,LABEL=NAME``.
+        UserError: If it is not ``LABEL=NAME,LABEL=NAME``, with each label once.
     """
-    names: dict[str, str] = {}
-    for part, label, name in split_pairs(text or ""):
-        if not (label and name):
-            raise UserError(f"--label_map {text}: expected LABEL=NAME,LABEL=NAME, found '{part}'")
-        if label in names:
-            raise UserError(f"--label_map {text}: '{label}' has two names")
-        names[label] = name
-    return names
+    pairs = split_pairs(text or "")
+    if not all(label and name for label, name in pairs) or len(dict(pairs)) < len(pairs):
+        raise UserError(f"--label_map {text}: expected LABEL=NAME,LABEL=NAME, each label once")
+    return dict(pairs)
 
 
 def list_names(names: Sequence[str]) -> str:
     """Return the first five names, quoted, and the number of others."""
     more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(f"'{name}'" for name in itertools.islice(names, _SHOWN_NAMES)) + more
+    return ", ".join(f"'{name}'" for name in names[:_SHOWN_NAMES]) + more

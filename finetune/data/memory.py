@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +53,6 @@ def store(data: Any) -> str:
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
     splits = data if isinstance(data, Mapping) else {"train": data}
-    if not splits:
-        raise UserError("dataset: expected splits, found an empty dict")
-    for split, rows in splits.items():
-        if not (isinstance(rows, list | tuple | Dataset) or is_table(rows)):
-            name = f"dataset['{split}']" if splits is data else "dataset"
-            raise UserError(f"{name}: expected {_EXPECTED}; found {type(rows).__name__}")
     parent, digest = caches.place(caches.MEMORY, ""), hashlib.sha256()
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -73,6 +67,8 @@ def store(data: Any) -> str:
             _write(path, str(split), splits[split])
             with path.open("rb") as file:
                 digest.update(f"{split}".encode() + hashlib.file_digest(file, "sha256").digest())
+        if not splits:
+            raise UserError("dataset: expected splits, found an empty dict")
         name = PREFIX + digest.hexdigest()[:16]
         entry = _directory(name)
         entry.mkdir(exist_ok=True)
@@ -120,23 +116,24 @@ def _write(path: Path, split: str, rows: Any) -> None:
     """Write rows as an Arrow stream whose bytes depend on nothing but their content."""
     try:
         if isinstance(rows, Dataset):
-            schema = rows.features.arrow_schema
-            batches: Iterator[pa.Table] = rows.with_format("arrow").iter(_BATCH)
+            schema, batches = rows.features.arrow_schema, rows.with_format("arrow").iter(_BATCH)
         else:
             table = _as_table(split, rows)
             schema = arrow.stored(table.schema.remove_metadata())
             batches = (table.slice(start, _BATCH) for start in range(0, len(table), _BATCH))
-        if not (len(rows) if isinstance(rows, Dataset) else len(table)):
-            raise UserError(f"dataset: the {split} data has no rows")
+        count = 0
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             for batch in batches:  # taken, because a slice is written with the buffers around it
-                whole = arrow.decoded(batch).cast(schema).combine_chunks()
-                writer.write_table(whole.take(pa.array(range(len(whole)))))
+                count += len(batch)
+                content = arrow.decoded(batch).cast(schema).combine_chunks()
+                writer.write_table(content.take(pa.array(range(len(content)))))
     except (pa.ArrowException, NotImplementedError, TypeError, ValueError, OverflowError) as error:
         raise UserError(
             f"dataset: the {split} data cannot be stored as Arrow: {error}; convert the column, by "
             "astype(str) for instance, or leave it out"
         ) from error
+    if not count:
+        raise UserError(f"dataset: the {split} data has no rows")
 
 
 def _as_table(split: str, rows: Any) -> pa.Table:
@@ -145,27 +142,25 @@ def _as_table(split: str, rows: Any) -> pa.Table:
         if any(name is not None for name in rows.index.names):
             rows = rows.reset_index()
         table = pa.Table.from_pandas(rows, preserve_index=False)
-    elif isinstance(rows, list | tuple):
-        table = pa.table(_as_columns(split, rows))
-    else:
+    elif is_table(rows):
         table = pa.table(rows)
+    elif isinstance(rows, list | tuple):
+        if strangers := {type(row).__name__ for row in rows if not isinstance(row, Mapping)}:
+            raise UserError(
+                f"dataset: expected a list of dicts, found {' and '.join(sorted(strangers))} in "
+                f"the {split} data (Dataset.from_dict takes a dict of columns)"
+            )
+        columns = {}
+        for key in dict.fromkeys(key for row in rows for key in row):
+            try:
+                columns[str(key)] = pa.array([row.get(key) for row in rows], from_pandas=True)
+            except (pa.ArrowException, UnicodeError, OverflowError) as error:
+                raise ValueError(f"{error} (column '{key}')") from error
+        table = pa.table(columns)
+    else:
+        raise UserError(
+            f"dataset: expected {_EXPECTED}; found {type(rows).__name__} as the {split} data"
+        )
     if len({*table.column_names}) < len(table.column_names):
         raise ValueError(f"two columns have the same name, of {', '.join(table.column_names)}")
     return table
-
-
-def _as_columns(split: str, rows: Sequence[Any]) -> dict[str, pa.Array]:
-    for position, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise UserError(
-                f"dataset: expected a list of dicts, found {type(row).__name__} at position "
-                f"{position} of the {split} data (Dataset.from_dict takes a dict of columns)"
-            )
-    columns = {}
-    for key in dict.fromkeys(key for row in rows for key in row):
-        values = [row.get(key) for row in rows]
-        try:
-            columns[str(key)] = pa.array(values, from_pandas=True)
-        except (pa.ArrowException, UnicodeError, OverflowError) as error:
-            raise ValueError(f"{error} (column '{key}')") from error
-    return columns

@@ -1,26 +1,24 @@
 """Texts that are nearly the same: MinHash proposes pairs, the Jaccard index of their words decides.
 
-A text is the set of its word pairs. Two texts resemble each other where at least 80% of the pairs
-that either has are in both; of rows with several texts each has to. Only rows whose
-signatures share a band are compared, so that time grows with the rows, not with their square
-(Leskovec, Rajaraman and Ullman: Mining of Massive Datasets, chapter 3). Why so:
-docs/decisions/near-duplicates.md.
+A text is the set of its word pairs. Two texts are nearly the same where at least 80% of the pairs
+that either has are in both; of rows with several texts each has to be. Only rows whose signatures
+share a band are compared, so that time grows with the rows, not with their square (Leskovec,
+Rajaraman and Ullman: Mining of Massive Datasets, chapter 3). docs/decisions/near-duplicates.md has
+the reasons.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import pyarrow as pa
 import xxhash
 from datasets import Dataset
 
-from finetune.data import arrow, digests
+from finetune.data import arrow
 from finetune.runtime import activity, extras
 
 #: The Jaccard index from which on two texts are nearly the same.
@@ -33,196 +31,98 @@ _PERMUTATIONS, _BANDS = 128, 32
 _MOST_IN_BAND, _MOST_VERIFIED = 100, 50
 #: The similarity as signatures estimate it, below which no pair is verified: 5.7 standard errors.
 _LEAST_ESTIMATE = 0.6
-#: Rows whose word pairs are in memory, and words whose hashes are, at most.
-_MOST_SETS, _MOST_WORDS = 4096, 2**18
+#: Rows whose word pairs are in memory, at most.
+_MOST_SETS = 4096
 #: Scripts without spaces between words: each letter is a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
-_ODD = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Rows of a split.
+def find_similar(
+    rows: Dataset, column: str, first: int, *, within: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each row from ``first`` on a row before it that is nearly the same.
 
-    Attributes:
-        rows: The split.
-        numbers: Of the rows that are meant, in the order in which they are compared.
-    """
-
-    rows: Dataset
-    numbers: np.ndarray
-
-
-@dataclass(frozen=True)
-class Resembling:
-    """What rows are nearly the same as.
-
-    Attributes:
-        row: For each row the place of the one it resembles, shape ``(rows,)``: among the rows of
-            all parts one after the other, -1 where there is none.
-        similarity: Their Jaccard index, likewise; 0 where there is none.
-    """
-
-    row: np.ndarray
-    similarity: np.ndarray
-
-
-def resembling(held: Sequence[Part], own: Part, column: str, *, within: bool) -> Resembling:
-    """Return for each row of ``own`` a row that it is nearly the same as.
-
-    A row that resembles one before it resembles no later one, so that those that resemble none do
-    not resemble each other. In memory are signatures of 512 bytes a row, and the word pairs of a
-    few thousand rows.
+    A row that is nearly the same as one before it is compared with no later one, so that rows
+    without a match are not nearly the same as each other. In memory are signatures of 512 bytes a
+    row, and the word pairs of a few thousand rows.
 
     Args:
-        held: Rows of other splits, which come first and are not compared with each other.
-        own: The rows.
-        column: Of the texts.
-        within: Whether rows of ``own`` are compared with each other too.
+        rows: The rows, in the order in which they are compared.
+        column: Of the texts, or of lists of texts.
+        first: The number of the first row that is looked at; those before it are held out.
+        within: Whether rows are compared with others from ``first`` on, too.
+
+    Returns:
+        The number of the other row, -1 where there is none, and the Jaccard index, each of shape
+        ``(rows - first,)``.
     """
     extras.require("near duplicates", extras.NEAR)
-    parts = [*held, own]
-    signatures = np.concatenate([_signatures(part, column) for part in parts])
-    first = len(signatures) - len(own.numbers)
-    result = Resembling(np.full(len(own.numbers), -1), np.zeros(len(own.numbers)))
+    rows = rows.select_columns([column])
+    signatures = _signatures(rows, column)
     bands, begins = _shared_bands(signatures)
     candidates = np.flatnonzero(np.diff(begins))
-    pairs = _PairReader(parts, column)
     members: dict[int, list[int]] = defaultdict(list)
+    matches, similarities = np.full(len(rows), -1), np.zeros(len(rows))
+
+    @lru_cache(_MOST_SETS)
+    def read_pairs(row: int) -> list[np.ndarray]:
+        return _word_pairs(rows[row][column])
+
     for done, row in enumerate(candidates.tolist()):
         activity.advance("comparing", done, len(candidates))
         bands_of_row = bands[begins[row] : begins[row + 1]].tolist()
         if row >= first:
-            others = {other for band in bands_of_row for other in members[band]}
-            match, similarity = _most_similar(row, np.array(sorted(others), int), signatures, pairs)
-            if match >= 0:
-                result.row[row - first], result.similarity[row - first] = match, similarity
-                continue
-        if row < first or within:
+            neighbours = np.array(
+                sorted({other for band in bands_of_row for other in members[band]})
+            )
+            neighbours = neighbours.astype(np.int64)
+            estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
+            likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
+            for other in neighbours[likeliest[estimates[likeliest] >= _LEAST_ESTIMATE]].tolist():
+                similarity = min(map(_jaccard, read_pairs(row), read_pairs(other)))
+                if similarity >= SIMILARITY:
+                    matches[row], similarities[row] = other, similarity
+                    break
+        if row < first or (within and matches[row] < 0):
             for band in bands_of_row:
                 if len(members[band]) < _MOST_IN_BAND:
                     members[band].append(row)
-    return result
+    return matches[first:], similarities[first:]
 
 
-def _most_similar(
-    row: int, others: np.ndarray, signatures: np.ndarray, pairs: _PairReader
-) -> tuple[int, float]:
-    """Return which of other rows a row is nearly the same as, -1 if none, and how similar."""
-    if not len(others):
-        return -1, 0.0
-    estimates = (signatures[others] == signatures[row]).mean(1)
-    order = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
-    for other in others[order[estimates[order] >= _LEAST_ESTIMATE]].tolist():
-        similarity = _jaccard(pairs.read(row), pairs.read(other))
-        if similarity >= SIMILARITY:
-            return other, similarity
-    return -1, 0.0
+def _signatures(rows: Dataset, column: str) -> np.ndarray:
+    """Return the signatures of rows, shape ``(rows, 128)``, uint32."""
+    from datasketch import MinHash
 
-
-def _jaccard(sets: list[np.ndarray], others: list[np.ndarray]) -> float:
-    """Return the Jaccard index of two rows, the lowest of their texts."""
-    shared = [
-        len(np.intersect1d(one, other, assume_unique=True))
-        for one, other in zip(sets, others, strict=True)
-    ]
-    return min(
-        both / (len(one) + len(other) - both)
-        for both, one, other in zip(shared, sets, others, strict=True)
-    )
+    signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)
+    blank, done = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32"), 0
+    for numbers, values in arrow.pieces(rows, column):
+        activity.advance("looking for near duplicates", done, len(rows))
+        for row, value in zip(numbers.tolist(), values.to_pylist(), strict=True):
+            sketch = blank.copy()
+            pairs = [pairs + np.uint64(part) for part, pairs in enumerate(_word_pairs(value))]
+            sketch.update_batch((np.concatenate(pairs) & np.uint64(2**32 - 1)).tolist())
+            signatures[row] = sketch.hashvalues
+        done += len(numbers)
+    return signatures
 
 
 def _shared_bands(signatures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the bands that each row shares with others, one row after the other,
-    and where each begins, shape ``(rows + 1,)``.
+    and where each row begins, shape ``(rows + 1,)``.
     """
-    width = _PERMUTATIONS // _BANDS
     rows, numbers, next_number = [], [], 0
-    for band in range(_BANDS):
-        mixed = np.zeros(len(signatures), np.uint64)
-        for place in range(band * width, (band + 1) * width):
-            mixed = (mixed ^ signatures[:, place]) * _ODD[0]
-            mixed ^= mixed >> np.uint64(29)
-        _, codes, counts = np.unique(mixed, return_inverse=True, return_counts=True)
+    for columns in np.split(signatures, _BANDS, axis=1):
+        values = np.ascontiguousarray(columns).view("V16").ravel()
+        _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
         shared = np.flatnonzero(counts[codes] > 1)
         rows.append(shared)
         numbers.append(codes[shared] + next_number)
         next_number += len(counts)
-    joined = np.concatenate(rows)
-    order = np.argsort(joined, kind="stable")
-    begins = np.searchsorted(joined[order], np.arange(len(signatures) + 1))
+    order = np.argsort(np.concatenate(rows), kind="stable")
+    begins = np.searchsorted(np.concatenate(rows)[order], np.arange(len(signatures) + 1))
     return np.concatenate(numbers)[order], begins
-
-
-class _PairReader:
-    """Reads the word pairs of rows again when they are compared; the latest stay in memory.
-
-    Args:
-        parts: All rows, numbered one part after the other.
-        column: Of the texts.
-    """
-
-    def __init__(self, parts: Sequence[Part], column: str) -> None:
-        self._parts = [
-            (part.rows.select_columns([name]), part.numbers, name)
-            for part in parts
-            for name in [_text_column(part.rows, column)]
-        ]
-        self._begins = np.cumsum([0, *(len(part.numbers) for part in parts)])
-        self.read = lru_cache(_MOST_SETS)(self._read)
-
-    def _read(self, row: int) -> list[np.ndarray]:
-        place = int(np.searchsorted(self._begins, row, side="right")) - 1
-        rows, numbers, name = self._parts[place]
-        value = rows[int(numbers[row - self._begins[place]])][name]
-        return _word_pairs(value)
-
-
-def _signatures(part: Part, column: str) -> np.ndarray:
-    """Return the signatures of rows, shape ``(rows, 128)``, uint32."""
-    from datasketch import MinHash
-
-    signatures = np.zeros((len(part.numbers), _PERMUTATIONS), np.uint32)
-    blank, done = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32"), 0
-    for places, texts in _texts(part, column):
-        activity.advance("looking for near duplicates", done, len(part.numbers))
-        for place, value in zip(places.tolist(), texts.to_pylist(), strict=True):
-            sets = _word_pairs(value)
-            sketch = blank.copy()
-            tagged = np.concatenate(
-                [pairs + _ODD[1] * np.uint64(n) for n, pairs in enumerate(sets)]
-            )
-            sketch.update_batch((tagged >> np.uint64(32)).tolist())
-            signatures[place] = sketch.hashvalues
-        done += len(places)
-    return signatures
-
-
-def _texts(part: Part, column: str) -> Iterator[tuple[np.ndarray, pa.Array]]:
-    """Yield the places in ``part.numbers`` of some rows, and their values."""
-    name = _text_column(part.rows, column)
-    order = np.argsort(part.numbers, kind="stable")
-    rows = part.rows.select_columns([name])
-    for numbers, values in arrow.pieces(rows, name, part.numbers[order]):
-        yield order[np.searchsorted(part.numbers, numbers, sorter=order)], values
-
-
-def _text_column(rows: Dataset, column: str) -> str:
-    return digests.TEXTS if column == "text" and digests.TEXTS in rows.column_names else column
-
-
-class _WordHashes(dict[str, int]):
-    """The hash of each word that was met; far quicker than ``lru_cache``, and cleared when full."""
-
-    def __missing__(self, word: str) -> int:
-        if len(self) >= _MOST_WORDS:
-            self.clear()
-        self[word] = xxhash.xxh3_64_intdigest(word.encode(errors="surrogatepass"))
-        return self[word]
-
-
-_word_hashes = _WordHashes()
 
 
 def _word_pairs(value: str | list[str]) -> list[np.ndarray]:
@@ -233,7 +133,15 @@ def _word_pairs(value: str | list[str]) -> list[np.ndarray]:
     sets = []
     for text in [value] if isinstance(value, str) else value:
         words = _WORD.findall(text.lower()) or [text.strip()]
-        single = np.array([_word_hashes[word] for word in words], np.uint64)
-        pairs = single[:-1] * _ODD[0] + (single[1:] ^ (single[1:] >> np.uint64(31)))
-        sets.append(np.unique(pairs) if len(single) > 1 else single)
+        pairs = [f"{word} {other}" for word, other in itertools.pairwise(words)] or words
+        sets.append(np.unique(np.array([*map(_hash, pairs)], np.uint64)))
     return sets
+
+
+def _hash(words: str) -> int:
+    return xxhash.xxh3_64_intdigest(words.encode(errors="surrogatepass"))
+
+
+def _jaccard(pairs: np.ndarray, other_pairs: np.ndarray) -> float:
+    shared = len(np.intersect1d(pairs, other_pairs, assume_unique=True))
+    return shared / (len(pairs) + len(other_pairs) - shared)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -44,20 +43,10 @@ def are_numbers(names: Sequence[str]) -> bool:
     return not any(is_word for is_word, _, _ in map(natural_key, names))
 
 
-def has_fractions(names: Sequence[str]) -> bool:
-    """Return whether the names of some classes are numbers with a fraction."""
-    return any(not is_word and number % 1 for is_word, number, _ in map(natural_key, names))
-
-
 def have_order(names: Sequence[str], ordered: Sequence[str]) -> bool:
     """Return whether the order of classes is known: all are in ``ordered``, or numbers ascend."""
     ascend = are_numbers(names) and list(names) == sorted(names, key=natural_key)
     return set(names) <= set(ordered) or ascend
-
-
-def has_decimal_comma(value: Any) -> bool:
-    """Return whether a value is a text like ``1,5``."""
-    return isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+,\d+\s*", value) is not None
 
 
 def encode_numbers(
@@ -80,31 +69,32 @@ def encode_numbers(
         report.fail("--label_map: the labels are numbers, which have no other names")
     first = next(iter(columns["train"][0].values), None)
     width = len(parse_list(first) or ()) if len(options.columns) == 1 else 0
-    targets = {}
-    for split, group in columns.items():
-        parsed = [_parse_column(column, width) for column in group]
-        for column, numbers in zip(group, parsed, strict=True):
-            _report_invalid(column, split, numbers, options, report)
-        targets[split] = np.concatenate(parsed, axis=1)
-    if not options.drop_invalid:
-        report.raise_errors()
-    count = targets["train"].shape[1]
     is_list = width > 0 or len(options.columns) > 1
+    count = max(width, len(options.columns))
     feature: Any = List(Value("float32"), length=count) if is_list else Value("float32")
     labels = {}
-    for split, numbers in targets.items():
+    for split, group in columns.items():
+        parsed = [_parse_column(column, width, split, options, report) for column in group]
+        numbers = np.concatenate(parsed, axis=1)
         is_missing = np.isnan(numbers).any(axis=1)
-        flat = pa.array(numbers.astype(np.float32).ravel(), mask=None if is_list else is_missing)
+        flat = pa.array(numbers.ravel(), mask=None if is_list else is_missing)
         labels[split] = flat
         if is_list:
-            labels[split] = pa.FixedSizeListArray.from_arrays(
-                flat, count, mask=pa.array(is_missing)
-            )
+            mask = pa.array(is_missing)
+            labels[split] = pa.FixedSizeListArray.from_arrays(flat, count, mask=mask)
+    if not options.drop_invalid:
+        report.raise_errors()
     return Encoded(feature, labels)
 
 
-def _parse_column(column: LabelColumn, width: int) -> np.ndarray:
-    """Return the numbers of a column, NaN where there is none, shape ``(rows, width or 1)``."""
+def _parse_column(
+    column: LabelColumn, width: int, split: str, options: LabelOptions, report: Report
+) -> np.ndarray:
+    """Return the numbers of a column as float32, NaN where there is none, and report others.
+
+    Returns:
+        Shape ``(rows, width)``; ``(rows, 1)`` if the width is 0, where cells are no lists.
+    """
     parsed = np.full((len(column.values) + 1, width or 1), np.nan)  # the last one: missing
     for place, value in enumerate(column.values):
         cells = parse_list(value) if width else [value]
@@ -112,32 +102,24 @@ def _parse_column(column: LabelColumn, width: int) -> np.ndarray:
             numbers = [parse_number(cell) for cell in cells]
             parsed[place] = [np.nan if number is None else number for number in numbers]
     with np.errstate(over="ignore"):
-        parsed[~np.isfinite(parsed.astype(np.float32))] = np.nan
-    return np.asarray(parsed[column.codes])
-
-
-def _report_invalid(
-    column: LabelColumn, split: str, numbers: np.ndarray, options: LabelOptions, report: Report
-) -> None:
-    """Report values that are no numbers, or not finite in float32."""
-    invalid = np.flatnonzero((column.codes >= 0) & np.isnan(numbers).any(axis=1))
-    if not len(invalid):
-        return
-    values = list(
-        dict.fromkeys(str(column.values[code]) for code in column.codes[invalid].tolist())
-    )
-    message = (
-        f"{len(invalid):,} of {len(column.codes):,} {split} rows with a value that is not a finite "
-        f"number in '{column.name}' ({list_names(values)})"
-    )
-    rows = column.numbers[invalid].tolist()
-    if options.drop_invalid:
-        report.warning(f"dropped {message}", split=split, rows=rows)
-        return
-    fix = "--drop_invalid leaves them out; words are labels of --task single_label"
-    if any(map(has_decimal_comma, values)):
-        fix = "expected a decimal point and no other sign"
-    report.error(message, split=split, rows=rows, fix=fix)
+        rounded = parsed.astype(np.float32)
+    rounded[~np.isfinite(rounded)] = np.nan
+    is_invalid = np.isnan(rounded[:-1]).any(axis=1)
+    if is_invalid.any():
+        invalid = np.flatnonzero(np.append(is_invalid, False)[column.codes])
+        values = [str(column.values[place]) for place in np.flatnonzero(is_invalid).tolist()]
+        message = (
+            f"{len(invalid):,} of {len(column.codes):,} {split} rows with a value that is not a "
+            f"finite number in '{column.name}' ({list_names(values)})"
+        )
+        details: dict[str, Any] = {"split": split, "rows": column.numbers[invalid].tolist()}
+        if options.drop_invalid:
+            report.warning(f"dropped {message}", name="dropped_rows", **details)
+        else:
+            fix = "expected numbers with a decimal point; --drop_invalid leaves these rows out; "
+            fix += "words are labels of --task single_label"
+            report.error(message, fix=fix, **details)
+    return np.asarray(rounded[column.codes])
 
 
 def check_targets(rows: Dataset, split: str, names: Sequence[str], report: Report) -> None:
@@ -150,20 +132,16 @@ def check_targets(rows: Dataset, split: str, names: Sequence[str], report: Repor
         report: Where they are added.
     """
     stored = arrow.column(rows, "label").combine_chunks()
-    if not pa.types.is_floating(stored.type) and not pa.types.is_fixed_size_list(stored.type):
+    is_list = pa.types.is_fixed_size_list(stored.type)
+    if not (is_list or pa.types.is_floating(stored.type)):
         return
-    values = stored.flatten() if pa.types.is_fixed_size_list(stored.type) else stored
-    targets = values.to_numpy(zero_copy_only=False).reshape(len(stored), -1)
-    if len(names) != targets.shape[1]:
-        names = [f"target {place + 1}" for place in range(targets.shape[1])]
-    for name, target in zip(names, targets.T, strict=True):
-        if len(target) and target.min() < target.max():
+    numbers = (stored.flatten() if is_list else stored).to_numpy(zero_copy_only=False)
+    for place, target in enumerate(numbers.reshape(len(stored), -1).T):
+        if len(target) < 2 or target.min() < target.max():
             continue
-        value = f"{target[0]:g}" if len(target) else "missing"
-        message = f"'{name}' is {value} in all {len(target):,} {split} rows"
+        name = names[place] if len(names) > place else f"target {place + 1}"
+        message = f"'{name}' is {target[0]:g} in all {len(target):,} {split} rows"
         if split == "train":
             report.error(message, fix="expected numbers that differ, also in float32")
-        elif len(target) > 1:
-            report.warning(
-                message, fix=f"if these labels are hidden, --dataset_splits {split}=none"
-            )
+        else:
+            report.warning(message, fix=f"if they are hidden, --dataset_splits {split}=none")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, List, Value
 from datasets.fingerprint import Hasher
 
@@ -25,28 +24,23 @@ def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
         dataset: Splits whose ``columns`` are texts, none missing.
         columns: In the order in which the model reads them.
     """
-    return DatasetDict({name: _combined(rows, list(columns)) for name, rows in dataset.items()})
 
+    def combine(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        texts = [list(row) for row in zip(*(batch[name] for name in columns), strict=True)]
+        return {"text": ["\n".join(row) for row in texts], TEXTS: texts}
 
-def _combined(rows: Dataset, columns: list[str]) -> Dataset:
-    others = {name: kind for name, kind in rows.features.items() if name not in columns}
-    options: dict[str, Any] = dict(
-        batched=True,
-        remove_columns=columns,
-        fn_kwargs={"columns": columns},
-        features=Features({**others, "text": Value("string"), TEXTS: List(Value("string"))}),
-        new_fingerprint=Hasher.hash([rows._fingerprint, columns, "parts"]),
-        desc="combining columns",
-    )
-    try:
-        return rows.map(_parts, **options)
-    except pa.ArrowInvalid:  # what the library has cached is damaged
-        return rows.map(_parts, **options, load_from_cache_file=False)
-
-
-def _parts(batch: dict[str, list[Any]], columns: list[str]) -> dict[str, list[Any]]:
-    parts = list(zip(*(batch[name] for name in columns), strict=True))
-    return {"text": ["\n".join(row) for row in parts], TEXTS: [list(row) for row in parts]}
+    splits = {}
+    for split, rows in dataset.items():
+        features = {name: kind for name, kind in rows.features.items() if name not in columns}
+        splits[split] = rows.map(
+            combine,
+            batched=True,
+            remove_columns=[*columns],
+            features=Features({**features, "text": Value("string"), TEXTS: List(Value("string"))}),
+            new_fingerprint=Hasher.hash([rows._fingerprint, [*columns], "parts"]),
+            desc="combining columns",
+        )
+    return DatasetDict(splits)
 
 
 def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
@@ -56,12 +50,11 @@ def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
         UserError: If rows have several columns of text and ``text_columns`` is not set, or if they
             have one and it is.
     """
-    for rows in dataset.values():
-        if (TEXTS in rows.column_names) != several:
-            raise UserError(
-                f"the recipe loads rows with{'out' if several else ''} the column '{TEXTS}' of "
-                "several texts: it needs --text_columns, and a load() that calls labelled()"
-            )
+    if any((TEXTS in rows.column_names) != several for rows in dataset.values()):
+        raise UserError(
+            f"the recipe loads rows with{'out' if several else ''} the column '{TEXTS}' of several "
+            "texts: it needs --text_columns, and a load() that calls labelled()"
+        )
 
 
 def read_by_model(rows: dict[str, list[Any]] | Dataset, *, several: bool) -> list[Read]:
@@ -74,13 +67,10 @@ def read_by_model(rows: dict[str, list[Any]] | Dataset, *, several: bool) -> lis
     Raises:
         UserError: If ``text`` and ``texts`` differ: a recipe has changed one of them.
     """
+    joined = list(rows["text"][:])
     if not several:
-        return list(rows["text"][:])
-    parts = list(rows[TEXTS][:])
-    for text, row in zip(rows["text"][:], parts, strict=True):
-        if text != "\n".join(row):
-            raise UserError(
-                f"the recipe changes 'text' to {text[:40]!r}, but several columns are tokenized "
-                f"from '{TEXTS}', {row[0][:40]!r} and so on: change both, or use one column"
-            )
-    return parts
+        return joined
+    texts = list(rows[TEXTS][:])
+    if joined != ["\n".join(row) for row in texts]:
+        raise UserError(f"the recipe changes 'text' and not '{TEXTS}', which is tokenized")
+    return texts

@@ -1,4 +1,4 @@
-"""How the rows of a source are to be split: what was asked for, and whether it can be."""
+"""How the rows of a source are to be split."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from datasets import DatasetDict
 
 from finetune.errors import UserError, counted
 
-TEST_SHARE = 0.2
-VALIDATION_SHARE = 0.1
-MOST_VALIDATION_ROWS = 10_000
+_TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION_ROWS = 0.2, 0.1, 10_000
 #: The splits that are split off, in this order.
 HELD_OUT = ("test", "validation")
 
@@ -60,11 +58,11 @@ class Plan:
         if size is not None:
             return round(size * rows) if size < 1 else int(size)
         if name == "test":
-            return round(TEST_SHARE * rows)
-        return min(round(VALIDATION_SHARE * (rows - others)), MOST_VALIDATION_ROWS)
+            return round(_TEST_SHARE * rows)
+        return min(round(_VALIDATION_SHARE * (rows - others)), _MOST_VALIDATION_ROWS)
 
     def check_sizes(self, dataset: DatasetDict) -> None:
-        """Refuse sizes of splits that the source has, and of more rows than there are.
+        """Refuse sizes of splits that the source has, and of too few or too many rows.
 
         Raises:
             UserError: One line for each mistake.
@@ -72,24 +70,20 @@ class Plan:
         rows, mistakes, taken = len(dataset["train"]), list[str](), 0
         for name in HELD_OUT:
             size = self.test_size if name == "test" else self.validation_size
-            flag = f"--{name}_size {size:g}" if size is not None else ""
-            if name in dataset:
-                if size is not None:
-                    mistakes.append(
-                        f"{flag}: the data has a {name} split of "
-                        f"{counted(len(dataset[name]), 'row')}, which is used; leave the flag out "
-                        "(--eval_samples evaluates on fewer rows)"
-                    )
-                continue
-            count = self.size(name, rows, taken)
+            count = 0 if name in dataset else self.size(name, rows, taken)
             taken += count
-            if size is not None and count < 2:
-                mistakes.append(f"{flag}: {counted(count, 'row')} of {rows:,}; expected 2 or more")
-            elif size is not None and taken >= rows:
-                beside = f" beside {taken - count:,} of the test set" if taken > count else ""
+            if size is None:
+                continue
+            if name in dataset:
                 mistakes.append(
-                    f"{flag}: {counted(count, 'row')}{beside}, and the training data has {rows:,}; "
-                    "expected fewer, so that rows are left to train on"
+                    f"--{name}_size {size:g}: the data has a {name} split of "
+                    f"{counted(len(dataset[name]), 'row')}, which is used; leave the flag out "
+                    "(--eval_samples evaluates on fewer rows)"
+                )
+            elif count < 2 or taken >= rows:
+                mistakes.append(
+                    f"--{name}_size {size:g}: {counted(count, 'row')} of {rows:,}, of which "
+                    f"{taken - count:,} are taken; expected 2 or more, and fewer than are left"
                 )
         if mistakes:
             raise UserError(*mistakes)

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 from datasets.exceptions import DatasetGenerationError
+from python_calamine import CalamineError
 
 from finetune.data import arrow, read_bytes, read_excel, read_json, read_text
 from finetune.data.read_text import Dialect
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from finetune.errors import Report
 
 #: Part of the key of a copy: raise it when the same file is read in another way.
-VERSION = 1
+VERSION = 2
 #: The folders of the copies, and of the records of files, in the cache of ``datasets``.
 FOLDER, RECORDS = "finetune-files", "finetune-records"
 #: Suffixes of the files that can be read, without that of a compression.
@@ -50,13 +51,6 @@ _OPTION_FORMATS = {
     "--csv_separator": (tuple(formats.SEPARATORS), "a .csv or .tsv file"),
     "--encoding": (formats.TEXTS, "a file of text"),
     "--sheet": ((formats.SPREADSHEET,), "a spreadsheet"),
-}
-_CONVERSIONS = {
-    **dict.fromkeys((".xls", ".xlsb", ".ods"), "save it as .xlsx"),
-    ".parquet.gz": "it is compressed: gunzip -k FILE",
-    ".xz": "it is compressed: unxz -k FILE",
-    **dict.fromkeys((".gz", ".bz2", ".zst"), "name its content in its name, as in .csv.gz"),
-    ".zip": "name its content in its name, as in .csv.zip; or unzip it",
 }
 
 
@@ -80,32 +74,28 @@ def read_file(path: Path, options: ReadOptions, report: Report | None = None) ->
 
 
 def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple[str, list[int]]:
-    """Return where rows are in their file, for messages; a file with lines is read again.
+    """Return ``line`` or ``row``, and the number of each row in its file, from 1.
+
+    A file with lines is read again.
 
     Args:
         path: As for :func:`read_file`.
         rows: Row numbers from 0, in any order.
         options: As for :func:`read_file`.
-
-    Returns:
-        ``line`` or ``row``, and the number of each, from 1.
     """
-    suffix = formats.suffix(path)
     _, layout = _copy(path, options)
-    starts: Iterator[int]
+    suffix = formats.suffix(path)
+    numbers: Iterator[int] = itertools.count(1)
     if suffix in formats.SEPARATORS:
         records = read_text.records(path, Dialect(**layout["dialect"]))
-        starts = (record.first_line for record in itertools.islice(records, 1, None))
+        numbers = (record.first_line for record in itertools.islice(records, 1, None))
     elif suffix in (".jsonl", ".ndjson"):
-        starts = read_json.record_lines(path, layout["dialect"]["encoding"])
+        numbers = read_json.record_lines(path, layout["dialect"]["encoding"])
     elif suffix == formats.SPREADSHEET:
-        starts = read_excel.record_rows(path, layout["sheet"])
-    else:
-        return "line" if suffix == ".txt" else "row", [row + 1 for row in rows]
-    last, numbers = max(rows), {}
-    for row, start in zip(range(last + 1), starts, strict=False):
-        numbers[row] = start
-    return "row" if suffix == formats.SPREADSHEET else "line", [numbers[row] for row in rows]
+        numbers = read_excel.record_rows(path, layout["sheet"])
+    numbers_of_rows = list(itertools.islice(numbers, max(rows) + 1))
+    noun = "line" if suffix in formats.TEXTS and suffix != ".json" else "row"
+    return noun, [numbers_of_rows[row] for row in rows]
 
 
 def read_whole_text(path: Path, options: ReadOptions) -> str:
@@ -126,32 +116,14 @@ def existing(name: str) -> Path:
     """
     path = Path(name).expanduser()
     if not path.exists():
-        names = [other.name for other in path.parent.glob("*")] if path.parent.exists() else []
+        names = [other.name for other in path.parent.glob("*")]
         raise UserError(f"no such file or directory: {name}{suggestion(path.name, names)}")
     return path
 
 
-def conversion_hint(path: Path) -> str:
-    """Return how to convert a file of a format that is not read; empty if that is not known."""
-    hint = _CONVERSIONS.get(formats.suffix(path), "").replace("FILE", path.name)
-    return hint and f"; {hint}"
-
-
-def refuse_options(path: Path, options: ReadOptions) -> None:
-    """Refuse options that are for files of another format.
-
-    Raises:
-        UserError: With a line for each.
-    """
-    mistakes = []
-    for flag, value in options.flags.items():
-        suffixes, kind = _OPTION_FORMATS[flag]
-        if formats.suffix(path) not in suffixes:
-            mistakes.append(f"{flag} {value}: {path} is not {kind}")
-    if options.quoting not in formats.QUOTING:
-        mistakes.append(f"--csv_quoting {options.quoting}: expected auto, minimal or none")
-    if mistakes:
-        raise UserError(*mistakes)
+#: Keeps `datasets` from replacing `open` and `Path` here by versions that open URLs, as it does in
+#: the module of each builder (5.2, `streaming.extend_module_for_streaming`).
+_patched_for_streaming = True
 
 
 class _FileBuilder(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # datasets is not typed
@@ -188,52 +160,53 @@ def _open_tables(
     path: Path, options: ReadOptions
 ) -> tuple[dict[str, Any], list[str], Iterator[pa.Table]]:
     """Return how a file is read, the facts that the user is told, and its rows."""
-    match formats.suffix(path):
-        case ".parquet":
-            return {}, [], _parquet_tables(path)
-        case ".arrow" | ".feather":
-            return {}, [], _arrow_tables(path)
-        case formats.SPREADSHEET:
-            sheet, facts = read_excel.choose_sheet(path, options.sheet)
-            return {"sheet": sheet}, facts, read_excel.tables(path, sheet)
-        case ".csv" | ".tsv":
-            dialect, facts = read_text.detect(path, options)
-            return {"dialect": asdict(dialect)}, facts, read_text.tables(path, dialect)
-        case suffix:
-            dialect, facts = read_text.detect(path, options)
-            reader = read_text.line_tables if suffix == ".txt" else read_json.tables
-            return {"dialect": asdict(dialect)}, facts, reader(path, dialect.encoding)
-
-
-def _parquet_tables(path: Path) -> Iterator[pa.Table]:
-    # read ahead, a row group of 650,000 texts would be in memory as a whole
-    with pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16) as file:
-        read_text.refuse_repeated(path, file.schema_arrow.names)
-        schema = arrow.stored(file.schema_arrow)
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
-            yield arrow.decoded(pa.Table.from_batches([batch])).cast(schema)
+    suffix = formats.suffix(path)
+    if suffix in (".parquet", ".arrow", ".feather"):
+        return {}, [], _arrow_tables(path)
+    if suffix == formats.SPREADSHEET:
+        sheet, facts = read_excel.choose_sheet(path, options.sheet)
+        return {"sheet": sheet}, facts, read_excel.tables(path, sheet)
+    dialect, facts = read_text.detect(path, options)
+    layout = {"dialect": asdict(dialect)}
+    if suffix in formats.SEPARATORS:
+        return layout, facts, read_text.tables(path, dialect)
+    reader = read_text.line_tables if suffix == ".txt" else read_json.tables
+    return layout, facts, reader(path, dialect.encoding)
 
 
 def _arrow_tables(path: Path) -> Iterator[pa.Table]:
-    with pa.memory_map(str(path)) as source:
-        try:
-            table = pa.ipc.open_file(source).read_all()
-        except pa.ArrowInvalid:  # a stream, as `datasets` writes it
-            source.seek(0)
-            table = pa.ipc.open_stream(source).read_all()
-        read_text.refuse_repeated(path, table.schema.names)
-        schema = arrow.stored(table.schema)
-        for start in range(0, len(table), _ROWS_AT_ONCE):
-            yield arrow.decoded(table.slice(start, _ROWS_AT_ONCE)).cast(schema)
+    """Yield the rows of a Parquet or Arrow file in types that ``datasets`` has."""
+    with contextlib.ExitStack() as stack:
+        if formats.suffix(path) == ".parquet":
+            # read ahead, a row group of 650,000 texts would be in memory as a whole
+            opened = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16)
+            file = stack.enter_context(opened)
+            schema, batches = file.schema_arrow, file.iter_batches(batch_size=_ROWS_AT_ONCE)
+        else:
+            source = stack.enter_context(pa.memory_map(str(path)))
+            try:
+                table = pa.ipc.open_file(source).read_all()
+            except pa.ArrowInvalid:  # a stream, as `datasets` writes it
+                source.seek(0)
+                table = pa.ipc.open_stream(source).read_all()
+            schema, batches = table.schema, table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+        read_text.refuse_repeated(path, schema.names)
+        target = arrow.stored(schema)
+        for batch in batches:
+            yield arrow.decoded(pa.Table.from_batches([batch])).cast(target)
 
 
 def _copy(path: Path, options: ReadOptions) -> tuple[datasets.Dataset, dict[str, Any]]:
-    """Return the rows of a file from the cache, and how they were read; make the copy if need be.
-
-    Raises:
-        UserError: If the file cannot be read.
-    """
-    refuse_options(path, options)
+    """Return the rows of a file from the cache, and how they were read; make a copy if need be."""
+    mistakes = [
+        f"{flag} {value}: {path} is not {_OPTION_FORMATS[flag][1]}"
+        for flag, value in options.flags.items()
+        if formats.suffix(path) not in _OPTION_FORMATS[flag][0]
+    ]
+    if options.quoting not in formats.QUOTING:
+        mistakes.append(f"--csv_quoting {options.quoting}: expected auto, minimal or none")
+    if mistakes:
+        raise UserError(*mistakes)
     with _explain(path), without_progress_bars():
         digest = _digest(path)
         facts = (digest, formats.suffix(path), formats.compression(path), options, VERSION)
@@ -300,25 +273,19 @@ def _explain(path: Path) -> Iterator[None]:
     """Turn errors of reading a file into a ``UserError``."""
     try:
         yield
-    except UserError:
-        raise
+    except DatasetGenerationError as error:
+        with _explain(path):
+            raise error.__cause__ or OSError(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise read_bytes.undecodable(path, error) from error
     except (
-        DatasetGenerationError,
+        *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
         pa.ArrowException,
-        NotImplementedError,
-        OSError,
-        RecursionError,
-        ValueError,
     ) as error:
-        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
-        if isinstance(cause, UserError):
-            raise cause from None
-        if isinstance(cause, UnicodeDecodeError):
-            raise read_bytes.undecodable(path, cause) from error
-        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
-            raise UserError(
-                f"cannot read {path}: {cause.strerror} ({cause.filename or 'its rows'}); rows are "
-                f"copied to {hub.caches()['datasets']}: free space there, or set HF_DATASETS_CACHE "
-                "to another directory"
-            ) from error
-        raise UserError(f"cannot read {path}: {cause}") from error
+        hint = ""
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+            hint = (
+                f"; rows are copied to {hub.caches()['datasets']}: free space there, or set "
+                "HF_DATASETS_CACHE to another directory"
+            )
+        raise UserError(f"cannot read {path}: {error}{hint}") from error

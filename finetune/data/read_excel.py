@@ -5,6 +5,7 @@ A number is written as it was typed, without the decimals of a whole one; a date
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 import zipfile
@@ -39,24 +40,23 @@ def choose_sheet(path: Path, name: str | None) -> tuple[str, list[str]]:
     """
     with _open(path) as book:
         names = list(book.sheet_names)
-        heights = {name: _height(book, name) for name in names}
-        filled = [
-            sheet.name
-            for sheet in book.sheets_metadata
-            if sheet.visible == SheetVisibleEnum.Visible and heights[sheet.name] > 1
-        ]
+        filled = []
+        for sheet in book.sheets_metadata:
+            with contextlib.suppress(CalamineError):  # a chart, which has no cells
+                is_filled = book.get_sheet_by_name(sheet.name).height > 1
+                filled += [sheet.name] * (is_filled and sheet.visible == SheetVisibleEnum.Visible)
     if name is not None and name not in names:
         raise UserError(
             f"--sheet {name}: {path} has no such sheet{suggestion(name, names)} (it has: "
             f"{', '.join(names)})"
         )
-    if (name is None and not filled) or (name is not None and not heights[name]):
+    if name is None and not filled:
         raise UserError(f"{path} holds no rows")
-    sheet = name or filled[0]
-    _refuse_formulas_without_value(path, sheet)
-    others = ", ".join(f"'{other}'" for other in filled if other != sheet)
-    is_chosen = name is None and others
-    return sheet, [f"read the sheet '{sheet}', not {others} (--sheet)"] if is_chosen else []
+    chosen = name or filled[0]
+    _refuse_formulas_without_value(path, chosen)
+    others = ", ".join(f"'{other}'" for other in filled if other != chosen)
+    is_guess = name is None and others
+    return chosen, [f"read the sheet '{chosen}', not {others} (--sheet)"] if is_guess else []
 
 
 def tables(path: Path, sheet: str) -> Iterator[pa.Table]:
@@ -66,9 +66,8 @@ def tables(path: Path, sheet: str) -> Iterator[pa.Table]:
         UserError: If two columns have one name, or a value stands in a column without one.
     """
     rows = (cells for _, cells in _rows(path, sheet))
-    header = next(rows, [])
-    schema = pa.schema([(name, pa.string()) for name in header])
-    while batch := [row for _, row in zip(range(read_text.ROWS_AT_ONCE), rows, strict=False)]:
+    schema = pa.schema([(name, pa.string()) for name in next(rows, [])])
+    for batch in read_text.batches(rows, size=len):
         columns = [pa.array(column, pa.string()) for column in zip(*batch, strict=True)]
         yield pa.table(columns, schema=schema)
 
@@ -104,13 +103,6 @@ def _rows(path: Path, name: str) -> Iterator[tuple[int, list[Any]]]:
             yield number, cells + [None] * (len(header) - len(cells))
 
 
-def _height(book: CalamineWorkbook, name: str) -> int:
-    try:
-        return int(book.get_sheet_by_name(name).height)
-    except CalamineError:  # a chart, which has no cells
-        return 0
-
-
 def _open(path: Path) -> CalamineWorkbook:
     try:
         return CalamineWorkbook.from_path(path)
@@ -118,8 +110,7 @@ def _open(path: Path) -> CalamineWorkbook:
         raise UserError(f"{path} is encrypted: save it without a password") from error
     except CalamineError as error:
         raise UserError(
-            f"{path} is damaged or no spreadsheet: {error}; is the suffix right? Else save it "
-            "again, or as .csv"
+            f"{path} is damaged or no spreadsheet: {error}; save it again, or as .csv"
         ) from error
 
 
@@ -133,15 +124,13 @@ def _as_text(value: Any) -> str | None:
             return str(int(value))
         case datetime.datetime() if value.time() == datetime.time():
             return value.date().isoformat()
-        case datetime.datetime():
-            return value.isoformat(sep=" ")
         case str():
             return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
     return str(value)
 
 
 def _refuse_formulas_without_value(path: Path, name: str) -> None:
-    """Refuse cells whose formula no program has computed: they would be read as empty."""
+    """Refuse cells whose formula no program has computed: calamine reads them as empty."""
     try:
         with zipfile.ZipFile(path) as archive:
             workbook = ElementTree.fromstring(archive.read("xl/workbook.xml"))
@@ -152,14 +141,12 @@ def _refuse_formulas_without_value(path: Path, name: str) -> None:
             content = archive.read(target if target.startswith("xl/") else f"xl/{target}")
     except (KeyError, zipfile.BadZipFile, ElementTree.ParseError):
         return  # what reads the values is more tolerant
-    cells = _CELL.findall(content) if b"<f" in content else ()
-    for attributes, inner in cells:
+    for attributes, inner in _CELL.findall(content) if b"<f" in content else ():
         # a text that is empty is a value, which only its type tells
         has_value = b't="str"' in attributes or re.search(rb"<v>[^<]|<is>", inner)
         if re.search(rb"<f[\s/>]", inner) and not has_value:
             cell = re.search(rb'\br="(\w+)"', attributes)
             raise UserError(
                 f"{path}, sheet '{name}': the formula{f' in {cell[1].decode()}' if cell else ''} "
-                "has no value, as no spreadsheet has computed it: open the file in one and save "
-                "it, or save it as .csv"
+                "has no value, as no spreadsheet has computed it: open the file in one and save it"
             )

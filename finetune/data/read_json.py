@@ -7,9 +7,10 @@ A column whose values have no common type, or hold an empty object, is kept as J
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import operator
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from finetune.data.read_bytes import open_bytes
-from finetune.data.read_text import CHARACTERS_AT_ONCE, ROWS_AT_ONCE
+from finetune.data.read_text import batches
 from finetune.errors import UserError
 from finetune.runtime import formats, hub
 
@@ -37,16 +38,11 @@ def tables(path: Path, encoding: str) -> Iterator[pa.Table]:
     """
     schemas: list[pa.Schema] = []
     with tempfile.TemporaryFile(dir=hub.caches()["datasets"]) as file:
-        rows: list[Row] = []
-        size = 0
-        for row, length in _rows(path, encoding):
-            rows.append(row)
-            size += length
-            if len(rows) >= ROWS_AT_ONCE or size >= CHARACTERS_AT_ONCE:
-                schemas.append(_store(file, rows))
-                rows, size = [], 0
-        if rows:
-            schemas.append(_store(file, rows))
+        for batch in batches(_rows(path, encoding), size=operator.itemgetter(1)):
+            table = _typed_table([row for row, _ in batch])
+            schemas.append(table.schema)
+            with pa.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table)
         schema = _common_schema(schemas)
         file.seek(0)
         for _ in schemas:
@@ -54,14 +50,7 @@ def tables(path: Path, encoding: str) -> Iterator[pa.Table]:
                 yield _cast(stream.read_all(), schema)
 
 
-def _store(file: Any, rows: Sequence[Row]) -> pa.Schema:
-    table = typed_table(rows)
-    with pa.ipc.new_stream(file, table.schema) as stream:
-        stream.write_table(table)
-    return table.schema
-
-
-def typed_table(rows: Sequence[Row]) -> pa.Table:
+def _typed_table(rows: Sequence[Row]) -> pa.Table:
     """Return objects as a table; an absent key is a null."""
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -70,9 +59,8 @@ def typed_table(rows: Sequence[Row]) -> pa.Table:
             array = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             array = None
-        if array is None or _has_empty_object(array.type):
-            array = _as_json(values)
-        columns[name] = array
+        is_json = array is None or _has_empty_object(array.type)
+        columns[name] = _as_json(values) if is_json else array
     return pa.table(columns)
 
 
@@ -92,10 +80,9 @@ def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return the schema that holds the rows of all: a number with a fraction, for instance."""
     types: dict[str, pa.DataType] = {}
     for name in dict.fromkeys(name for schema in schemas for name in schema.names):
-        fields = [schema.field(name) for schema in schemas if name in schema.names]
+        columns = [pa.schema([schema.field(name)]) for schema in schemas if name in schema.names]
         try:
-            one_column = [pa.schema([field]) for field in fields]
-            types[name] = pa.unify_schemas(one_column, promote_options="permissive")[0].type
+            types[name] = pa.unify_schemas(columns, promote_options="permissive")[0].type
         except (pa.ArrowInvalid, pa.ArrowTypeError):
             types[name] = pa.json_()
     return pa.schema(list(types.items()))
@@ -106,12 +93,10 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
     for field in schema:
         if field.name not in table.column_names:
             columns.append(pa.nulls(len(table), field.type))
-            continue
-        column = table.column(field.name)
-        if field.type == pa.json_() != column.type:
-            columns.append(_as_json(column.to_pylist()))
+        elif field.type == pa.json_() != table.schema.field(field.name).type:
+            columns.append(_as_json(table.column(field.name).to_pylist()))
         else:
-            columns.append(column.cast(field.type))
+            columns.append(table.column(field.name).cast(field.type))
     return pa.table(columns, schema=schema)
 
 
@@ -131,7 +116,7 @@ def _lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
 def _rows(path: Path, encoding: str) -> Iterator[tuple[Row, int]]:
     """Yield each row, and about how many characters it has."""
     if formats.suffix(path) == ".json":
-        beginning = [line for _, (_, line) in zip(range(2), _lines(path, encoding), strict=False)]
+        beginning = [line for _, line in itertools.islice(_lines(path, encoding), 2)]
         if len(beginning) < 2 or not all(map(_is_object, beginning)):
             with open_bytes(path) as binary:
                 text = io.TextIOWrapper(binary, encoding).read()
@@ -158,28 +143,25 @@ def parse_line(line: str, place: str) -> Row:
     row = _parse(line, place, has_lines=False)
     if isinstance(row, dict):
         return row
-    hint = "; an array of objects is read from a .json" if isinstance(row, list) else ""
-    raise UserError(f"{place}: expected an object, found {line.strip()[:_SHOWN]!r}{hint}")
+    raise UserError(
+        f"{place}: expected an object, found {line.strip()[:_SHOWN]!r} (an array of objects is "
+        "read from a .json)"
+    )
 
 
 def _document_rows(text: str, path: Path) -> list[Row]:
-    """Return the rows of a document: an array of objects, an object with one such array, or columns
-    by name, as ``DataFrame.to_json`` writes them.
-
-    Raises:
-        UserError: If it is none of these.
+    """Return the rows of an array of objects, of an object with one such array, or of columns by
+    name, as ``DataFrame.to_json`` writes them.
     """
     content = _parse(text, str(path), has_lines=True)
-    arrays = [content] if isinstance(content, list) else []
-    if isinstance(content, dict):
-        arrays = [value for value in content.values() if isinstance(value, list)]
-    tables = [rows for rows in arrays if rows and all(isinstance(row, dict) for row in rows)]
-    if len(tables) == 1:
-        return list(tables[0])
-    columns = [*content.values()] if isinstance(content, dict) else []
-    if columns and all(isinstance(column, dict) for column in columns):
-        keys = columns[0].keys()
-        if keys and all(column.keys() == keys for column in columns):
+    values = [*content.values()] if isinstance(content, dict) else [content]
+    arrays = [rows for rows in values if isinstance(rows, list) and rows]
+    arrays = [rows for rows in arrays if all(isinstance(row, dict) for row in rows)]
+    if len(arrays) == 1:
+        return list(arrays[0])
+    if values and isinstance(content, dict) and all(isinstance(column, dict) for column in values):
+        keys = values[0].keys()
+        if keys and all(column.keys() == keys for column in values):
             return [{name: column[key] for name, column in content.items()} for key in keys]
     if content in ([], {}):
         raise UserError(f"{path} holds no rows")
@@ -190,18 +172,14 @@ def _document_rows(text: str, path: Path) -> list[Row]:
 
 
 def _parse(text: str, place: str, *, has_lines: bool) -> Any:
-    """Return the content of JSON.
-
-    Raises:
-        UserError: If it is malformed, or holds what cannot be kept.
-    """
     try:
         content = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         if not text.strip():
             raise UserError(f"{place} holds no rows") from error
         line = f", line {error.lineno}" if has_lines else ""
-        raise UserError(f"{place}{line}: {_explain(error)}") from error
+        cut = ": is it cut off?" if not text[error.pos :].strip() else ""
+        raise UserError(f"{place}{line}: {error.msg} (character {error.colno}){cut}") from error
     except RecursionError as error:
         raise UserError(f"{place}: too many lists and objects inside each other") from error
     except ValueError as error:
@@ -215,8 +193,8 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> Row:
     """Return an object as a dictionary; ``json`` would take the last of two values of one key."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        name = next(name for name, count in counts.items() if count > 1)
+        names = [name for name, _ in pairs]
+        name = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the key '{name}' comes twice in one object: keep one")
     for name, value in row.items():
         if isinstance(value, int) and value.bit_length() > _BITS:
@@ -225,22 +203,6 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> Row:
                 "quotation marks, in every row, or leave the column out"
             )
     return row
-
-
-def _explain(error: json.JSONDecodeError) -> str:
-    """Return what is wrong with JSON, and what to do."""
-    place, rest = f"(character {error.colno})", error.doc[error.pos :]
-    if error.msg.startswith("Invalid control character") and rest.strip("\r\n"):
-        if rest[0] == "\0":
-            return f"a null byte {place}, which is no text: is the file damaged? Remove it"
-        return f"{rest[0]!r} in a text {place}: write it as {json.dumps(rest[0])[1:-1]}"
-    if error.msg.startswith(("Invalid control character", "Unterminated string")):
-        return f"a text has no closing quotation mark {place}: is it cut off?"
-    if not rest.strip():
-        return f"ends before a value {place}: is it cut off?"
-    if error.msg.startswith("Extra data"):
-        return f"more than one value {place}: write one object per line, as .jsonl"
-    return f"{error.msg} {place}"
 
 
 def refuse_half_characters(text: str, place: str) -> None:

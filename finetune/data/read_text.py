@@ -10,21 +10,22 @@ import codecs
 import contextlib
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
-from finetune.data.headers import SEPARATOR_NAMES, separator_hint
 from finetune.data.read_bytes import encoding_of, example_word, open_bytes
 from finetune.errors import UserError, counted
 from finetune.runtime import formats
 
 #: Rows and characters that are converted at once.
 ROWS_AT_ONCE, CHARACTERS_AT_ONCE = 10_000, 2**24
-_TYPED_SEPARATORS = {"tab": "\t", "\\t": "\t"}
+#: Separators that are detected, and what they are called.
+SEPARATOR_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: A file is judged by so many bytes of its beginning, and its separator by so many rows of it.
 _BEGINNING, _ROWS_JUDGED = 2**20, 200
 #: With so few line breaks in fields, a file of two plausible readings is taken as quoted.
@@ -77,10 +78,6 @@ class Record(NamedTuple):
     fields: list[str]
 
 
-class _TextAfterQuoteError(UserError):
-    """Text follows the quotation mark that closes a field: only a strict reading refuses that."""
-
-
 def detect(path: Path, options: ReadOptions) -> tuple[Dialect, list[str]]:
     """Return how a file of text is read, and the facts about what is not usual.
 
@@ -92,38 +89,27 @@ def detect(path: Path, options: ReadOptions) -> tuple[Dialect, list[str]]:
         beginning = file.read(_BEGINNING)
     text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
     choices: list[str] = []
+    facts: list[str] = []
     if options.encoding is None and encoding != "utf-8-sig":
         choices.append(f"{encoding}{example_word(text)} (--encoding)")
-    usual = formats.SEPARATORS.get(formats.suffix(path))
-    if usual is None:
-        return Dialect(encoding), [f"read as {choice}" for choice in choices]
-    if options.separator is not None:
-        separator = parse_separator(options.separator)
-    else:
+    quoting = options.quoting
+    separator = usual = formats.SEPARATORS.get(formats.suffix(path), "")
+    if usual and options.separator is not None:
+        separator = {"tab": "\t", "\\t": "\t"}.get(options.separator.lower(), options.separator)
+        if len(separator) != 1 or separator in '"\r\n':
+            raise UserError(
+                f"--csv_separator {options.separator}: expected one character such as ';' or '|', "
+                "or tab"
+            )
+    elif usual:
         separator = _detect_separator(text, usual, len(beginning) < _BEGINNING)
         if separator != usual:
             name = SEPARATOR_NAMES.get(separator, repr(separator))
             choices.append(f"fields separated by {name} (--csv_separator)")
-    facts = [f"read as {', '.join(choices)}"] if choices else []
-    quoting = options.quoting
-    if quoting == "auto":
-        quoting, more = _detect_quoting(path, Dialect(encoding, separator))
-        facts += more
-    return Dialect(encoding, separator, quoting), facts
-
-
-def parse_separator(word: str) -> str:
-    """Return the separator that a user typed: one character, or ``tab``.
-
-    Raises:
-        UserError: If it is neither.
-    """
-    separator = _TYPED_SEPARATORS.get(word.lower(), word)
-    if len(separator) != 1 or separator in '"\r\n':
-        raise UserError(
-            f"--csv_separator {word}: expected one character such as ';' or '|', or tab"
-        )
-    return separator
+    if usual and quoting == "auto":
+        quoting, facts = _detect_quoting(path, Dialect(encoding, separator))
+    choice = [f"read as {', '.join(choices)}"] if choices else []
+    return Dialect(encoding, separator, quoting), choice + facts
 
 
 def _detect_separator(text: str, usual: str, is_whole: bool) -> str:
@@ -135,37 +121,39 @@ def _detect_separator(text: str, usual: str, is_whole: bool) -> str:
     first = text.lstrip("\ufeff").partition("\n")[0].strip("\r")
     if len(first) == 5 and first.lower().startswith("sep="):  # which Excel reads and writes
         return first[4]
-    widths = _widths(text, usual, is_whole)
-    if len(widths) == 1 and widths != {1}:
-        return usual
-    others = [separator for separator in SEPARATOR_NAMES if separator != usual]
-    even = [
-        separator
-        for separator in others
-        if len(widths := _widths(text, separator, is_whole)) == 1 and widths != {1}
-    ]
-    return even[0] if len(even) == 1 else usual
-
-
-def _widths(text: str, separator: str, is_whole: bool) -> set[int]:
-    """Return how many fields the first rows have; the last one may be cut off."""
-    widths: list[int] = []
-    with contextlib.suppress(csv.Error):
-        for fields in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
-            if fields:
-                widths.append(len(fields))
-            if len(widths) > _ROWS_JUDGED:
-                break
-    return set(widths if is_whole else widths[:-1])
+    possible = []
+    for separator in SEPARATOR_NAMES:
+        widths: list[int] = []
+        with contextlib.suppress(csv.Error):
+            for fields in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
+                widths += [len(fields)] if fields else []
+                if len(widths) > _ROWS_JUDGED:
+                    break
+        judged = set(widths if is_whole else widths[:-1])  # the last one may be cut off
+        if len(judged) == 1 and judged != {1}:
+            possible.append(separator)
+    return possible[0] if len(possible) == 1 and usual not in possible else usual
 
 
 class _Lines:
-    """The lines of a file for ``csv``."""
+    """The lines of a file for ``csv``.
 
-    def __init__(self, path: Path, binary: IO[bytes], encoding: str) -> None:
-        self._path = path
+    Attributes:
+        has_ended: Whether all of them have been read.
+        rows: How many are rows if quotation marks are text, without the names of the columns;
+            counted if there is a ``separator``.
+        width: Fields of the first of them.
+        is_plausible: Whether all lines have as many fields in that reading, and no name of a column
+            begins with a quotation mark.
+    """
+
+    def __init__(
+        self, path: Path, binary: IO[bytes], encoding: str, separator: str | None = None
+    ) -> None:
+        self._path, self._separator = path, separator
         self._lines = io.TextIOWrapper(binary, encoding, newline="")
-        self.has_ended = False
+        self.has_ended, self.is_plausible = False, True
+        self.rows = self.width = 0
 
     def __iter__(self) -> Iterator[str]:
         for number, line in enumerate(self._lines, start=1):
@@ -174,56 +162,20 @@ class _Lines:
                     f"{self._path}, line {number}: a null byte, which is no text: is the file "
                     "damaged? Export it again, or remove the byte"
                 )
+            if self._separator:
+                self._count(line, self._separator)
             yield line
         self.has_ended = True
 
-
-class _Scan:
-    """One reading of a whole file: its rows and their lines, or why it cannot be right.
-
-    It also counts the rows as if quotation marks were text, each line being one.
-
-    Attributes:
-        rows: Without the names of the columns.
-        lines: That the rows take, which is more if quoted fields have line breaks.
-        error: What is wrong in this reading; None if nothing is.
-        literal_rows: Lines that are rows if quotation marks are text.
-        literal_width: Fields of the first of them.
-        is_literal: Whether that reading is plausible: all lines have as many fields, and no name of
-            a column begins with a quotation mark.
-    """
-
-    def __init__(self, path: Path, dialect: Dialect, *, is_strict: bool) -> None:
-        self.rows = self.lines = self.literal_rows = self.literal_width = 0
-        self.is_literal = True
-        self.error: UserError | None = None
-        with open_bytes(path) as binary:
-            source = _Lines(path, binary, dialect.encoding)
-            lines = self._count(source, dialect.separator)
-            try:
-                rows = _records(path, dialect, source, lines, is_strict)
-                next(rows, None)
-                for first_line, last_line, _ in rows:
-                    self.rows += 1
-                    self.lines += last_line - first_line + 1
-            except UserError as error:
-                self.error = error
-                with contextlib.suppress(UserError):
-                    for _ in lines:  # so that all lines are counted
-                        pass
-
-    def _count(self, lines: Iterable[str], separator: str) -> Iterator[str]:
-        for line in lines:
-            if self.literal_width == 0:
-                if line.strip("\r\n") and not line.lower().startswith("sep="):
-                    cells = line.split(separator)
-                    self.literal_width = len(cells)
-                    self.is_literal = not any(cell.startswith('"') for cell in cells)
-            elif self.literal_width == 1 or line.strip("\r\n"):
-                self.literal_rows += 1
-                if line.count(separator) + 1 != self.literal_width:
-                    self.is_literal = False
-            yield line
+    def _count(self, line: str, separator: str) -> None:
+        if self.width == 0:
+            if line.strip("\r\n") and not line.lower().startswith("sep="):
+                cells = line.split(separator)
+                self.width = len(cells)
+                self.is_plausible = not any(cell.startswith('"') for cell in cells)
+        elif self.width == 1 or line.strip("\r\n"):
+            self.rows += 1
+            self.is_plausible &= line.count(separator) + 1 == self.width
 
 
 def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
@@ -232,35 +184,43 @@ def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
     A mark that is text but begins a field swallows the lines up to the next one, so rows are
     compared with lines. If both readings are plausible and differ, the user has to choose.
     """
-    strict = quoted = _Scan(path, dialect, is_strict=True)
-    facts: list[str] = []
-    if isinstance(strict.error, _TextAfterQuoteError):
-        quoted = _Scan(path, dialect, is_strict=False)
-        facts = [f"{strict.error}; such marks are left out (--csv_quoting none keeps them)"]
-    if quoted.error is None and quoted.rows == quoted.lines:
-        return "minimal", facts
-    if quoted.error is not None and not quoted.is_literal:
-        raise quoted.error
-    rows, literal_rows = counted(quoted.rows, "row"), counted(quoted.literal_rows, "row")
-    spread = f"{rows} in {quoted.lines:,} lines, as quoted fields contain line breaks"
-    if not quoted.is_literal:
-        if strict.error is not None:  # perhaps it opened a field that holds the next rows
-            raise UserError(
-                f"{path}, {strict.error}: correct it, or --csv_quoting minimal reads {spread}"
-            )
-        return "minimal", [spread]
-    is_column, breaks = quoted.literal_width == 1, quoted.lines - quoted.rows
-    if strict.error is None and (is_column or breaks <= _FEW_BREAKS):
-        return "minimal", [f"{spread} (--csv_quoting none for {literal_rows})"]
-    if strict.error is None or (quoted.error is None and is_column):
-        raise UserError(
-            f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
-            f"({rows}) or --csv_quoting none ({literal_rows}, one per line)"
-        )
-    return "none", [
-        f"read {literal_rows}, one per line, with quotation marks as text; as quotes around fields "
-        f"they would {'not pair up' if quoted.error else f'leave {rows}'} (--csv_quoting minimal)"
-    ]
+    row_count = line_count = 0
+    error = None
+    with open_bytes(path) as binary:
+        lines = _Lines(path, binary, dialect.encoding, dialect.separator)
+        feed = iter(lines)
+        try:
+            rows = _records(path, dialect, lines, feed, is_strict=True)
+            next(rows, None)
+            for first_line, last_line, _ in rows:
+                row_count += 1
+                line_count += last_line - first_line + 1
+        except UserError as first_error:
+            error = first_error
+            with contextlib.suppress(UserError):
+                for _ in feed:  # so that all lines are counted
+                    pass
+    literal_rows, is_column = counted(lines.rows, "row"), lines.width == 1
+    if error is not None:
+        if is_column or not lines.is_plausible:  # the lines of one column say nothing
+            raise error
+        reason = str(error).removeprefix(f"{path}, ").partition(":")[0]
+        return "none", [
+            f"read {literal_rows}, one per line, with quotation marks as text, as quotes around "
+            f"fields do not pair up ({reason}; --csv_quoting minimal)"
+        ]
+    if row_count == line_count:
+        return "minimal", []
+    row_text = counted(row_count, "row")
+    fact = f"{row_text} in {line_count:,} lines, as quoted fields contain line breaks"
+    if not lines.is_plausible:
+        return "minimal", [fact]
+    if is_column or line_count - row_count <= _FEW_BREAKS:
+        return "minimal", [f"{fact} (--csv_quoting none for {literal_rows})"]
+    raise UserError(
+        f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
+        f"({row_text}) or --csv_quoting none ({literal_rows}, one per line)"
+    )
 
 
 def records(path: Path, dialect: Dialect) -> Iterator[Record]:
@@ -278,11 +238,11 @@ def _records(
     path: Path, dialect: Dialect, lines: _Lines, feed: Iterable[str], is_strict: bool = False
 ) -> Iterator[Record]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
-    literally = dialect.quoting == "none"
+    is_quoted = dialect.quoting != "none"
     reader = csv.reader(
         feed,
         delimiter=dialect.separator,
-        quoting=csv.QUOTE_NONE if literally else csv.QUOTE_MINIMAL,
+        quoting=csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
         strict=is_strict,
     )
     header: list[str] = []
@@ -293,8 +253,8 @@ def _records(
                 raise csv.Error("unexpected end of data")
             if width and len(fields) == width and fields != header:
                 yield Record(line, reader.line_num, fields)
-            elif line == 1 and fields and _names_separator(fields):
-                pass
+            elif line == 1 and re.fullmatch("sep=.?", "".join(fields), re.IGNORECASE):
+                pass  # which Excel reads and writes
             elif not header and fields:
                 header = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
                 refuse_repeated(path, header)
@@ -308,53 +268,26 @@ def _records(
             elif width == 1 and len(fields) < 2:
                 yield Record(line, reader.line_num, fields or [""])
             elif fields:
-                raise _wrong_width(path, line, fields, header, dialect)
+                name = SEPARATOR_NAMES.get(dialect.separator, repr(dialect.separator))
+                raise UserError(
+                    f"{path}, line {line}: expected {counted(width, 'field')} as in the first "
+                    f"line, found {len(fields)}: fields are separated by {name} "
+                    "(--csv_separator); a text with separators or line breaks needs quotation "
+                    'marks around it, and those in it doubled, as in ""'
+                )
             line = reader.line_num + 1
     except csv.Error as error:
-        raise _malformed(path, line, error, literally) from error
-
-
-def _names_separator(fields: Sequence[str]) -> bool:
-    """Return whether a row is ``sep=;``, which Excel reads and writes."""
-    return fields[0].lower().startswith("sep=") and len("".join(fields)) <= len("sep=;")
-
-
-def _malformed(path: Path, line: int, error: csv.Error, literally: bool) -> UserError:
-    place = f"{path}, line {line}"
-    if "expected after" in str(error):
-        return _TextAfterQuoteError(f"line {line}: text follows a closing quotation mark")
-    if str(error).startswith("field larger"):
-        return UserError(
-            f"{place}: a field of more than {_LONGEST_FIELD:,} characters: if a quotation mark is "
-            "never closed, --csv_quoting none reads such marks as text; if the text is that long, "
-            "write the rows as .parquet"
-        )
-    if literally:
-        return UserError(f"{place}: {error}")
-    return UserError(
-        f"{place}: a quotation mark opens a field and is never closed; --csv_quoting none reads "
-        "quotation marks as text"
-    )
-
-
-def _wrong_width(
-    path: Path, line: int, fields: Sequence[str], header: Sequence[str], dialect: Dialect
-) -> UserError:
-    name = SEPARATOR_NAMES.get(dialect.separator, repr(dialect.separator))
-    if hint := separator_hint(header):
-        advice = hint
-    elif any("\\" in field for field in fields) and dialect.quoting == "minimal":
-        advice = '; quotation marks inside of texts are doubled, as in "", and not written \\"'
-    elif len(fields) < len(header):
-        advice = "; is the line cut off, or a line break in a text without quotes around it?"
-    elif dialect.quoting == "none":
-        advice = f"; with --csv_quoting none texts cannot hold {name}"
-    else:
-        advice = f"; put a text that holds {name} in quotation marks"
-    return UserError(
-        f"{path}, line {line}: expected {counted(len(header), 'field')} as in the first line, "
-        f"found {len(fields)}{advice}"
-    )
+        message = str(error)
+        if "expected after" in message:
+            message = "text follows a closing quotation mark: double the marks inside of texts, or "
+            message += "choose --csv_quoting none (they are text) or minimal (they are left out)"
+        elif "end of data" in message and is_quoted:
+            message = "a quotation mark opens a field and is never closed: --csv_quoting none "
+            message += "reads quotation marks as text"
+        elif message.startswith("field larger"):
+            message = f"a field of more than {_LONGEST_FIELD:,} characters: is a quotation mark "
+            message += "never closed (--csv_quoting none)? If not, write the rows as .parquet"
+        raise UserError(f"{path}, line {line}: {message}") from error
 
 
 def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
@@ -385,15 +318,20 @@ def line_tables(path: Path, encoding: str) -> Iterator[pa.Table]:
             yield pa.table({"text": pa.array([line for (line,) in batch], pa.string())})
 
 
-def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield lists of rows, of so many at most and about so many characters."""
+def batches(rows: Iterable[Any], size: Callable[[Any], int] | None = None) -> Iterator[list[Any]]:
+    """Yield lists of rows, of so many at most and about so many characters.
+
+    Args:
+        rows: Lists of texts, unless there is ``size``.
+        size: Returns about how many characters a row has.
+    """
     batch: list[Any] = []
-    size = 0
+    characters = 0
     for row in rows:
         batch.append(row)
-        size += sum(map(len, row))
-        if len(batch) >= ROWS_AT_ONCE or size >= CHARACTERS_AT_ONCE:
+        characters += size(row) if size else sum(map(len, row))
+        if len(batch) >= ROWS_AT_ONCE or characters >= CHARACTERS_AT_ONCE:
             yield batch
-            batch, size = [], 0
+            batch, characters = [], 0
     if batch:
         yield batch

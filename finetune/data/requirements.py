@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, List, Value
 
-from finetune.data import ROW, arrow, targets
+from finetune.data import ROW, targets
 from finetune.data.label_columns import list_names, read_label_column, source_rows
 from finetune.errors import Report
 
@@ -24,15 +25,20 @@ def require_labelled(dataset: DatasetDict, input_column: str, report: Report) ->
                 f"no column {list_names(missing)} in the {split} data "
                 f"(available: {', '.join(names)})"
             )
-        elif not targets.is_known(feature := rows.features["label"]):
+        elif targets.are_classes(rows):
+            read_label_column(rows, "label", split, report)  # refuses numbers without a name
+        elif not _is_float(feature := rows.features["label"]):
             report.error(
                 f"the column 'label' of the {split} data is neither a ClassLabel nor a floating-"
                 f"point number, nor a list of these, but {feature}",
                 fix="this recipe reads data in its own format only",
             )
-        elif targets.are_classes(rows):
-            read_label_column(rows, "label", split, report)  # refuses numbers without a name
     report.raise_errors()
+
+
+def _is_float(feature: Any) -> bool:
+    inner = feature.feature if isinstance(feature, List) else feature
+    return isinstance(inner, Value) and inner.dtype.startswith("float")
 
 
 def require_rows(dataset: DatasetDict, column: str, report: Report) -> None:
@@ -48,23 +54,20 @@ def require_rows(dataset: DatasetDict, column: str, report: Report) -> None:
     """
     for split, rows in dataset.items():
         if not len(rows):
-            report.error(f"the {split} data has no rows{_because(report)}")
-    if len(train := dataset["train"]):
-        names, present = targets.class_names(train), targets.occurring(train)
-        listing = list_names([names[number] for number in sorted(present)]) if names else ""
-        if targets.is_set(train):
-            if not present:
-                report.error(
-                    f"no training row has a label: all lists of labels in '{column}' are empty"
-                )
-            elif targets.all_alike(train):
-                report.error(f"all training rows have the same labels in '{column}' ({listing})")
-        elif names and len(present) < 2:
-            report.error(
-                f"the training data has one class only in '{column}' ({listing}): expected two or "
-                "more"
-            )
+            report.error(f"the {split} data has no rows{_list_dropped_rows(report)}")
+    _require_classes(dataset["train"], column, report)
     report.raise_errors()
+
+
+def _require_classes(train: Dataset, column: str, report: Report) -> None:
+    """Report training rows that all have the same labels."""
+    names, counts = targets.class_names(train), targets.counts(train)
+    if len(train) and targets.are_classes(train) and {*counts.values()} <= {len(train)}:
+        listing = list_names([names[number] for number in counts]) or "none"
+        report.error(
+            f"all {len(train):,} training rows have the same label in '{column}' ({listing}): "
+            f"expected two classes or more{_list_dropped_rows(report)}"
+        )
 
 
 def require_splits(
@@ -82,7 +85,7 @@ def require_splits(
         dataset: Training, validation and test rows.
         source: The splits that these were made of.
         column: What the user calls that of the labels.
-        report: Gets an error for each mistake, and a warning for each held-out split of one row.
+        report: Gets an error for each mistake.
         can_rename: Whether there is ``--label_map``.
         split_by: The columns that rows were split by, by the options that name them.
 
@@ -90,48 +93,35 @@ def require_splits(
         UserError: With all mistakes.
     """
     train = dataset["train"]
-    names, trained = targets.class_names(train), targets.occurring(train)
-    if len(names) > 1 and len(trained) < 2 and not targets.is_set(train):
-        listing = list_names([names[number] for number in trained])
-        report.error(
-            f"the rows left for training have one class only in '{column}' ({listing})"
-            f"{_because(report)}"
-        )
+    names, trained = targets.class_names(train), targets.counts(train)
+    _require_classes(train, column, report)
     for split in ("validation", "test"):
         rows = dataset[split]
         if not len(rows):
             why = "the data is too small, or most labels occur once"
-            report.error(f"no rows are left for {split}: {why}{_because(report)}")
-        elif len(rows) == 1:
-            report.warning(
-                f"the {split} data has one row: a score on it says nothing of other rows"
+            report.error(f"no rows are left for {split}: {why}{_list_dropped_rows(report)}")
+        elif unknown := targets.counts(rows).keys() - trained:
+            labels = targets.values(rows)
+            place = next(
+                place
+                for place, label in enumerate(labels)
+                if not unknown.isdisjoint(label if isinstance(label, list) else [label])
             )
-        if names and (unknown := sorted(targets.occurring(rows) - trained)):
-            by = " ".join(f"{flag} {name}" for flag, name in (split_by or {}).items())
-            fix = f"the rows are split by {by}; " if by else ""
-            fix += "write them as training does, by --label_map OLD=NEW, " if can_rename else ""
-            fix += "add training rows for them, or leave them out"
-            if len(unknown) == len(targets.occurring(rows)) and not by:
-                fix += f"; --dataset_splits {split}=none does not read these rows"
+            flags = " ".join(f"{flag} {name}" for flag, name in (split_by or {}).items())
+            fix = f"the rows are split by {flags}; " if flags else ""
+            fix += "rename them by --label_map OLD=NEW, " if can_rename else ""
+            fix += f"add training rows for them, or do without: --dataset_splits {split}=none"
             report.error(
                 f"the {split} data has labels in '{column}' that the training data does not have: "
-                f"{list_names([names[number] for number in unknown])}",
+                f"{list_names([names[number] for number in sorted(unknown)])}",
                 split=split if split in source else "train",
-                rows=_first_row(rows, unknown),
+                rows=[int(source_rows(rows)[place])],
                 fix=fix,
             )
     report.raise_errors()
 
 
-def _first_row(rows: Dataset, classes: Sequence[int]) -> list[int]:
-    """Return the source number of the first row that has one of these classes."""
-    cells = arrow.column(rows, "label").to_pylist()
-    lists = [cell if isinstance(cell, list) else [cell] for cell in cells]
-    place = next(place for place, cell in enumerate(lists) if not set(classes).isdisjoint(cell))
-    return [int(source_rows(rows)[place])]
-
-
-def _because(report: Report) -> str:
-    """Return what has been noticed so far: it says which rows were left out."""
-    sentences = report.sentences("warning", "info")
-    return f" ({'; '.join(sentences)})" if sentences else ""
+def _list_dropped_rows(report: Report) -> str:
+    """Return which rows were left out so far."""
+    dropped = [report.text(item) for item in report.findings if item.name == "dropped_rows"]
+    return f" ({'; '.join(dropped)})" if dropped else ""

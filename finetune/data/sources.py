@@ -9,7 +9,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,14 +37,13 @@ from finetune.data.read import (
     read_whole_text,
     without_progress_bars,
 )
-from finetune.errors import SHOWN_PLACES, Finding, Report, UserError
+from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import hub
 
 #: The library names the folder of a cached data set by its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: What pandas and R call an index that they write into a file.
-_INDEX_NAMES = ("", "Unnamed: 0", "__index_level_0__")
-_SHOWN_FILES = 10
+#: What pandas calls an index that it writes into a Parquet file.
+_INDEX = "__index_level_0__"
 
 
 @dataclass(frozen=True)
@@ -147,10 +146,8 @@ class Source:
 
     def list_places(self, split: str, rows: Sequence[int]) -> list[str]:
         """Return the place of each row, for :meth:`locate`; ``rows`` are in any order."""
-        return [
-            f"{name} {noun} {number}".strip()
-            for name, noun, number in self._find_places(split, rows)
-        ]
+        places = self._find_places(split, rows)
+        return [f"{name} {noun} {number}".strip() for name, noun, number in places]
 
     def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, str, int | str]]:
         """Return the place of each row: the file if there are several, a unit, and a number."""
@@ -158,23 +155,19 @@ class Source:
             return [("", "position", row) for row in rows]
         files = self.files if self.kind == "local" else SplitFiles("saved", {})
         paths = files.files.get(split, ())
-        if files.kind == "texts":
+        if files.kind == "classes":
             return [("", "file", str(paths[row])) for row in rows]
         if files.kind == "saved" or not paths:
             return [("", "row", row + 1) for row in rows]
         places: dict[int, tuple[str, str, int | str]] = {}
         start = 0
         for path in paths:
-            is_only = len(paths) == 1
-            end = max(rows) + 1 if is_only else start + len(read_file(path, self.options, Report()))
-            inside = [row for row in rows if start <= row < end]
-            if inside:
+            end = start + len(read_file(path, self.options))
+            if inside := [row for row in rows if start <= row < end]:
                 noun, numbers = line_numbers(path, [row - start for row in inside], self.options)
-                name = "" if is_only else path.name
+                name = path.name if len(paths) > 1 else ""
                 for row, number in zip(inside, numbers, strict=True):
                     places[row] = (name, noun, number)
-            if end > max(rows):
-                break
             start = end
         return [places[row] for row in rows]
 
@@ -196,20 +189,20 @@ class Source:
             raise UserError(*mistakes)
 
     def _load_files(self, report: Report) -> dict[str, Dataset]:
-        found = self.files
-        if found.unread:
-            names = ", ".join(found.unread[:_SHOWN_FILES])
-            more = ", ..." * (len(found.unread) > _SHOWN_FILES)
-            expected = ".txt in folders" if found.kind == "texts" else "train, validation and test"
-            report.info(f"not read: {names}{more} (expected {expected})")
-        if found.kind == "tables":
+        files = self.files
+        for fact in files.facts:
+            report.info(fact)
+        if files.kind == "tables":
             return {
                 split: _join_files(split, paths, self.options, report)
-                for split, paths in found.files.items()
+                for split, paths in files.files.items()
             }
-        if found.kind == "texts":
-            return {split: _read_texts(paths, self.options) for split, paths in found.files.items()}
-        (directory,) = found.files["train"]
+        if files.kind == "classes":
+            return {
+                split: _read_texts(paths, files.labels[split], self.options)
+                for split, paths in files.files.items()
+            }
+        (directory,) = files.files["train"]
         try:
             saved = load_from_disk(str(directory))
         except (FileNotFoundError, ValueError, OSError) as error:
@@ -219,21 +212,20 @@ class Source:
 
     def _load_hub(self) -> DatasetDict:
         """Return a data set of the Hub, prepared once in the cache of the library."""
-        name, error_text = self.dataset, f"data set '{self.dataset}' cannot be loaded"
+        name, hint = self.dataset, ""
         try:
             loaded = load_dataset(name, self.config, revision=self.revision)
         except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
             raise UserError(
                 f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
             ) from error
-        except (pa.ArrowInvalid, OSError) as error:
-            directory = hub.caches()["datasets"] / name.replace("/", "___")
-            raise UserError(
-                f"{error_text}: {error}; if its cache is damaged, remove {directory}"
-            ) from error
-        except (ValueError, DatasetGenerationError) as error:
-            hint = "; --dataset_config NAME chooses" if "config" in str(error).lower() else ""
-            raise UserError(f"{error_text}: {error}{hint}") from error
+        except (DatasetGenerationError, OSError, ValueError) as error:  # also those of Arrow
+            if isinstance(error, OSError | pa.ArrowInvalid):
+                directory = hub.caches()["datasets"] / name.replace("/", "___")
+                hint = f"; if its cache is damaged, remove {directory}"
+            elif "config" in str(error).lower():
+                hint = "; --dataset_config NAME chooses"
+            raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
         commit = find_commit(next(iter(loaded.values())))
         # without the Hub the library takes what is in the cache, whatever its revision
         pinned = _COMMIT.fullmatch(self.revision or "")
@@ -268,17 +260,24 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         UserError: If they have other columns, or values without a common type.
     """
     tables: list[Dataset] = []
-    findings: dict[tuple[str, str], list[Finding]] = {}
+    files_of_facts: dict[str, list[str]] = {}
     for path in paths:
-        of_file = Report()
-        tables.append(_drop_index(path.name, read_file(path, options, of_file), of_file))
-        for finding in of_file.findings:
-            key = finding.name, finding.message.replace(path.name, "")
-            findings.setdefault(key, []).append(replace(finding, split=split))
-        _refuse_other_columns(paths[0], tables[0], path, tables[-1])
-    for first, *others in findings.values():
-        more = f" (and {len(others):,} more files)" if others else ""
-        report.add(replace(first, message=first.message + more))
+        file_report = Report()
+        rows = _drop_index(path.name, read_file(path, options, file_report), file_report)
+        tables.append(rows)
+        for finding in file_report.findings:
+            fact = finding.message.removeprefix(path.name)
+            files_of_facts.setdefault(fact, []).append(path.name)
+        columns, others = {*tables[0].column_names}, {*rows.column_names}
+        if columns != others:
+            lacks = [f" lacks '{name}' that {paths[0]} has;" for name in sorted(columns - others)]
+            has = [f" has '{name}' that {paths[0]} lacks;" for name in sorted(others - columns)]
+            raise UserError(
+                f"{path}{''.join(lacks + has)} give all files of a split the same columns"
+            )
+    for fact, names in files_of_facts.items():
+        more = f" (and {len(names) - 1:,} more files)" * (len(names) > 1)
+        report.info(f"{names[0]}{fact}{more}", name="reading", split=split)
     features = _common_features(paths, tables)
     parts = [table.select_columns(list(features)) for table in tables]
     with without_progress_bars():
@@ -287,52 +286,40 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         )
 
 
-def _refuse_other_columns(path: Path, rows: Dataset, other_path: Path, other_rows: Dataset) -> None:
-    columns, others = set(rows.column_names), set(other_rows.column_names)
-    if columns != others:
-        lacks = "".join(f" lacks '{name}' that {path} has;" for name in sorted(columns - others))
-        has = "".join(f" has '{name}' that {path} lacks;" for name in sorted(others - columns))
-        raise UserError(f"{other_path}{lacks}{has} give all files of a split the same columns")
-
-
 def _common_features(paths: Sequence[Path], tables: Sequence[Dataset]) -> Features:
     """Return types that hold the values of all files: fractions where some have whole numbers."""
     features = Features(tables[0].features)
     for path, table in zip(paths, tables, strict=True):
-        for column, feature in features.items():
-            other = table.features[column]
-            if other == feature:
+        for column, kind in table.features.items():
+            kinds = [features[column], kind]
+            if kinds[0] == kind:
                 continue
-            schemas = [Features({column: kind}).arrow_schema for kind in (feature, other)]
             try:
-                if isinstance(feature, ClassLabel) or isinstance(other, ClassLabel):
+                if any(isinstance(kind, ClassLabel) for kind in kinds):  # in Arrow a number
                     raise pa.ArrowTypeError("the classes differ")
+                schemas = [Features({column: kind}).arrow_schema for kind in kinds]
                 merged = pa.unify_schemas(schemas, promote_options="permissive")
             except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
                 raise UserError(
-                    f"the column '{column}' is {_describe_type(feature)} in {paths[0]} and "
-                    f"{_describe_type(other)} in {path}: write it alike in all files of a split"
+                    f"the column '{column}' is {kinds[0]} in {paths[0]} and {kind} in {path}: "
+                    "write it alike in all files of a split"
                 ) from error
             features[column] = Features.from_arrow_schema(arrow.stored(merged))[column]
     return features
 
 
-def _describe_type(feature: Any) -> str:
-    if isinstance(feature, ClassLabel):
-        return f"a class of {', '.join(feature.names)}"
-    return str(getattr(feature, "dtype", feature))
-
-
-def _read_texts(paths: Sequence[Path], options: ReadOptions) -> Dataset:
-    """Return the texts of files, the names of their folders as labels, and their paths."""
-    states = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
-    names = ("text", "label", "file")
+def _read_texts(paths: Sequence[Path], labels: Sequence[str], options: ReadOptions) -> Dataset:
+    """Return the texts of files, their labels, and their paths."""
+    states = [
+        (str(path), label, path.stat().st_mtime_ns, path.stat().st_size)
+        for path, label in zip(paths, labels, strict=True)
+    ]
     try:
         with without_progress_bars():
             return Dataset.from_generator(
                 _generate_texts,
-                features=Features({name: Value("string") for name in names}),
-                gen_kwargs={"states": [states], "options": options},
+                features=Features({name: Value("string") for name in ("text", "label", "file")}),
+                gen_kwargs={"states": tuple(states), "options": options},
             )
     except DatasetGenerationError as error:
         raise (error.__cause__ or error) from None
@@ -340,16 +327,16 @@ def _read_texts(paths: Sequence[Path], options: ReadOptions) -> Dataset:
 
 def _generate_texts(states: Sequence[Any], options: ReadOptions) -> Iterator[dict[str, str | None]]:
     """Yield a row for each file; ``states`` also have what tells the cache that one has changed."""
-    for name, _, _ in itertools.chain.from_iterable(states):
+    for name, label, _, _ in states:
         text = read_whole_text(Path(name), options).strip()
-        yield {"text": text or None, "label": Path(name).parent.name, "file": name}
+        yield {"text": text or None, "label": label, "file": name}
 
 
 def _drop_index(name: str, rows: Dataset, report: Report) -> Dataset:
     """Return the rows of a file without a column that only numbers them, as pandas writes it."""
-    first = rows.column_names[0] if rows.column_names else None
-    index = _INDEX_NAMES[-1] if _INDEX_NAMES[-1] in rows.column_names else first
-    if index not in _INDEX_NAMES or len(rows.column_names) == 1:
+    names = rows.column_names
+    index = _INDEX if _INDEX in names else names[0]
+    if index not in ("", "Unnamed: 0", _INDEX) or len(names) == 1:
         return rows
     try:
         numbers = arrow.column(rows, index).cast(pa.int64())
@@ -357,8 +344,15 @@ def _drop_index(name: str, rows: Dataset, report: Report) -> Dataset:
         return rows
     if numbers.null_count or pc.count_distinct(numbers).as_py() < len(rows):
         return rows
-    column = (
-        f"the column '{index}'" if index.startswith("__") else "the first column, without a name"
-    )
-    report.info(f"{name}: left out {column}, which only numbers the rows")
+    title = f"the column '{index}'" if index == _INDEX else "the first column, without a name"
+    report.info(f"{name}: left out {title}, which only numbers the rows")
     return rows.remove_columns([index])
+
+
+def names_are_values(rows: Dataset, columns: Sequence[str]) -> str | None:
+    """Return the name of a column that is also a value in it: the first line is probably a row."""
+    for column in columns:
+        values = rows.data.column(column) if column in rows.column_names else pa.array([])
+        if arrow.is_text(values.type) and pc.any(pc.equal(values, column)).as_py():
+            return column
+    return None

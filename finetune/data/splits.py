@@ -15,14 +15,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from datasets import Dataset, DatasetDict
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from finetune.data import arrow, stratification, targets
 from finetune.data.plan import HELD_OUT, Plan
-from finetune.data.row_index import build_index, drop_repeated
-from finetune.errors import Report, UserError, counted
+from finetune.data.repeated import drop_repeated
+from finetune.data.row_index import build_index
+from finetune.errors import Finding, Report, UserError, counted
 
 #: Of a source with more rows than these, only those are checked for duplicates that are sampled.
 CHECKED_WHOLE = 100_000
@@ -38,11 +40,11 @@ def make_splits(
 
     Args:
         dataset: A ``train`` split, and ``validation`` and ``test`` where the source has them, with
-            ``column`` and ``label``. What is missing is split off the training rows.
+            ``_row``, ``label`` and ``column``. What is missing is split off the training rows.
         plan: How.
         column: Rows with the same value here are duplicates, see
-            :func:`~finetune.data.row_index.drop_repeated`. The test set is left as it is.
-        report: Gets facts about the rows that are dropped.
+            :func:`~finetune.data.repeated.drop_repeated`. The test set is left as it is.
+        report: Gets findings about rows that are dropped.
 
     Raises:
         UserError: If no training rows are left, or if the rows cannot be split so.
@@ -50,19 +52,25 @@ def make_splits(
     plan.check_sizes(dataset)
     index = build_index(dataset, plan, report)
     strata = {name: targets.strata(rows) for name, rows in dataset.items()}
+    caps = {name: plan.train_samples if name == "train" else plan.eval_samples for name in SPLITS}
     if _samples_first(index, dataset, plan):
-        index, messages, how = _sample(index, dataset, plan, column, strata)
+        index, how = _divide(index, dataset, plan, strata["train"])
+        index, findings = _sample(index, dataset, plan, column, strata, caps)
+        report.add(*findings)
     else:
-        index, messages = drop_repeated(index, dataset, column, plan)
+        index, findings = drop_repeated(index, dataset, column, plan)
+        report.add(*findings)
+        if not (index["split"] == "train").any():
+            reasons = "; ".join(
+                finding.message for finding in report.findings if finding.split == "train"
+            )
+            raise UserError(f"no training rows are left: {reasons}")
         if not targets.are_classes(dataset["train"]):
             index = _join_texts(index)
         index, how = _divide(index, dataset, plan, strata["train"])
-    for message in messages:
-        report.info(message, name="dropped_rows")
     splits = DatasetDict()
     for name in SPLITS:
-        cap = plan.train_samples if name == "train" else plan.eval_samples
-        rows = _draw(index[index["part"] == name], cap, strata, plan.seed)
+        rows = _draw(index[index["part"] == name], caps[name], strata, plan.seed)
         splits[name] = select_rows(dataset[name if name in dataset else "train"], rows["row"])
     return splits, how
 
@@ -72,11 +80,6 @@ def select_rows(rows: Dataset, numbers: np.ndarray | pd.Series) -> Dataset:
     numbers = np.asarray(numbers)
     is_whole = len(numbers) == len(rows) and np.array_equal(numbers, np.arange(len(rows)))
     return rows if is_whole else rows.select(numbers)
-
-
-def _missing(dataset: DatasetDict) -> list[str]:
-    """Return the splits that a source lacks, in the order in which they are split off."""
-    return [name for name in HELD_OUT if name not in dataset]
 
 
 def _draw(
@@ -98,10 +101,11 @@ def _samples_first(index: pd.DataFrame, dataset: DatasetDict, plan: Plan) -> boo
     if rows <= CHECKED_WHOLE or total is None or not targets.are_classes(dataset["train"]):
         return False
     taken = 0
-    for name in _missing(dataset):
-        size = plan.size(name, rows, taken)
-        taken += size
-        total += size if plan.eval_samples is None else min(plan.eval_samples, size)
+    for name in HELD_OUT:
+        if name not in dataset:
+            size = plan.size(name, rows, taken)
+            taken += size
+            total += size if plan.eval_samples is None else min(plan.eval_samples, size)
     return 2 * total <= rows
 
 
@@ -111,32 +115,26 @@ def _sample(
     plan: Plan,
     column: str,
     strata: Mapping[str, np.ndarray],
-) -> tuple[pd.DataFrame, list[str], str]:
-    """Return somewhat more rows than are asked for, checked, with what was dropped, and how."""
-    index, how = _divide(index, dataset, plan, strata["train"])
+    caps: Mapping[str, int | None],
+) -> tuple[pd.DataFrame, Sequence[Finding]]:
+    """Return somewhat more divided rows than are asked for, checked, with what was dropped."""
     pools = {name: index[index["part"] == name] for name in SPLITS}
-    caps = {name: plan.train_samples if name == "train" else plan.eval_samples for name in SPLITS}
-    margin, is_enough = _MARGIN, False
-    while not is_enough:
+    margin = _MARGIN
+    while True:
         sizes = {
             name: None if cap is None else math.ceil((1 + margin) * cap) + _SPARE
             for name, cap in caps.items()
         }
         drawn = {name: _draw(pools[name], sizes[name], strata, plan.seed) for name in SPLITS}
         sampled = pd.concat(drawn.values()).sort_index()
-        clean, messages = drop_repeated(sampled, dataset, column, plan)
+        clean, findings = drop_repeated(sampled, dataset, column, plan)
         counts = clean["part"].value_counts()
-        is_enough = all(
+        if all(
             cap is None or counts.get(name, 0) >= cap or len(drawn[name]) == len(pools[name])
             for name, cap in caps.items()
-        )
+        ):
+            return clean, findings
         margin *= 4
-    looked_at, total = ((frame["split"] == "train").sum() for frame in (sampled, index))
-    message = (
-        f"duplicates were looked for among the rows sampled ({looked_at:,} of {total:,} training "
-        "rows)"
-    )
-    return clean, [message, *messages], how
 
 
 def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
@@ -149,15 +147,13 @@ def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
     if "time" in index:
         index.loc[is_train, "time"] = rows.groupby("digest")["time"].transform("min")
         return index
-    texts = pd.factorize(rows["digest"])[0]
-    if "group" not in index:
-        index["group"] = -1
-        index.loc[is_train, "group"] = texts
-        return index
-    groups = pd.factorize(rows["group"])[0]
-    size = int(groups.max()) + 1 + int(texts.max()) + 1
-    links = coo_array((np.ones(len(rows)), (groups, groups.max() + 1 + texts)), (size, size))
-    index.loc[is_train, "group"] = connected_components(links, directed=False)[1][groups]
+    groups = texts = pd.factorize(rows["digest"])[0]
+    if "group" in index:  # a text that two groups have joins them
+        groups = pd.factorize(rows["group"])[0]
+        size = int(groups.max()) + 1 + int(texts.max()) + 1
+        links = coo_array((np.ones(len(rows)), (groups, groups.max() + 1 + texts)), (size, size))
+        groups = connected_components(links, directed=False)[1][groups]
+    index.loc[is_train, "group"] = groups
     return index
 
 
@@ -177,84 +173,47 @@ def _divide(
     """
     parts = index["split"].astype(object)
     left = train = index[index["split"] == "train"]
-    missing, shares = _missing(dataset), list[str]()
-    for name in missing:
+    shares = []
+    for name in [name for name in HELD_OUT if name not in dataset]:
         size = plan.size(name, len(train), len(train) - len(left))
         seed = plan.seed + (name == "validation")
         labels = strata[left["row"]]
         if "group" in index:
-            _, groups = np.unique(left["group"], return_inverse=True)
+            groups = pd.factorize(left["group"], sort=True)[0]
             is_taken = stratification.split_groups(labels, groups, size, seed)
-            if not is_taken.any():
-                raise UserError(
-                    _too_few_groups(plan, missing, name, train["group"].nunique(), groups.max() + 1)
-                )
         elif "time" in index:
-            is_taken = _split_newest(left, size, len(train), name, dataset["train"], plan)
+            is_taken = stratification.split_newest(left["time"].to_numpy(), size)
         else:
             is_taken = stratification.split_rows(labels, size, seed)
-        taken = left[is_taken]
-        parts[taken.index] = name
-        since = ""
-        if "time" in index:
-            since = f" from {_shown_time(taken, dataset['train'], plan)} on"
-        shares.append(f"{name} {len(taken) / len(train):.1%}{since}")
+        if not is_taken.any() and {"group", "time"} & {*index.columns}:
+            raise UserError(_too_few_groups(left, dataset["train"], name, size, plan))
+        parts[left.index[is_taken]] = name
+        shares.append(f"{name} {is_taken.sum() / len(train):.1%}")
         left = left[~is_taken]
     index = index.assign(part=parts)
-    if not missing:
+    if not shares:
         return index, ""
     how = f"of {len(train):,} training rows split off: {', '.join(shares)}"
     if "time" in index:
         return index, f"{how}, the newest by '{plan.time_column}'"
-    alike = "stratified" if strata.any() else "at random"
-    together = ""
+    how += ", stratified" if strata.any() else ", at random"
     if "group" in index:
         unit = "text" if plan.group_column is None else f"'{plan.group_column}'"
-        together = f", no {unit} in two splits"
-    return index, f"{how}, {alike}{together} (seed {plan.seed})"
+        how += f", no {unit} in two splits"
+    return index, f"{how} (seed {plan.seed})"
 
 
-def _split_newest(
-    left: pd.DataFrame, size: int, total: int, name: str, rows: Dataset, plan: Plan
-) -> np.ndarray:
-    """Return which of the rows that are left are the newest, shape ``(rows,)``."""
-    flag = f"--time_column {plan.time_column}"
-    if size < 1:
-        raise UserError(
-            f"{flag}: {counted(len(left), 'row')} of {total} left, of which none is split off for "
-            f"{name}: give more rows, or --{name}_size 2 or more"
+def _too_few_groups(left: pd.DataFrame, rows: Dataset, name: str, size: int, plan: Plan) -> str:
+    """Return why none of the rows that are left can be split off for ``name``."""
+    column, kind = plan.time_column or plan.group_column, "time" if plan.time_column else "group"
+    if column is None:
+        return (
+            f"no rows can be split off for {name}: rows of one text stay together, and "
+            f"{left['digest'].nunique():,} texts are left; give more rows, or the splits as files"
         )
-    is_taken = stratification.split_newest(left["time"].to_numpy(), size)
-    if not is_taken.any():
-        raise UserError(
-            f"{flag}: all {len(left):,} rows that are left have the same time "
-            f"({_shown_time(left, rows, plan)}), so that none can be split off for {name}: "
-            "expected several times"
-        )
-    return is_taken
-
-
-def _shown_time(part: pd.DataFrame, rows: Dataset, plan: Plan) -> str:
-    """Return the oldest time of some rows, as the source has it."""
-    row = int(part["row"].to_numpy()[part["time"].to_numpy().argmin()])
-    return str(arrow.column(rows, str(plan.time_column))[row].as_py())
-
-
-def _too_few_groups(plan: Plan, missing: Sequence[str], name: str, total: int, left: int) -> str:
-    """Return why no group can be split off for ``name``, of ``total`` groups and those left."""
-    splits = ("train", *missing)
-    if total < len(splits):
-        why = (
-            f"the data has {counted(total, 'group')} for {len(splits)} splits ({', '.join(splits)})"
-        )
-    elif left > 1:
-        why = f"of {counted(left, 'group')} each has all rows of some class"
-    else:
-        others = " and ".join(missing[: missing.index(name)])
-        why = f"{counted(total - left, 'group')} went to {others}"
-    if plan.group_column is None:
-        return f"no rows are left for {name}: rows of one text stay together, and {why}"
+    values = arrow.column(rows, column).take(pa.array(left["row"])).unique().to_pylist()
     return (
-        f"--group_column {plan.group_column}: no rows are left for {name}: {why}; choose another "
-        "column, or give the splits as files"
+        f"--{kind}_column {column}: {size:,} rows cannot be split off for {name}, as the "
+        f"{len(left):,} rows that are left have {counted(len(values), kind)} ({values[0]}, ...), "
+        "and rows of one stay together; name another column, or give the splits as files"
     )

@@ -112,9 +112,9 @@ def _count_classes(labels: np.ndarray, groups: np.ndarray) -> csr_array:
 def _nearest_group(counts: csr_array, sizes: np.ndarray, size: int) -> list[int]:
     """Return the group of nearest ``size`` that has not all rows of a class, if there is one."""
     totals = np.asarray(counts.sum(axis=0)).ravel()
-    whole = counts.tocoo()
+    cells = counts.tocoo()
     is_spare = sizes < sizes.sum()
-    is_spare[whole.row[whole.data >= totals[whole.col]]] = False
+    is_spare[cells.row[cells.data >= totals[cells.col]]] = False
     spare = np.flatnonzero(is_spare)
     return [int(spare[np.argmin(np.abs(sizes[spare] - size))])] if len(spare) else []
 

@@ -13,19 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, List, Value
+from datasets import ClassLabel, Dataset, List
 from scipy.sparse import csr_array
 
 from finetune.data import arrow
-
-
-def is_known(feature: Any) -> bool:
-    """Return whether a feature is one of these four."""
-    inner = feature.feature if isinstance(feature, List) else feature
-    is_number = isinstance(inner, Value) and inner.dtype.startswith("float")
-    return isinstance(inner, ClassLabel) or is_number
 
 
 def class_names(rows: Dataset) -> list[str]:
@@ -37,22 +28,18 @@ def class_names(rows: Dataset) -> list[str]:
 
 def is_set(rows: Dataset) -> bool:
     """Return whether a row has any number of classes."""
-    return are_sets(rows.features["label"])
+    return isinstance(rows.features["label"], List) and are_classes(rows)
 
 
-def are_sets(feature: Any) -> bool:
-    """Return whether a feature is that of rows with any number of classes."""
-    return isinstance(feature, List) and isinstance(feature.feature, ClassLabel)
+def are_classes(rows: Dataset) -> bool:
+    """Return whether a row has a class or any number of them, rather than numbers."""
+    feature = rows.features["label"]
+    return isinstance(feature.feature if isinstance(feature, List) else feature, ClassLabel)
 
 
 def values(rows: Dataset) -> list[Any]:
     """Return the label of each row, as ``rows["label"][:]`` does, without reading row by row."""
     return list(arrow.column(rows, "label").to_pylist())
-
-
-def are_classes(rows: Dataset) -> bool:
-    """Return whether a row has a class or any number of them, rather than numbers."""
-    return is_set(rows) or isinstance(rows.features["label"], ClassLabel)
 
 
 def indicators(labels: Any, classes: int) -> np.ndarray:
@@ -63,61 +50,37 @@ def indicators(labels: Any, classes: int) -> np.ndarray:
         classes: How many there are.
     """
     ends = np.cumsum([0, *map(len, labels)])
-    return _indicators(np.concatenate([*labels, []]).astype(np.int64), ends, classes)
-
-
-def _indicators(columns: np.ndarray, ends: np.ndarray, classes: int) -> np.ndarray:
-    shape = len(ends) - 1, classes
-    return np.asarray(csr_array((np.ones(len(columns), bool), columns, ends), shape).toarray())
+    numbers = np.concatenate([*labels, []]).astype(np.int64)
+    shape = len(labels), classes
+    return np.asarray(csr_array((np.ones(len(numbers), bool), numbers, ends), shape).toarray())
 
 
 def strata(rows: Dataset) -> np.ndarray:
     """Return what splits are stratified by: the class of each row, shape ``(rows,)``; which
     classes it has, shape ``(rows, classes)``; or a single class if the labels are numbers.
     """
-    if not are_classes(rows):
-        return np.zeros(len(rows), dtype=int)
-    labels = arrow.column(rows, "label").combine_chunks()
-    if not is_set(rows):
-        return _integers(labels)
-    ends = np.cumsum([0, *pc.list_value_length(labels).to_numpy(zero_copy_only=False)])
-    return _indicators(_integers(labels.flatten()), ends, len(class_names(rows)))
-
-
-def _integers(labels: pa.Array) -> np.ndarray:
-    return np.asarray(labels.to_numpy(zero_copy_only=False), dtype=np.int64)
-
-
-def all_alike(rows: Dataset) -> bool:
-    """Return whether all rows have the same classes."""
-    found = strata(rows)
-    return not len(found) or bool((found == found[0]).all())
-
-
-def occurring(rows: Dataset) -> set[Any]:
-    """Return the different classes, by their numbers, or the different labels that are numbers."""
-    if not are_classes(rows):
-        return set(labels_of(rows))
-    return set(np.unique(_numbers_of(rows)).tolist())
+    if is_set(rows):
+        return indicators(values(rows), len(class_names(rows)))
+    return _class_numbers(rows) if are_classes(rows) else np.zeros(len(rows), dtype=int)
 
 
 def counts(rows: Dataset) -> dict[int, int]:
     """Return how often each class occurs, by their numbers; none if the labels are numbers."""
     if not are_classes(rows):
         return {}
-    found, many = np.unique(_numbers_of(rows), return_counts=True)
-    return dict(zip(found.tolist(), many.tolist(), strict=True))
+    numbers, frequencies = np.unique(_class_numbers(rows), return_counts=True)
+    return dict(zip(numbers.tolist(), frequencies.tolist(), strict=True))
 
 
 def labels_of(rows: Dataset) -> list[Any]:
     """Return the classes of all rows, or their labels that are numbers, one after the other."""
     if are_classes(rows):
-        return list(_numbers_of(rows).tolist())
-    labels = arrow.column(rows, "label").to_pylist()
-    return [tuple(each) if isinstance(each, list) else each for each in labels]
+        return list(_class_numbers(rows).tolist())
+    return [tuple(label) if isinstance(label, list) else label for label in values(rows)]
 
 
-def _numbers_of(rows: Dataset) -> np.ndarray:
+def _class_numbers(rows: Dataset) -> np.ndarray:
     """Return the classes of all rows, one after the other."""
     labels = arrow.column(rows, "label").combine_chunks()
-    return _integers(labels.flatten() if is_set(rows) else labels)
+    numbers = labels.flatten() if is_set(rows) else labels
+    return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.int64)

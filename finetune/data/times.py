@@ -2,53 +2,46 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from datasets import Dataset
-from pandas.tseries.api import guess_datetime_format
 
 from finetune.data import arrow
 from finetune.errors import Report, UserError
 
-#: Values from which the format of dates is guessed.
-_GUESSED_FROM = 100
+#: Forms of dates as text. A column has one of them, the one that fits the most values.
+_FORMS = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+#: Dates without separators that would be sorted by their day or month as numbers.
+_DAY_FIRST_FORMS = ("%d%m%Y", "%m%d%Y")
 
 
 def read_times(rows: Dataset, column: str, report: Report) -> np.ndarray:
     """Return the time of each row, shape ``(rows,)``: numbers as they are, dates in microseconds.
 
-    Dates as text are read as ISO 8601, else in the one format that fits most of them. A missing
-    time, or a text that is none, is NaN.
+    A missing time, or a text that is none, is NaN.
 
     Args:
         rows: With the column.
         column: Its name.
-        report: Gets the format of dates that are not ISO 8601.
+        report: Gets the form of dates that are not ISO 8601.
 
     Raises:
         UserError: If the column holds something else, or dates that can be read in two ways.
     """
-    values = arrow.column(rows, column)
-    flag, kind = f"--time_column {column}", values.type
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return _microseconds(pd.to_datetime(values.to_pandas(), utc=True))
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        _refuse_dates_without_separators(pd.Series(values.cast(pa.string()).unique()), flag)
-        times: np.ndarray = np.array(values.cast(pa.float64(), safe=False).to_numpy())
-        times[~np.isfinite(times)] = np.nan
-        return times
-    if not (arrow.is_text(kind) or pa.types.is_null(kind)):
-        raise UserError(f"{flag}: the column holds {kind}; expected dates or numbers")
-    codes, distinct = pd.factorize(values.cast(pa.string()).fill_null("").to_pandas())
+    cells = arrow.column(rows, column)
+    if pa.types.is_timestamp(cells.type) or pa.types.is_date(cells.type):
+        return _microseconds(pd.to_datetime(cells.to_pandas(), utc=True))
+    if pa.types.is_nested(cells.type) or pa.types.is_binary(cells.type):
+        raise UserError(f"--time_column {column}: holds {cells.type}; expected dates or numbers")
+    codes, distinct = pd.factorize(cells.cast(pa.string()).fill_null("").to_pandas())
     texts = pd.Series(distinct, dtype=object).str.strip().replace("", None)
-    times = np.asarray(pd.to_numeric(texts, errors="coerce"), dtype=np.float64)
-    if np.isfinite(times[texts.notna()]).all():
-        _refuse_dates_without_separators(texts.dropna(), flag)
-    else:
+    times = pd.to_numeric(texts, errors="coerce").astype("float64").to_numpy(copy=True)
+    times[~np.isfinite(times)] = np.nan
+    if np.isnan(times[texts.notna()]).any() and arrow.is_text(cells.type):
         times = _microseconds(_parse_dates(texts, column, report))
+    else:
+        _refuse_day_first(texts.dropna(), column)
     return np.asarray(times[codes])
 
 
@@ -60,56 +53,33 @@ def _microseconds(dates: pd.Series) -> np.ndarray:
 
 def _parse_dates(texts: pd.Series, column: str, report: Report) -> pd.Series:
     """Return the dates that distinct texts are, NaT where a text is none."""
-    dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
-    present = texts.dropna()
-    if 2 * dates.notna().sum() > len(present):
-        return dates
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # pandas: the order of day and month differs
-        formats = {
-            guess_datetime_format(text, dayfirst=is_day_first)
-            for text in present.head(_GUESSED_FROM)
-            for is_day_first in (False, True)
-        }
     readings = {
-        form: pd.to_datetime(texts, format=form, utc=True, errors="coerce")
-        for form in sorted(filter(None, formats))
+        form: pd.to_datetime(texts, format=form, utc=True, errors="coerce") for form in _FORMS
     }
-    counts = {form: int(reading.notna().sum()) for form, reading in readings.items()}
-    best = [form for form, count in counts.items() if count == max(counts.values())]
-    advice = "write dates like 2024-01-31"
-    if not best or 2 * counts[best[0]] <= len(present):
-        raise UserError(
-            f"--time_column {column}: the column holds {present.iloc[0]!r}; expected dates or "
-            f"numbers; {advice}"
-        )
-    if any(not readings[form].equals(readings[best[0]]) for form in best):
-        one, other = (readings[form].dropna().iloc[0].date() for form in best[:2])
-        raise UserError(
-            f"--time_column {column}: {present.iloc[0]!r} can be {one} or {other}, and no other "
-            f"row decides which; {advice}"
-        )
-    report.info(f"'{column}' is read as {best[0]}")
+    counts = {form: int(dates.notna().sum()) for form, dates in readings.items()}
+    most, present = max(counts.values()), texts.dropna()
+    best = [form for form, count in counts.items() if count == most]
+    problem = f"--time_column {column}: the column holds {present.iloc[0]!r}"
+    if 2 * most <= len(present):
+        raise UserError(f"{problem}; expected numbers, or dates like 2024-01-31")
+    if any(not readings[form].equals(readings[best[0]]) for form in best[1:]):
+        raise UserError(f"{problem}, in which the day or the month is first; write 2024-01-31")
+    if best[0] != "ISO8601":
+        report.info(f"'{column}' is read as {best[0]}")
     return readings[best[0]]
 
 
-def _refuse_dates_without_separators(texts: pd.Series, flag: str) -> None:
-    """Refuse numbers like ``31012024``, which would be sorted by their day.
-
-    Raises:
-        UserError: If all are dates whose day or month comes first, and not all like ``20240131``.
-    """
-    present = texts.dropna()
-    if not len(present) or not present.str.fullmatch("[0-9]{7,8}").all():
+def _refuse_day_first(texts: pd.Series, column: str) -> None:
+    """Refuse numbers that are all dates like ``31012024``: they would be sorted by their day."""
+    if not len(texts) or not texts.str.fullmatch("[0-9]{7,8}").all():
         return
-    padded = present.str.zfill(8)
+    padded = texts.str.zfill(8)
     if pd.to_datetime(padded, format="%Y%m%d", errors="coerce").notna().all():
         return
-    for form in ("%d%m%Y", "%m%d%Y"):
+    for form in _DAY_FIRST_FORMS:
         dates = pd.to_datetime(padded, format=form, errors="coerce")
-        if dates.notna().all() and dates.dt.year.between(1900, 2100).all():
-            date = dates.iloc[0].date()
+        if dates.dt.year.between(1900, 2100).all():
             raise UserError(
-                f"{flag}: the column holds {present.iloc[0]!r}, which looks like the date {date} "
-                f"and would be sorted as a number; write dates as {date}"
+                f"--time_column {column}: the column holds {texts.iloc[0]!r}, which would be "
+                f"sorted as a number; write dates like {dates.iloc[0].date()}"
             )

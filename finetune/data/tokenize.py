@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,11 +20,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
-from datasets import Dataset, DatasetDict, arrow_dataset
-from datasets.fingerprint import Hasher, generate_random_fingerprint
-from datasets.table import MemoryMappedTable, concat_tables
+from datasets import Dataset, DatasetDict, arrow_dataset, concatenate_datasets
+from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 from joblib import cpu_count
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -34,18 +30,17 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from finetune.data import arrow, caches, parts
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import Encoder
-from finetune.data.windows import COLUMN, Windows
-from finetune.errors import RunError, UserError
-from finetune.runtime import activity, distributed
-from finetune.runtime.files import write_whole
+from finetune.data.windows import COLUMN, Windows, documents_of
+from finetune.errors import RunError
+from finetune.runtime import activity
 
-_VERSION = 2  # increment when the same rows should yield other files
+_VERSION = 3  # increment when the same rows should yield other files
 #: Rows that one process tokenizes in the time in which another starts; so many in memory, as those
 #: of a prediction, are not cached.
 _FEW = 5000
-#: How arguments of a tokenizer end that say where its files were found.
+_FILES = "rows*.arrow"
+#: How arguments of a tokenizer end that say where its files are.
 _PLACES = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
-_FILES = "files.json"
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 _FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
 
@@ -71,17 +66,29 @@ def tokenize(
         about: What ``finetune cache`` shows of them: ``source`` and ``tokenizer``.
 
     Raises:
-        UserError: If rank 0 has tokenized them where this machine cannot read.
         RunError: If a process that tokenizes was killed.
     """
     encode, tokenized = _Encode(encoder, targets, windows), DatasetDict()
     for split, rows in dataset.items():
-        if rows.cache_files or len(rows) > _FEW:
-            directory = caches.place(caches.TOKENIZED, _key(rows, encode))
-            caches.use(directory, **(about or {}), split=split, rows=len(rows))
-            tokenized[split] = _cached(split, rows, encode, directory, processes)
-        else:
-            tokenized[split] = _mapped(split, rows, encode, 1, keep_in_memory=True)
+        read = [name for name in ("text", TEXTS, "label") if name in rows.column_names]
+        rows, work = rows.select_columns(read), f"tokenizing {split}"
+        key = _key(rows, encode)
+        if not rows.cache_files and len(rows) <= _FEW:
+            tokenized[split] = _map(rows, encode, work, new_fingerprint=key, keep_in_memory=True)
+            continue
+        directory = caches.place(caches.TOKENIZED, key)
+        caches.use(directory, **(about or {}), split=split, rows=len(rows))
+        cached = _load(directory, len(rows))
+        if cached is None:
+            with _lock(directory):
+                cached = _load(directory, len(rows))  # which another process has written meanwhile
+                if cached is None:
+                    for path in directory.glob(_FILES):
+                        path.unlink()
+                    count = min(processes or cpu_count(), -(-len(rows) // _FEW))
+                    options = dict(new_fingerprint=key, cache_file_name=f"{directory}/rows.arrow")
+                    cached = _map(rows, encode, work, count, **options)
+        tokenized[split] = cached
     return tokenized
 
 
@@ -122,82 +129,32 @@ class _Encode:
 
 def _key(rows: Dataset, encode: _Encode) -> str:
     """Return the name of tokenized rows in the cache, from all that decides on what they are."""
-    digests = [xxhash.xxh3_128() for _ in range(3)]  # of order, lengths and content
-    for name in _columns(rows):
-        digests[0].update(f"{name} {rows.features[name]}\n".encode())
+    content = xxhash.xxh3_128(str(rows.features).encode())
+    for name in rows.column_names:
         for numbers, values in arrow.pieces(rows, name):
-            digests[0].update(numbers.tobytes())
-            _hash(values, digests[1], digests[2])
+            content.update(numbers.tobytes())
+            content.update(pa.record_batch([values], [name]).serialize())
     encoder, windows = encode.encoder, encode.windows
     cut = encoder.truncation if windows is None else f"windows {windows.shared}"
-    content = [digest.hexdigest() for digest in digests]
-    return str(
-        Hasher.hash([*content, identity(encoder.tokenizer), encoder.max_length, cut, _VERSION])
-    )
+    facts = [content.hexdigest(), identity(encoder.tokenizer), encoder.max_length, cut, _VERSION]
+    return str(Hasher.hash(facts))
 
 
-def _hash(values: pa.Array, lengths: xxhash.xxh3_128, content: xxhash.xxh3_128) -> None:
-    """Add texts, lists of texts, or labels to two hashes, the same however they are stored."""
-    if arrow.is_text(values.type):
-        lengths.update(pc.binary_length(values).to_numpy(zero_copy_only=False).tobytes())
-        content.update(b"".join(text.as_buffer() for text in values))
-    elif pa.types.is_list(values.type) and arrow.is_text(values.type.value_type):
-        lengths.update(pc.list_value_length(values).to_numpy(zero_copy_only=False).tobytes())
-        _hash(values.flatten(), lengths, content)
-    else:
-        content.update("\n".join(map(str, values.to_pylist())).encode() + b"\n")
-
-
-def _columns(rows: Dataset) -> list[str]:
-    return [name for name in ("text", TEXTS, "label") if name in rows.column_names]
-
-
-def _cached(
-    split: str, rows: Dataset, encode: _Encode, directory: Path, processes: int | None
-) -> Dataset:
-    """Return the rows from the cache, where they are written first if need be."""
-    result = _load(directory)
-    if result is not None:
-        return result
-    if distributed.follows_rank_zero() and distributed.machines() > 1:
-        raise UserError(
-            f"{directory} is not complete on {platform.node()}: rank 0 has tokenized the {split} "
-            "split into a directory of its own, or read other data. Set HF_HOME to a directory "
-            "that all machines share, and give all of them the same data"
-        )
-    with _locked(directory):
-        result = _load(directory)  # which another process has written meanwhile
-        if result is not None:
-            return result
-        most = -(-len(rows) // _FEW) if _may_fork() else 1
-        mapped = _mapped(
-            split,
-            rows,
-            encode,
-            min(processes or cpu_count(), most),
-            cache_file_name=str(directory / "rows.arrow"),
-        )
-        paths = [Path(file["filename"]) for file in mapped.cache_files]
-        write_whole(directory / _FILES, json.dumps({p.name: p.stat().st_size for p in paths}))
-    result = _load(directory)
-    assert result is not None
-    return result
-
-
-def _load(directory: Path) -> Dataset | None:
-    """Return rows from the cache; None unless all files are there as they were written."""
+def _load(directory: Path, count: int) -> Dataset | None:
+    """Return rows from the cache; None unless those of all ``count`` texts are there."""
     try:
-        sizes = json.loads((directory / _FILES).read_text(encoding="utf-8"))
-        if any((directory / name).stat().st_size != size for name, size in sizes.items()):
-            return None
-    except (OSError, ValueError):
+        files = [Dataset.from_file(str(path)) for path in sorted(directory.glob(_FILES))]
+    except (OSError, pa.ArrowInvalid):  # damaged
         return None
-    tables = [MemoryMappedTable.from_file(str(directory / name)) for name in sizes]
-    return Dataset(concat_tables(tables), fingerprint=directory.name)
+    if not files:
+        return None
+    rows = concatenate_datasets(files)
+    documents = documents_of(rows)
+    return rows if count == len(rows if documents is None else np.unique(documents)) else None
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _lock(directory: Path) -> Iterator[None]:
     """Let one process at a time tokenize rows; the others wait for it."""
     lock = FileLock(directory / ".lock", thread_local=False)
     try:
@@ -213,30 +170,20 @@ def _locked(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def _may_fork() -> bool:
-    """Return whether processes may be started: a process that is forked among the threads of a
-    process group may hang.
-    """
-    torch_distributed = sys.modules.get("torch.distributed")
-    return torch_distributed is None or not torch_distributed.is_initialized()
-
-
-def _mapped(split: str, rows: Dataset, encode: _Encode, processes: int, **options: Any) -> Dataset:
+def _map(rows: Dataset, encode: _Encode, work: str, processes: int = 1, **options: Any) -> Dataset:
     """Return tokenized rows; a worker's own error is raised here."""
-    assert processes == 1 or _may_fork()
     token = _FORKS_WORKERS.set(True)
     environment, parallelism = os.environ, os.environ.get(_PARALLELISM)
     try:
-        with _progress(f"tokenizing {split}", len(rows)):
-            return rows.select_columns(_columns(rows)).map(
+        with _progress(work, len(rows)):
+            return rows.map(
                 encode,
                 with_indices=True,
                 batched=True,
                 batch_size=1000 if encode.windows is None else 100,  # texts, of many windows
-                remove_columns=_columns(rows),
+                remove_columns=rows.column_names,
                 num_proc=processes if processes > 1 else None,
                 load_from_cache_file=False,
-                new_fingerprint=generate_random_fingerprint(),
                 **options,
             )
     except Exception as error:
@@ -255,8 +202,8 @@ def _mapped(split: str, rows: Dataset, encode: _Encode, processes: int, **option
             os.environ.pop(_PARALLELISM, None)
 
 
-def _follow_parent() -> None:
-    """In a process of ``datasets.map``, which would outlive a killed parent: end soon after it."""
+def _end_with_parent() -> None:
+    """End a process of ``datasets.map`` soon after its parent, whose lock it would hold forever."""
 
     def watch(parent: int) -> None:
         while os.getppid() == parent:
@@ -265,26 +212,22 @@ def _follow_parent() -> None:
 
     if _FORKS_WORKERS.get():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the pool of the parent ends it
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_follow_parent)
+    os.register_at_fork(after_in_child=_end_with_parent)
 
 
 @contextlib.contextmanager
 def _progress(work: str, total: int) -> Iterator[None]:
-    """Report how far ``datasets.map`` is; its bar is the only one whom it tells (datasets 5.2)."""
+    """Report how far ``datasets.map`` is in place of its bar, the only one it tells (5.2)."""
 
-    class Bar:
+    class Bar(contextlib.nullcontext[Any]):
         def __init__(self, **options: Any) -> None:
+            super().__init__(self)
             self.done = 0
-
-        def __enter__(self) -> Bar:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            pass
 
         def update(self, rows: int) -> None:
             self.done += rows

@@ -12,19 +12,17 @@ which is what ``truncation_side="left"`` keeps.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data.encoding import Columns, Frame, token_ids
+from finetune.data.encoding import Columns, Encoder, token_ids
 from finetune.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
 
 #: The column of prepared rows with the number of their document in its split.
 COLUMN = "document"
@@ -35,58 +33,48 @@ class Windows:
     """Cuts texts into windows.
 
     Args:
-        tokenizer: Of the model.
-        max_length: Tokens of a window, special tokens included.
+        encoder: From texts to tokens; its ``max_length`` is that of a window.
         stride: Tokens that neighbouring windows share; None for a quarter of ``max_length``.
 
     Raises:
         UserError: If the tokenizer leaves no room for text, or the windows would not advance.
     """
 
-    tokenizer: PreTrainedTokenizerBase
-    max_length: int
+    encoder: Encoder
     stride: int | None = None
 
     def __post_init__(self) -> None:
-        special = self._frame.size
+        special = self.encoder.frame.size
+        beside = f"--max_length {self.encoder.max_length}, {special} of them special tokens"
         if self.room < 1:
-            raise UserError(
-                f"--max_length {self.max_length}: the tokenizer adds {special} special tokens, so "
-                f"no text is left in a window; expected {special + 1} or more"
-            )
+            raise UserError(f"{beside}: no text is left in a window")
         if self.stride is not None and not 0 <= self.stride < self.room:
-            raise UserError(
-                f"--stride {self.stride}: expected 0 to {self.room - 1} tokens, as a window of "
-                f"--max_length {self.max_length} has {self.room} beside {special} special tokens"
-            )
+            raise UserError(f"--stride {self.stride}: expected 0 to {self.room - 1} with {beside}")
 
     @property
     def room(self) -> int:
         """The tokens of a window that are text."""
-        return self.max_length - self._frame.size
+        return self.encoder.max_length - self.encoder.frame.size
 
     @property
     def shared(self) -> int:
         """The tokens of text that neighbouring windows share, at least."""
-        if self.stride is not None:
-            return self.stride
-        return min(self.max_length // 4, self.room - 1)
-
-    @functools.cached_property
-    def _frame(self) -> Frame:
-        return Frame.of_tokenizer(self.tokenizer)
+        quarter = min(self.encoder.max_length // 4, self.room - 1)
+        return quarter if self.stride is None else self.stride
 
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns, bool]]:
-        """Yield the windows of texts, in their order, tokenizing a megabyte at a time.
+        """Yield the windows of texts, in their order.
 
         Yields:
             The number of the text, what the tokenizer returns for the window, and whether it is
             the last one of the text.
         """
-        for number, ids in enumerate(token_ids(self.tokenizer, texts)):
-            for start in range(0, len(ids) - self.room, self.room - self.shared):
-                yield number, self._frame.row(ids[start : start + self.room]), False
-            yield number, self._frame.row(ids[-self.room :]), True
+        frame, room, step = self.encoder.frame, self.room, self.room - self.shared
+        for number, ids in enumerate(token_ids(self.encoder.tokenizer, texts)):
+            self.encoder.refuse_ends([texts[number]], [ids], 0)
+            for start in range(0, len(ids) - room, step):
+                yield number, frame.row(ids[start : start + room]), False
+            yield number, frame.row(ids[-room:]), True
 
     def columns(self, texts: Sequence[str]) -> tuple[dict[str, list[Any]], np.ndarray]:
         """Return the columns of the windows of texts, and the number of the text of each, shape
@@ -116,8 +104,8 @@ def firsts(documents: np.ndarray) -> np.ndarray:
 
 
 def first_lengths(rows: Dataset) -> np.ndarray:
-    """Return the length of each document's first window, shape ``(documents,)``: of the document
-    itself, if that is no longer than a window.
+    """Return the tokens of each document's first window, shape ``(documents,)``: of the document,
+    unless the window is full.
     """
     lengths, documents = np.asarray(rows.with_format("numpy")["length"][:]), documents_of(rows)
     return lengths if documents is None else lengths[firsts(documents)]
@@ -128,7 +116,7 @@ class Pool:
 
     Args:
         documents: How many there are.
-        how: ``mean``, or ``max`` of each output by itself.
+        how: ``mean``, or ``max`` of each output.
     """
 
     def __init__(self, documents: int, how: str) -> None:
@@ -147,13 +135,13 @@ class Pool:
 
     @property
     def outputs(self) -> np.ndarray:
-        """What is pooled so far, shape ``(documents, outputs)``, float32."""
+        """The outputs of the documents, shape ``(documents, outputs)``, float32."""
         assert self._pooled is not None
         assert self._windows.all()
-        pooled = self._pooled
-        if self._how == "mean":
-            pooled = pooled / self._windows.reshape(-1, *[1] * (pooled.ndim - 1))
-        return pooled.astype(np.float32)
+        if self._how == "max":
+            return self._pooled.astype(np.float32)
+        counts = self._windows.reshape(-1, *[1] * (self._pooled.ndim - 1))
+        return np.asarray(self._pooled / counts, dtype=np.float32)
 
 
 def pooled(outputs: np.ndarray, documents: np.ndarray, how: str) -> np.ndarray:

@@ -7,11 +7,16 @@ last one (XLNet, which is padded on the left), the one that ends the text (T5, B
 
 from __future__ import annotations
 
+import copy
+import re
 from typing import Any
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModelForSequenceClassification,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -19,43 +24,29 @@ from transformers import (
 
 from finetune.errors import UserError
 
-#: What the model families call the dropouts that an option sets.
-DROPOUTS = {
-    "hidden_dropout": (
-        *("hidden_dropout_prob", "hidden_dropout", "dropout", "dropout_rate"),
-        *("resid_pdrop", "embd_pdrop", "mlp_dropout", "embedding_dropout"),
-    ),
-    "attention_dropout": ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop"),
-}
-#: Those of heads and activations, which ``hidden_dropout`` sets where they are above 0.
-_HEAD_DROPOUTS = (
-    *("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "cls_dropout"),
-    *("pooler_dropout", "summary_last_dropout", "summary_first_dropout", "activation_dropout"),
-)
-#: Families that look positions up in a table: beyond its end there is an error.
-_LEARNED_POSITIONS = (
-    *("albert", "bart", "bert", "big_bird", "bigbird_pegasus", "biogpt", "canine", "convbert"),
-    *("ctrl", "distilbert", "electra", "ernie", "flaubert", "fnet", "gpt2", "gpt_neo", "gptj"),
-    *("layoutlm", "mbart", "megatron-bert", "mobilebert", "mra", "mvp", "nystromformer"),
-    *("openai-gpt", "opt", "perceiver", "plbart", "rembert", "roc_bert", "roformer"),
-    *("squeezebert", "xlm", "yoso"),
-)
-#: Those of them in which the first positions are left to padding.
-_OFFSET_POSITIONS = (
-    *("camembert", "data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "markuplm"),
-    *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
-)
-#: Families whose heads look for a special token: the one that ends a text, or that of padding.
-_FIND_END = (
-    *("bart", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "llama", "mbart"),
-    *("mistral", "mt5", "opt", "phi3", "qwen2", "qwen3", "t5", "umt5"),
-)
-#: Those among them that fail where rows of a batch have that token more or less often.
-_COUNT_ENDS = ("bart", "bigbird_pegasus", "mbart", "mt5", "mvp", "plbart", "t5", "umt5")
 #: Weights of a family that its head leaves out; DDP would wait for their gradients.
 _UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
-#: Those that have a table only if their configuration says so.
-_BIASED_POSITIONS = ("deberta", "deberta-v2")
+_DROPOUT = re.compile(r"dropout|pdrop")
+#: Dropouts of heads and activations, which ``hidden_dropout`` sets only where they are above 0.
+_HEAD_DROPOUT = re.compile(r"classif|cls|summary|pooler|activation|qa")
+
+
+def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
+    """Return the tables, without weights, in which a model looks positions up."""
+    try:
+        with torch.device("meta"):
+            auto: Any = AutoModelForSequenceClassification  # which has no annotations
+            model = auto.from_config(copy.deepcopy(config))
+    except Exception as error:  # whatever is in config.json
+        raise UserError(
+            f"--model {config.name_or_path}: no model can be made of its config.json: {error}"
+        ) from error
+    return [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Embedding)
+        and ("pos" in (last := name.rpartition(".")[2]) or last == "wpe")
+    ]
 
 
 def positions(config: PretrainedConfig) -> int | None:
@@ -63,20 +54,21 @@ def positions(config: PretrainedConfig) -> int | None:
 
     Relative and rotary positions go on beyond those that were trained.
     """
-    most, kind = getattr(config, "max_position_embeddings", None), config.model_type
-    if most is None:
-        return None
-    if kind in _OFFSET_POSITIONS:
-        return int(most) - (config.pad_token_id or 0) - 1  # the first follows that of padding
-    biased = kind in _BIASED_POSITIONS and getattr(config, "position_biased_input", True)
-    return int(most) if biased or kind in _LEARNED_POSITIONS else None
+    limits = [
+        # the first position follows that of padding in RoBERTa, an offset in BART
+        table.num_embeddings
+        - (0 if table.padding_idx is None else table.padding_idx + 1)
+        - getattr(table, "offset", 0)
+        for table in _position_tables(config)
+    ]
+    return min([*limits, getattr(config, "max_position_embeddings", limits[0])]) if limits else None
 
 
 def require_head(model: str, config: PretrainedConfig) -> None:
     """Refuse a model of a family without a head for texts.
 
     Raises:
-        UserError: if ``transformers`` has no ``ForSequenceClassification`` for it.
+        UserError: If ``transformers`` has no ``ForSequenceClassification`` for it.
     """
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise UserError(
@@ -86,14 +78,29 @@ def require_head(model: str, config: PretrainedConfig) -> None:
 
 
 def outputs_of_head(config: PretrainedConfig) -> list[str]:
-    """Return what the outputs of the head are called that a model was trained with; empty if it has
-    no head for texts.
-    """
-    kinds = config.architectures or []
-    if not any(each.endswith("ForSequenceClassification") for each in kinds):
+    """Return the names of the outputs that a model was fine-tuned for; empty without a head."""
+    architectures = config.architectures or []
+    if not any(name.endswith("ForSequenceClassification") for name in architectures):
         return []
-    names = (config.id2label or {}).items()
-    return [str(name) for _, name in sorted((int(number), name) for number, name in names)]
+    names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
+    return [names[number] for number in sorted(names)]
+
+
+def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:
+    """Return the dropouts of a configuration by their names in the family.
+
+    Args:
+        config: Of the model.
+        option: ``attention_dropout`` for those of attention weights, or ``hidden_dropout``.
+    """
+    return {
+        name: value
+        for name, value in config.get_text_config().to_dict().items()
+        if _DROPOUT.search(name)
+        and isinstance(value, (int, float))
+        and ("att" in name) == (option == "attention_dropout")
+        and (value > 0 or not _HEAD_DROPOUT.search(name))
+    }
 
 
 def set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
@@ -101,26 +108,23 @@ def set_dropout(config: PretrainedConfig, option: str, probability: float | None
 
     Args:
         config: Changed in place.
-        option: A key of :data:`DROPOUTS`.
+        option: ``hidden_dropout`` or ``attention_dropout``.
         probability: None leaves everything as it is.
 
     Raises:
-        UserError: if it is above 0 and the family has no such dropout.
+        UserError: If it is above 0 and the family has no such dropout.
     """
     if probability is None:
         return
-    config = config.get_text_config()
-    names = [name for name in DROPOUTS[option] if hasattr(config, name)]
-    if probability and not names:
-        known = [name for name in config.to_dict() if "dropout" in name or name.endswith("pdrop")]
+    names = dropouts(config, option)
+    if probability and all(map(_HEAD_DROPOUT.search, names)):
+        present = filter(_DROPOUT.search, config.get_text_config().to_dict())
         raise UserError(
             f"--{option} {probability}: a model of type '{config.model_type}' has no such dropout, "
-            f"only {', '.join(sorted(known)) or 'none at all'}"
+            f"only {', '.join(sorted(present)) or 'none at all'}"
         )
-    if option == "hidden_dropout":  # of a head it may be None: then it is that of hidden states
-        names += [name for name in _HEAD_DROPOUTS if getattr(config, name, None)]
     for name in names:
-        setattr(config, name, probability)
+        setattr(config.get_text_config(), name, probability)
 
 
 def set_up(config: PretrainedConfig, pad_token_id: int | None) -> None:
@@ -132,7 +136,8 @@ def set_up(config: PretrainedConfig, pad_token_id: int | None) -> None:
     """
     text = config.get_text_config()
     if pad_token_id is not None and (
-        text.pad_token_id is None or text.model_type not in _OFFSET_POSITIONS
+        text.pad_token_id is None  # else it may be what positions are counted from
+        or all(table.padding_idx is None for table in _position_tables(config))
     ):
         text.pad_token_id = config.pad_token_id = pad_token_id
     # what generation would go on from: of no use here, and as large as all hidden states
@@ -147,9 +152,8 @@ def set_up(config: PretrainedConfig, pad_token_id: int | None) -> None:
 
 def freeze_unused(model: PreTrainedModel) -> None:
     """Let no gradient be expected for weights that the head of the family never reaches."""
-    unused = _UNUSED.get(model.config.model_type, ())
     for name, parameter in model.named_parameters():
-        if name.startswith(unused or ("\0",)):
+        if name.startswith(_UNUSED.get(model.config.model_type, ("\0",))):
             parameter.requires_grad_(False)
 
 
@@ -170,7 +174,7 @@ def refuse_half_precision(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> 
         fp16: Likewise.
 
     Raises:
-        UserError: with the precision to use.
+        UserError: With the precision to use.
     """
     config = getattr(model, "config", None)
     if (bf16 or fp16) and isinstance(config, PretrainedConfig) and overflows(config):
@@ -182,23 +186,20 @@ def refuse_half_precision(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> 
 
 def remarks(config: PretrainedConfig) -> list[str]:
     """Return what is done differently for a family, for the start of a run."""
-    kind, found = config.model_type, []
-    if kind == "big_bird":
-        found.append(
+    if config.model_type == "big_bird":
+        return [
             "a model of type 'big_bird' attends to all tokens, not to blocks of them: with block-"
             "sparse attention results depend on the order of batches"
-        )
+        ]
     if overflows(config):
-        found.append(f"precision fp32: a model of type '{kind}' overflows in bf16 and fp16")
-    return found
+        return [f"precision fp32: a model of type '{config.model_type}' overflows in bf16 and fp16"]
+    return []
 
 
 def end_token(config: PretrainedConfig) -> int | None:
-    """Return the number of the token that every row must have equally often; None if there is none
-    of that kind.
-    """
+    """Return the id of the token that every row must have equally often; None without such."""
     text: Any = config.get_text_config()
-    return text.eos_token_id if config.model_type in _COUNT_ENDS else None
+    return text.eos_token_id if config.is_encoder_decoder else None
 
 
 def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:
@@ -206,9 +207,11 @@ def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:
 
     Passed to ``from_pretrained`` they are saved with the tokenizer; set later they are not.
     """
-    # a text that spells the token out would end there
-    settings: dict[str, Any] = {"split_special_tokens": config.model_type in _FIND_END}
-    if config.model_type == "xlnet":  # whose tokenizer leaves the segments out
+    kind = type(config)
+    is_decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING and kind not in MODEL_FOR_MASKED_LM_MAPPING
+    # such heads look for a special token: a text that spells it out would end there
+    settings: dict[str, Any] = {"split_special_tokens": is_decoder or config.is_encoder_decoder}
+    if config.model_type == "xlnet":  # its head reads the last token; its tokenizer lacks segments
         names = ["input_ids", "token_type_ids", "attention_mask"]
         return {**settings, "padding_side": "left", "model_input_names": names}
     return {**settings, "padding_side": "right"}
@@ -224,14 +227,13 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, 
         model: Named in the error.
 
     Raises:
-        UserError: if there is no token to pad with.
+        UserError: If there is no token to pad with.
     """
     if tokenizer.pad_token is not None:
         return
-    text: Any = config.get_text_config()
-    known = text.pad_token_id
-    if known is not None and 0 <= known < len(tokenizer):
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(known)
+    pad_token_id: Any = config.get_text_config().pad_token_id
+    if pad_token_id is not None and 0 <= pad_token_id < len(tokenizer):
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
     elif tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     else:

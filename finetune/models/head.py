@@ -24,9 +24,8 @@ def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear:
     Raises:
         UserError: if no linear layer has so many outputs.
     """
-    found = [each for each in model.modules() if isinstance(each, torch.nn.Linear)]
-    for layer in reversed(found):
-        if layer.out_features == width:
+    for layer in reversed(list(model.modules())):
+        if isinstance(layer, torch.nn.Linear) and layer.out_features == width:
             return layer
     raise UserError(f"{type(model).__name__} has no linear layer of {width} outputs")
 
@@ -46,18 +45,17 @@ def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
         shift: Likewise.
 
     Raises:
-        UserError: if it has no bias and ``shift`` is not 0.
+        UserError: If it has no bias and ``shift`` is not 0.
     """
     bias: torch.Tensor | None = layer.bias
     if bias is None and np.any(shift):
         raise UserError("the last layer of the model has no bias that could be shifted")
+    factor = torch.as_tensor(scale, dtype=torch.float64, device=layer.weight.device)
     with torch.no_grad():
-        factor = torch.as_tensor(scale, dtype=torch.float64, device=layer.weight.device)
-        layer.weight.copy_(_product(layer.weight.double(), factor[:, None]))
+        layer.weight.copy_(_scaled(layer.weight.double(), factor[:, None]))
         if bias is not None:
-            added = torch.as_tensor(shift, dtype=torch.float64, device=bias.device)
-            folded = _product(bias.double(), factor)
-            bias.copy_(_sharded_as(folded + _replicated(added, folded), bias))
+            summand = torch.as_tensor(shift, dtype=torch.float64, device=bias.device)
+            bias.copy_(_scaled(bias.double(), factor, summand))
 
 
 def power_of_two(numbers: np.ndarray) -> np.ndarray:
@@ -71,13 +69,13 @@ def power_of_two(numbers: np.ndarray) -> np.ndarray:
 def scaled(layer: torch.nn.Linear) -> ScaledOutputs | None:
     """Return what scales the outputs of ``layer``, if :class:`ScaledOutputs` does."""
     hooks = layer._forward_hooks.values()
-    return next((each for each in hooks if isinstance(each, ScaledOutputs)), None)
+    return next((hook for hook in hooks if isinstance(hook, ScaledOutputs)), None)
 
 
 def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
     """Let ``layer`` be trained by :class:`ScaledOutputs`, in place of those that it may have."""
-    if (before := scaled(layer)) is not None:
-        before.remove(layer)
+    if (earlier := scaled(layer)) is not None:
+        earlier.remove(layer)
     ScaledOutputs(layer, scale)
 
 
@@ -109,13 +107,13 @@ class ScaledOutputs:
         ]
 
     def __call__(
-        self, layer: torch.nn.Linear, given: tuple[torch.Tensor, ...], output: torch.Tensor
+        self, layer: torch.nn.Linear, args: tuple[torch.Tensor, ...], output: torch.Tensor
     ) -> torch.Tensor:
         """Return the outputs in their units, float32."""
         bias = layer.bias.float() if has_bias(layer) else None
         with torch.autocast(output.device.type, enabled=False):
-            found = linear(given[0].float(), layer.weight.float(), bias)
-        return found * self.scale.to(found.device)
+            outputs = linear(args[0].float(), layer.weight.float(), bias)
+        return outputs * self.scale.to(outputs.device)
 
     def remove(self, layer: torch.nn.Linear) -> None:
         """Give ``layer`` back as an ordinary one that returns the same."""
@@ -125,39 +123,29 @@ class ScaledOutputs:
 
 
 def _multiplied(
-    scale: torch.Tensor, layer: torch.nn.Module, state: dict[str, Any], prefix: str, *others: Any
+    scale: torch.Tensor, layer: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any
 ) -> None:
     """Multiply the weights of a layer in a state dict; those that a model has are left alone."""
     for name in (f"{prefix}weight", f"{prefix}bias"):
         if name in state:
             factor = scale.to(state[name].device, state[name].dtype)
             shape = -1, *[1] * (state[name].dim() - 1)
-            state[name] = _product(state[name], factor.reshape(shape))
+            state[name] = _scaled(state[name], factor.reshape(shape))
 
 
-def _product(weights: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-    """Return weights, which FSDP may have sharded, times a factor; sharded as they were."""
-    return _sharded_as(weights * _replicated(factor, weights), weights)
-
-
-def _replicated(numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return numbers that every rank has, as a tensor that computes with ``weights``."""
+def _scaled(
+    weights: torch.Tensor, factor: torch.Tensor, summand: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return ``weights * factor + summand``; of weights that FSDP has sharded, sharded alike."""
     if type(weights) in (torch.Tensor, torch.nn.Parameter):
-        return numbers
+        return weights * factor if summand is None else weights * factor + summand
     from torch.distributed.tensor import DTensor, Replicate
 
     assert isinstance(weights, DTensor)
-    whole = [Replicate()] * weights.device_mesh.ndim
-    return DTensor.from_local(numbers, weights.device_mesh, whole, run_check=False)
-
-
-def _sharded_as(found: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return what was computed with ``weights``, sharded as they are."""
-    if type(weights) in (torch.Tensor, torch.nn.Parameter):
-        return found
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(found, DTensor)
-    assert isinstance(weights, DTensor)
-    sharded: torch.Tensor = found.redistribute(placements=weights.placements)
+    mesh, replicated = weights.device_mesh, [Replicate()] * weights.device_mesh.ndim
+    product = weights * DTensor.from_local(factor, mesh, replicated, run_check=False)
+    if summand is not None:
+        product = product + DTensor.from_local(summand, mesh, replicated, run_check=False)
+    assert isinstance(product, DTensor)
+    sharded: torch.Tensor = product.redistribute(placements=weights.placements)
     return sharded

@@ -32,11 +32,32 @@ from finetune.runtime import hub
 #: What ``transformers`` calls kinds of labels.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 #: Files with the vocabularies of tokenizers, one of which is enough.
-_VOCABULARIES = dict.fromkeys(
-    ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "spm.model")
+_VOCABULARIES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "spm.model"),
 )
 #: The attribute of a model that names the weights that no checkpoint had.
 _FRESH = "_weights_without_checkpoint"
+
+
+def load_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
+    """Return the configuration of ``model``, named and pinned as for :func:`load_classifier`.
+
+    Args:
+        model: See :func:`load_classifier`.
+        revision: Likewise.
+        **changes: Attributes to set.
+
+    Raises:
+        UserError: If it cannot be loaded, or asks for code from the Hub.
+    """
+    with loading(model, revision) as source:
+        config: PretrainedConfig = AutoConfig.from_pretrained(**source, **changes)
+    if "/" in str(config._attn_implementation):
+        raise UserError(
+            f"--model {model}: its config.json asks for code from the Hub, attn_implementation "
+            f"'{config._attn_implementation}', which is not run: take it out of config.json"
+        )
+    return config
 
 
 def load_tokenizer(
@@ -55,21 +76,23 @@ def load_tokenizer(
             ``pipeline()`` cuts where the training did; None for what the tokenizer says.
 
     Raises:
-        UserError: if it cannot be loaded.
+        UserError: If it cannot be loaded, or no file has its vocabulary.
     """
-    most: dict[str, Any] = {} if max_length is None else {"model_max_length": max_length}
+    config = load_config(model, revision)
+    settings = families.tokenizer_settings(config)
+    if max_length is not None:
+        settings["model_max_length"] = max_length
+    names: dict[str, None] = dict.fromkeys(_VOCABULARIES)
     with loading(model, revision) as source:
-        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
-        settings = most | families.tokenizer_settings(config)
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 **source, truncation_side=truncation_side, **settings
             )
         except (OSError, ValueError):
-            _refuse_without_vocabulary(model, revision, source, _VOCABULARIES)
+            _refuse_without_vocabulary(model, revision, source, names)
             raise
         if tokenizer.vocab_files_names:  # those of bytes have none
-            names = {**dict.fromkeys(tokenizer.vocab_files_names.values()), **_VOCABULARIES}
+            names = dict.fromkeys([*tokenizer.vocab_files_names.values(), *names])
             _refuse_without_vocabulary(model, revision, source, names)
         families.set_pad_token(tokenizer, config, model)
     return tokenizer
@@ -78,23 +101,21 @@ def load_tokenizer(
 def _refuse_without_vocabulary(
     model: str, revision: str | None, source: Mapping[str, Any], names: Iterable[str]
 ) -> None:
-    """Refuse a model without the files of a tokenizer, for which transformers 5 makes one of five
-    tokens without a word.
+    """Refuse a model without any of these files: transformers 5 makes a tokenizer of five tokens
+    for it, without an error.
     """
-    directory, names = source["pretrained_model_name_or_path"], list(names)
-    for name in names:
-        if hub.names_repository(model):
-            is_there = isinstance(try_to_load_from_cache(model, name, revision=revision), str)
-        else:
-            is_there = (Path(directory) / name).exists()
-        if is_there:
-            return
-    raise UserError(
-        f"--model {model}: no file of a tokenizer is there (expected tokenizer.json, or "
-        f"{', '.join(name for name in names if name != 'tokenizer.json')}). Save the tokenizer "
-        "that the model was trained with beside its config.json: "
-        f"AutoTokenizer.from_pretrained(NAME).save_pretrained({str(directory)!r})"
-    )
+    directory = source["pretrained_model_name_or_path"]
+    if hub.names_repository(model):
+        paths = [try_to_load_from_cache(model, name, revision=revision) for name in names]
+        exists = any(isinstance(path, str) for path in paths)
+    else:
+        exists = any((Path(directory) / name).exists() for name in names)
+    if not exists:
+        raise UserError(
+            f"--model {model}: no file of a tokenizer is there (expected one of "
+            f"{', '.join(names)}). Save the tokenizer that the model was trained with beside its "
+            f"config.json: AutoTokenizer.from_pretrained(NAME).save_pretrained({str(directory)!r})"
+        )
 
 
 def load_classifier(
@@ -123,35 +144,31 @@ def load_classifier(
     Raises:
         UserError: if the model cannot be loaded, has no head for texts or no such dropout.
     """
+    outputs = list(labels) or ["LABEL_0"]
+    config = load_config(
+        model,
+        revision,
+        num_labels=len(outputs),
+        id2label=dict(enumerate(outputs)),
+        label2id={name: index for index, name in enumerate(outputs)},
+    )
+    if problem_type is not None:
+        config.problem_type = problem_type
+    families.require_head(model, config)
+    families.set_dropout(config, "hidden_dropout", hidden_dropout)
+    families.set_dropout(config, "attention_dropout", attention_dropout)
+    families.set_up(config, pad_token_id)
     with loading(model, revision) as source:
-        outputs = list(labels) or ["LABEL_0"]
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            **source,
-            num_labels=len(outputs),
-            id2label=dict(enumerate(outputs)),
-            label2id={name: index for index, name in enumerate(outputs)},
-        )
-        if problem_type is not None:
-            config.problem_type = problem_type
-        if "/" in str(config._attn_implementation):
-            raise UserError(
-                f"--model {model}: its config.json asks for code from the Hub, attn_implementation "
-                f"'{config._attn_implementation}', which is not run: take it out of config.json"
-            )
-        families.require_head(model, config)
-        families.set_dropout(config, "hidden_dropout", hidden_dropout)
-        families.set_dropout(config, "attention_dropout", attention_dropout)
-        families.set_up(config, pad_token_id)
         classifier: PreTrainedModel
-        classifier, told = AutoModelForSequenceClassification.from_pretrained(
+        classifier, info = AutoModelForSequenceClassification.from_pretrained(
             **source,
             config=config,
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    resized = (name for name, *_ in told["mismatched_keys"])
-    setattr(classifier, _FRESH, frozenset([*told["missing_keys"], *resized]))
+    resized = (name for name, *_ in info["mismatched_keys"])
+    setattr(classifier, _FRESH, frozenset([*info["missing_keys"], *resized]))
     families.freeze_unused(classifier)
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
@@ -168,20 +185,9 @@ def is_fresh(model: torch.nn.Module, layer: torch.nn.Linear) -> bool:
         model: From :func:`load_classifier`; of another that is taken for granted.
         layer: Of the model.
     """
-    names = (name for name, each in model.named_parameters() if each is layer.weight)
+    names = (name for name, weight in model.named_parameters() if weight is layer.weight)
     fresh = getattr(model, _FRESH, None)
     return fresh is None or next(names) in fresh
-
-
-def load_config(model: str, revision: str | None = None) -> PretrainedConfig:
-    """Return the configuration of ``model``, named and pinned as for :func:`load_classifier`.
-
-    Raises:
-        UserError: if it cannot be loaded.
-    """
-    with loading(model, revision) as source:
-        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
-    return config
 
 
 def identity(model: str) -> str:
@@ -194,8 +200,8 @@ def commit(model: str, revision: str | None = None) -> str | None:
     """Return the commit of a model on the Hub as it lies in the cache; None if it is not there."""
     if not hub.names_repository(model):
         return None
-    found = try_to_load_from_cache(model, "config.json", revision=revision)
-    return Path(found).parent.name if isinstance(found, str) else None
+    path = try_to_load_from_cache(model, "config.json", revision=revision)
+    return Path(path).parent.name if isinstance(path, str) else None
 
 
 def describe(model: str) -> str:

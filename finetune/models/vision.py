@@ -22,6 +22,7 @@ from transformers import (
 
 from finetune.data import embedded
 from finetune.errors import UserError
+from finetune.models import pretrained
 from finetune.models.pretrained import ProblemType, loading
 
 SMALL = embedded.PREFIX + "vit"
@@ -74,7 +75,7 @@ def load_config(
         revision: Commit, tag or branch on the Hub; the newest if None.
 
     Raises:
-        UserError: if it cannot be loaded, or its family does not classify images.
+        UserError: If it cannot be loaded, or its family does not classify images.
     """
     head: dict[str, Any] = {
         "num_labels": len(labels),
@@ -84,8 +85,7 @@ def load_config(
     if model == SMALL:
         config: PretrainedConfig = AutoConfig.for_model("vit", **_SMALL, **head)
         return config
-    with loading(model, revision) as source:
-        config = AutoConfig.from_pretrained(**source, **(head if labels else {}))
+    config = pretrained.load_config(model, revision, **(head if labels else {}))
     if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         raise UserError(
             f"--model {model}: a model of type '{config.model_type}' does not classify images; "

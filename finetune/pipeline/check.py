@@ -7,20 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from finetune.checking import duplicates, tiers
-from finetune.checking.findings import STATUS, exit_status
+from finetune.checking import tiers
 from finetune.checking.labels import count_classes
 from finetune.checking.texts import describe_token_lengths
 from finetune.config.settings import Settings
 from finetune.data import targets
-from finetune.errors import SEVERITIES, Finding, Report
+from finetune.errors import SEVERITIES, Finding, Report, Severity
+from finetune.models import families
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
-from finetune.runtime import extras, versions
+from finetune.recipe.rows import split_plan
+from finetune.runtime import extras
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+#: The exit status of ``check`` for the worst finding.
+STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,7 @@ class Check:
     @property
     def status(self) -> int:
         """The exit status: 0 if training would work, 3 if something is suspicious, 2 if not."""
-        return exit_status(self.findings)
+        return STATUS[self.findings[0].severity] if self.findings else 0
 
 
 def check(
@@ -84,7 +88,6 @@ def check(
     Raises:
         UserError: If there is no such recipe or config file.
     """
-    versions.warn_once(stacklevel=2)
     return examine(Settings.from_keywords(recipe, options), progress, deep=deep)
 
 
@@ -106,8 +109,6 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
     with telling(progress):
         values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)
-        if "source" in vars(recipe):
-            report.add(*duplicates.find_repeated_rows(recipe.source, recipe.input_column))
         if is_read and values is not None and not report.has_errors:
             with report.collect():
                 report.add(*_describe_lengths(recipe))
@@ -142,15 +143,14 @@ def refused(mistakes: Sequence[str]) -> Check:
 
 def _look_deep(chosen: Settings) -> None:
     """Add what takes longer to the report."""
-    recipe, plan = chosen.recipe, chosen.recipe.plan()
-    near = {"near_duplicates": plan.drop_duplicates, "near_overlap": plan.drop_overlap}
+    recipe = chosen.recipe
     chosen.report.add(
         *tiers.check_deep(
             recipe.source,
             recipe.splits,
             recipe.input_column,
             recipe.columns_read(),
-            left_out=[name for name, rule in near.items() if rule == "near"],
+            split_plan(recipe),
         )
     )
 
@@ -177,7 +177,9 @@ def _describe_lengths(recipe: Recipe) -> list[Finding]:
     sample = recipe.token_sample
     if sample is None:
         return []  # how it tokenizes is not known
-    return describe_token_lengths(sample.lengths, sample.total, recipe.max_length, recipe.positions)
+    config = recipe.model_config
+    positions = None if config is None else families.positions(config)
+    return describe_token_lengths(sample.lengths, sample.total, recipe.max_length, positions)
 
 
 def as_json(result: Check) -> dict[str, Any]:

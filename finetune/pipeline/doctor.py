@@ -1,4 +1,8 @@
-"""What a machine has for a job of several processes: devices, network, and their speed together."""
+"""Look at this machine before a job: devices, network, versions; time an all-reduce between ranks.
+
+Nothing here prints. Under a launcher every rank calls :func:`time_all_reduces`, inside the process
+group.
+"""
 
 from __future__ import annotations
 
@@ -8,187 +12,167 @@ import platform
 import socket
 import statistics
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import psutil
 
-from finetune.errors import RunError, UserError
-from finetune.pipeline import provenance
 from finetune.runtime import distributed
-from finetune.runtime.bounded import resolve
+from finetune.runtime.version import __version__
 
-#: How the names of the variables begin that backends and launchers read; none holds a secret.
+Facts = dict[str, str | list[str]]
+#: Variables that decide which interface a backend uses.
+_INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "gloo", "NCCL_SOCKET_IFNAME": "nccl"}
+#: Shown where they are set: an allowlist, so that no token is ever shown.
 _VARIABLES = (
-    "NCCL_",
-    "GLOO_",
-    "TORCH_NCCL_",
-    "MASTER_",
-    "OMP_NUM",
-    "CUDA_VISIBLE",
-    "ACCELERATE_USE",
+    *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", *_INTERFACE_VARIABLES),
+    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_DEBUG", "OMP_NUM_THREADS"),
 )
-#: Addresses of no machine (RFC 5737 and RFC 3849), for which the system names the default route.
-_ELSEWHERE = ("198.51.100.1", "2001:db8::1")
-#: DDP sends gradients in buckets of 1 and 25 MB; MiniLM-L6 has 91 MB of them in fp32.
-_MEGABYTES, _REPETITIONS = (1, 25, 91), 5
+#: RFC 5737: the address of no machine, so that the default route is the one asked for.
+_OTHER_MACHINE = "198.51.100.1"
+#: DDP sends gradients in buckets, the first of 1 and the others of 25 MB; MiniLM-L6 has 91 MB.
+_MEGABYTES = (1, 25, 91)
+_REPETITIONS = 5
 
 
-class Speed(NamedTuple):
-    """The speed of all-reduces of one size, which each rank holds.
-
-    The bus bandwidth is what each link carries, as nccl-tests define it: bandwidth x 2 (n - 1) / n.
-    """
-
-    megabytes: float
-    milliseconds: float  # the median of several
-    bandwidth: float  # GB/s, size over time
-    bus_bandwidth: float
-
-
-def describe_machine() -> dict[str, str]:
-    """Return host, devices, backends, interfaces, variables and versions of this machine."""
+def describe_machine() -> dict[str, Facts]:
+    """Return what is worth knowing about this machine, by title and name."""
     import torch
     import torch.distributed as dist
 
-    backends = [
-        name if dist.is_backend_available(name) else f"no {name}"
-        for name in ("nccl", "gloo", "mpi")
-    ]
-    address, device = route_address(), torch.accelerator.current_accelerator()
-    devices = "cpu" if device is None else device.type
-    if devices == "cuda":
-        gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-        devices = ", ".join(f"cuda {gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus)
-    variables = [
-        f"{name}={value}" for name, value in os.environ.items() if name.startswith(_VARIABLES)
-    ]
+    kind = torch.accelerator.current_accelerator() or torch.device("cpu")
+    devices: Facts = {"training": f"runs on {kind.type}"}
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        devices[f"cuda {index}"] = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
+    names = ("nccl", "gloo", "mpi", "ucc", "xccl")
+    built = [name for name in names if dist.is_available() and dist.is_backend_available(name)]
+    missing = [name for name in names if name not in built]
+    settings = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
     return {
-        "host": f"{platform.node()}, {platform.system()} {platform.release()}",
-        "devices": f"{devices}; {os.cpu_count()} CPU cores",
-        "backends": ", ".join(backends),
-        "interfaces": ", ".join(interfaces()) or "none",
-        "route": f"other machines are reached from {address}" if address else "to no other machine",
-        "variables": ", ".join(sorted(variables)) or "none of a backend or a launcher",
-        "versions": ", ".join(f"{name} {value}" for name, value in provenance.versions().items()),
+        "machine": {
+            "host": platform.node(),
+            "cores": f"{psutil.cpu_count(logical=False)} physical, {os.cpu_count()} logical",
+            "versions": f"python {platform.python_version()}, torch {torch.__version__}, "
+            f"finetune {__version__}",
+        },
+        "devices": devices,
+        "network": {
+            "backends": f"available {', '.join(built)}; missing {', '.join(missing)}",
+            "interfaces": ", ".join(list_interfaces()) or "none",
+            "variables": settings or "none is set",
+        },
     }
 
 
-def interfaces() -> dict[str, list[str]]:
-    """Return the addresses of each interface that is up and has one, by name."""
+def list_interfaces() -> dict[str, list[str]]:
+    """Return the addresses of each interface that is up, in the order of ``getifaddrs``."""
     states, families = psutil.net_if_stats(), (socket.AF_INET, socket.AF_INET6)
     addresses = {
         name: [entry.address for entry in entries if entry.family in families]
         for name, entries in psutil.net_if_addrs().items()
+        if name in states and states[name].isup
     }
-    return {name: some for name, some in addresses.items() if some and states[name].isup}
+    return {name: values for name, values in addresses.items() if values}
 
 
-def route_address() -> str | None:
-    """Return the address from which this machine reaches others; None without a route."""
-    for target in _ELSEWHERE:
-        family = socket.AF_INET6 if ":" in target else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((target, 9))  # asks for the route, and sends nothing
-            except OSError:
-                continue
-            address = str(probe.getsockname()[0])
-        if not _is_loopback([address]):
-            return address
-    return None
+def recommend(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the lines to type so that backends use an interface that reaches other machines."""
+    outer = [name for name, addresses in interfaces.items() if not _is_local(addresses)]
+    route = _route_address()
+    best = next((name for name in outer if route in interfaces[name]), next(iter(outer), None))
+    lines = []
+    for variable, backend in _INTERFACE_VARIABLES.items():
+        if not _has_backend(backend):
+            continue
+        value = os.environ.get(variable, "")
+        chosen = _match_interfaces(variable, value, interfaces)
+        if value and chosen and (not outer or set(chosen) & set(outer)):
+            continue  # the user's choice stands
+        if best is None:
+            lines += [f"unset {variable}"] if value else []
+        elif value or len(outer) > 1:
+            lines.append(f"export {variable}={best}")
+    return lines
 
 
-def find_exports() -> dict[str, str]:
-    """Return commands that make gloo and NCCL take the interface that leads to other machines, and
-    the reason for each.
-    """
+def _has_backend(name: str) -> bool:
     import torch.distributed as dist
 
-    names, address, host = interfaces(), route_address(), socket.gethostname()
-    best = next((name for name, addresses in names.items() if address in addresses), None)
-    others = [name for name in names if name != best and not _is_loopback(names[name])]
-    exports = {}
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        reason, value = "", os.environ.get(variable, "")
-        prefixes = tuple(word.split(":")[0] for word in value.lstrip("=").split(","))
-        chosen = [name for name in names if name.startswith(prefixes)]
-        if value.startswith("^"):  # excludes names
-            continue
-        if not chosen:
-            reason = f"{variable}={value} names no interface with an address here"
-        elif best and value and all(_is_loopback(names[name]) for name in chosen):
-            reason = f"{variable}={value} names an interface that others cannot reach"
-        elif best and not value and variable.startswith("GLOO"):
-            if address not in (resolved := resolve(host)):
-                reason = f"gloo listens on the address of {host}: {', '.join({*resolved})}"
-        elif best and not value and others and dist.is_nccl_available():
-            reason = f"NCCL may choose {', '.join(others)}"
-        if reason:
-            exports[f"export {variable}={best}" if best else f"unset {variable}"] = reason
-    return exports
+    return dist.is_available() and dist.is_backend_available(name)
 
 
-def join_job(timeout: int) -> list[dict[str, Any]]:
-    """Connect the ranks of a job, and return host, device and exports of each.
+def _match_interfaces(variable: str, value: str, interfaces: Mapping[str, object]) -> list[str]:
+    """Return the interfaces that a variable names: gloo takes names, NCCL prefixes."""
+    words = [word.partition(":")[0] for word in value.removeprefix("=").split(",") if word]
+    if value.startswith("^"):
+        return list(interfaces)
+    if variable.startswith("GLOO") or value.startswith("="):
+        return [name for name in interfaces if name in words]
+    return [name for name in interfaces if name.startswith(tuple(words))]
 
-    Args:
-        timeout: Seconds that they wait for each other.
 
-    Raises:
-        UserError: If not all of them come.
+def _is_local(addresses: Sequence[str]) -> bool:
+    """Return whether no address reaches another machine."""
+    parsed = [ipaddress.ip_address(address.partition("%")[0]) for address in addresses]
+    return all(address.is_loopback or address.is_link_local for address in parsed)
+
+
+def _route_address() -> str | None:
+    """Return the address from which this machine reaches others; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((_OTHER_MACHINE, 9))
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The speed of all-reduces of one size.
+
+    Attributes:
+        size: Bytes on each rank.
+        seconds: Median of five, on rank 0.
+        world_size: Ranks.
     """
-    try:
-        distributed.join(None, timeout, use_cpu=False)
-        return distributed.gather(
-            {"host": platform.node(), "device": str(_device()), "exports": [*find_exports()]}
-        )
-    except RuntimeError as error:
-        where = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        raise UserError(
-            f"not all of {distributed.ranks().world_size} ranks met at {where} within {timeout} s: "
-            "start the same command on every machine, but for its rank, and set there what "
-            f"python -m finetune doctor shows ({str(error).splitlines()[0]})"
-        ) from error
+
+    size: int
+    seconds: float
+    world_size: int
+
+    @property
+    def bandwidth(self) -> float:
+        """Size over time, GB/s."""
+        return self.size / self.seconds / 1e9
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """What each link carries, GB/s, comparable with the peak of the hardware.
+
+        As nccl-tests define it (doc/PERFORMANCE.md there): bandwidth x 2 (n - 1) / n.
+        """
+        return self.bandwidth * 2 * (self.world_size - 1) / self.world_size
 
 
-def time_all_reduces() -> list[Speed]:
-    """Time all-reduces of increasing size; every rank calls it, inside the process group.
-
-    Raises:
-        RunError: If a sum is wrong.
-    """
+def time_all_reduces() -> Iterator[AllReduce]:
+    """Time all-reduces of the sizes that occur in training, each verified on every rank."""
     import torch
     import torch.distributed as dist
 
-    world_size, speeds = dist.get_world_size(), []
+    kind, world_size = torch.accelerator.current_accelerator(), dist.get_world_size()
+    device = torch.device("cpu")
+    if kind is not None and dist.get_default_backend_for_device(kind) != "gloo":
+        device = torch.device(kind.type, distributed.ranks().local_rank)
     for megabytes in _MEGABYTES:
-        times = []
-        for _ in range(_REPETITIONS + 1):
-            values = torch.ones(megabytes * 250_000, device=_device())
-            dist.barrier()
+        seconds = []
+        for _ in range(_REPETITIONS + 1):  # the first one connects
+            values = torch.ones(megabytes * 250_000, device=device)
             started = time.perf_counter()
             dist.all_reduce(values)
-            if values[-1].item() != world_size:  # also waits for the device
-                raise RunError(f"an all-reduce of {world_size} ranks returned a wrong sum")
-            times.append(time.perf_counter() - started)
-        seconds = statistics.median(times[1:])  # the first connects
-        bandwidth = values.nbytes / seconds / 1e9
-        bus = bandwidth * 2 * (world_size - 1) / world_size
-        speeds.append(Speed(values.nbytes / 1e6, seconds * 1e3, bandwidth, bus))
-    return speeds
-
-
-def _device() -> Any:
-    """Return the accelerator of this rank, or the CPU if only gloo works."""
-    import torch
-    import torch.distributed as dist
-
-    kind = torch.accelerator.current_accelerator()
-    if kind is None or dist.get_default_backend_for_device(kind) == "gloo":
-        return torch.device("cpu")
-    return torch.device(kind.type, torch.accelerator.current_device_index())
-
-
-def _is_loopback(addresses: Sequence[str]) -> bool:
-    return all(ipaddress.ip_address(text.partition("%")[0]).is_loopback for text in addresses)
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
+            seconds.append(time.perf_counter() - started)
+            assert bool((values == world_size).all())
+        yield AllReduce(values.nbytes, statistics.median(seconds[1:]), world_size)

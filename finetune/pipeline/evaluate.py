@@ -13,9 +13,9 @@ from finetune.data.comma_list import join_values
 from finetune.data.files_of_splits import SPLITS, NoTrainSplit, guess_split
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
-from finetune.recipe.labelled import Labelled
+from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, formats, hub, sharing, versions
+from finetune.runtime import distributed, formats, hub
 from finetune.training.manifest import Statistics
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from finetune.recipe import Recipe
     from finetune.tasks.base import Task
-
-_SHARED = "evaluation"
 
 
 @dataclass(frozen=True)
@@ -82,11 +80,9 @@ def evaluate(
     from finetune.data import memory
     from finetune.data.digests import repeating
     from finetune.pipeline.assess import refuse_other_labels
-    from finetune.recipe import TextRecipe
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
-    versions.warn_once(stacklevel=2)
     run = Run.load(run, trust_recipe=trust_recipe)
     run.require_model()
     if reading and data is None:
@@ -112,18 +108,11 @@ def evaluate(
         },
     )
 
-    def prepared() -> tuple[Recipe, int | None]:
-        if (shared := sharing.taken(_SHARED)) is None:
-            shared = (*looked_at(), notes)
-            sharing.give(_SHARED, shared)
-        over, trained_on, notes[:] = shared
-        return over, trained_on
-
-    def looked_at() -> tuple[Recipe, int | None]:
+    def prepare() -> tuple[Recipe, int | None, list[str]]:
         if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):
             raise unreachable
         if data is None:
-            return _on_its_own(run, recipe), None
+            return _on_its_own(run, recipe), None, notes
         if isinstance(recipe, TextRecipe):
             named = [reading.get(name) for name in ("text_column", "text_columns")]
             recipe.refuse_other_columns(run.path, *named)
@@ -133,11 +122,12 @@ def evaluate(
                 f"{count:,} of {counted(len(over.splits['test']), 'row')} evaluated repeat another "
                 "one: they count twice, and the intervals are too narrow"
             )
-        return over, _rows_trained_on(run, recipe, over.splits["test"], notes)
+        trained_on = _rows_trained_on(run, recipe, over.splits["test"], notes)
+        return over, trained_on, notes
 
     with telling(progress):
-        over, trained_on = distributed.rank_zero_first(prepared)
-        distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+        distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+        over, trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(
             lambda: over.trainer_kwargs(over.load_model(run.path, run.labels)),
             values.build(),
@@ -216,7 +206,7 @@ def _on(
     usual |= dict.fromkeys(("relabel", "exclude"))  # nor corrected
     if "label_column" in reading and "label_columns" in known:
         usual["label_columns"] = None
-    if "label_columns" in reading and isinstance(recipe, Labelled):
+    if "label_columns" in reading and isinstance(recipe, TextRecipe):
         usual["label_column"] = type(recipe).__dataclass_fields__["label_column"].default
         reading = _by_name(recipe, task, reading, notes)
     if "csv_quoting" in known:  # another file may be written in another way
@@ -291,7 +281,7 @@ def _without_training(
 
 
 def _by_name(
-    recipe: Labelled, task: Task[Any], reading: dict[str, Any], notes: list[str]
+    recipe: TextRecipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> dict[str, Any]:
     """Return ``reading`` with the columns of labels in the order in which the model has them.
 
@@ -329,7 +319,7 @@ def _by_name(
 
 def _label_flag(source: Recipe) -> str:
     """Return the option that names the column of labels, and its value, for messages."""
-    if isinstance(source, Labelled):
+    if isinstance(source, TextRecipe):
         ((flag, columns),) = source.label_sources().items()
         return f"{flag} {join_values(columns)}: "
     column = getattr(source, "label_column", "")

@@ -146,8 +146,9 @@ def predict_file(
             parts.begin(resume)
         return request, parts, parts.complete(request.input.total)
 
-    request, parts, complete = distributed.rank_zero_first(prepare)
-    distributed.join(None, _LONGEST_WAIT, use_cpu=not torch.accelerator.is_available())
+    use_cpu = not torch.accelerator.is_available()
+    distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
+    request, parts, complete = distributed.main_process_first(prepare, share=False)
     before, missing, started = sum(complete.values()), 0, time.perf_counter()
     events = _events(on_rank_zero(progress), request, before, ranks.world_size)
     if parts is None:

@@ -14,14 +14,16 @@ from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import Recipe, TextRecipe, metric_modules
-from finetune.runtime import distributed, hub, lock, sharing
+from finetune.recipe.rows import correction_files
+from finetune.runtime import distributed, hub, lock
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues
 
 #: Log entries of the loss that a run has, unless ``--logging_steps`` says how many.
 MOST_LOGGED = 500
-_SHARED = "preparation"
+#: Seconds of ``--ddp_timeout`` where the training arguments cannot be read.
+_DDP_TIMEOUT = 1800
 #: Schedules of the learning rate that do not read ``warmup_steps``.
 _NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
 #: Flags that may differ from one machine to the next.
@@ -61,6 +63,21 @@ class Prepared:
         return None if path is None else str(path)
 
 
+def prepare_job(settings: Settings, progress: Progress = ignore) -> Prepared:
+    """Join the process group, and return on every rank what :func:`prepare` returns on rank 0.
+
+    Raises:
+        UserError: On every rank, all errors in the report.
+    """
+    try:
+        values = settings.values
+    except UserError:  # which `prepare` reports
+        distributed.join_process_group("gloo", _DDP_TIMEOUT, use_cpu=True)
+    else:
+        distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+    return distributed.main_process_first(lambda: prepare(settings, progress))
+
+
 def prepare(
     chosen: Settings,
     progress: Progress = ignore,
@@ -80,7 +97,7 @@ def prepare(
     try:
         return _prepare(chosen, progress, rehearsal)
     except BaseException:
-        lock.release()
+        lock.release(chosen.output_dir)
         raise
 
 
@@ -112,16 +129,13 @@ def _prepare(chosen: Settings, progress: Progress, rehearsal: bool) -> Prepared:
         _refuse_unknown_metric(values, recipe)
     _refuse_corrections_inside(recipe, chosen.output_dir)
     with telling(progress) as tell:
-        if (shared := sharing.taken(_SHARED)) is None:
-            _look_at_sources(recipe, values)
-        else:  # of the same data; the process that gave it has looked at everything
-            vars(recipe).update(shared["recipe"])
+        _look_at_sources(recipe, values)
         report.raise_errors()
         chosen = replace(chosen)  # the task, which the data decides, has defaults too
         values = chosen.values
         _refuse_unknown_metric(values, recipe)
         report.raise_errors()
-        configuration = shared["configuration"] if shared else changes.configuration(chosen, values)
+        configuration = changes.configuration(chosen, values)
         if found is not None:
             for sentence in found.notes:
                 tell(Noted(sentence))
@@ -129,8 +143,6 @@ def _prepare(chosen: Settings, progress: Progress, rehearsal: bool) -> Prepared:
             done = changes.nothing_left(found, configuration, values.early_stopping_patience)
             if done and not values.save_on_each_node:  # another machine may have to go on
                 return Prepared(chosen, found, configuration, found.step, is_done=True)
-        if shared:
-            return Prepared(chosen, found, configuration, shared["steps"], is_done=done)
         rows = recipe.prepared["train"]
     steps = provenance.steps(values, rows)
     if values.profile and found is None and steps < values.profile + WARMUP_STEPS:
@@ -144,7 +156,6 @@ def _prepare(chosen: Settings, progress: Progress, rehearsal: bool) -> Prepared:
         if remark:
             report.warning(remark)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
-    sharing.give(_SHARED, {"recipe": vars(recipe), "configuration": configuration, "steps": steps})
     return Prepared(chosen, found, configuration, steps, is_done=done)
 
 
@@ -209,7 +220,7 @@ def leads(values: ArgumentValues | None) -> bool:
 
 def _refuse_corrections_inside(recipe: Recipe, directory: Path) -> None:
     """Refuse files of corrections that will be moved aside with the run that suspected the rows."""
-    for flag, names in recipe.correction_files().items():
+    for flag, names in correction_files(recipe).items():
         for name in names:
             path = Path(name).expanduser().resolve()
             if path.is_relative_to(directory.resolve()):
@@ -261,10 +272,11 @@ def _look_at_sources(recipe: Recipe, values: ArgumentValues | None) -> None:
 def _trained_head(recipe: Recipe) -> str | None:
     """Return what becomes of the head that a model was trained with, if it had other outputs."""
     from finetune.data.label_columns import list_names
+    from finetune.models.families import outputs_of_head
 
-    if not isinstance(recipe, TextRecipe):
+    if not isinstance(recipe, TextRecipe) or recipe.model_config is None:
         return None
-    before, now = recipe.trained_head, recipe.labels or ["LABEL_0"]
+    before, now = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
     unnamed = [f"LABEL_{number}" for number in range(len(before))]
     if not before:
         return None

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.checking.findings import MOST_SUSPECTS
 from finetune.data import correction_files, corrections
 from finetune.data.correction_files import FILE
 from finetune.data.prediction_columns import DIGEST, USER_COLUMNS, is_predicted
+from finetune.data.row_findings import MOST_SUSPECTS
 from finetune.errors import Finding, UserError
 from finetune.pipeline import corrected
 from finetune.reporting import sections
@@ -80,10 +80,11 @@ def refuse_loss(path: Path) -> None:
     """
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        is_ours = "new_label" in file.readline()
-    if not is_ours or correction_files.has_new_labels(path):
-        what = "has new labels, which would be lost" if is_ours else "is no list of suspects"
+    try:
+        what = "has new labels, which would be lost" * correction_files.has_new_labels(path)
+    except UserError:
+        what = "is no list of suspects"
+    if what:
         raise UserError(f"--suspects {path}: the file that is there {what}: name another")
 
 
@@ -91,7 +92,7 @@ def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
     """Write the rows that findings suspect, each once, with all reasons.
 
     Args:
-        path: Of the file; one that is there is replaced.
+        path: Of the file; one that is there is replaced, or removed if no row is suspected.
         found: From the worst.
         recipe: Which read the rows.
 
@@ -116,7 +117,9 @@ def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
         user_columns += [name for name in own_columns if name not in user_columns]
         shown = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
         contents = rows.select_columns(shown).select(numbers)
-        where = recipe.list_places(split, ids)
+        where = [recipe.report.locate(split, [row]) for row in ids]
+        if recipe.row_source is not None:
+            where = recipe.row_source.list_places(split, ids)
         for row, content, digest, place in zip(ids, contents, prints, where, strict=True):
             written.append(
                 {
@@ -130,5 +133,7 @@ def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
                     **about.get((split, row), {}),
                 }
             )
-    correction_files.write_suspects(path, written, user_columns)
+    path.unlink(missing_ok=True)
+    if written:
+        correction_files.write_suspects(path, written, user_columns)
     return len(written)

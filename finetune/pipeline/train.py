@@ -1,7 +1,7 @@
 """Training: from settings to a run directory.
 
 :func:`train` is the whole path for notebooks and scripts. The command line calls its parts:
-settings, :func:`~finetune.pipeline.preparation.prepare` on rank 0 first, and
+settings, :func:`~finetune.pipeline.preparation.prepare_job` and
 :func:`train_prepared` on every process.
 """
 
@@ -33,10 +33,15 @@ from finetune.pipeline.events import (
     ignore,
     telling,
 )
-from finetune.pipeline.preparation import Prepared, leads, prepare, refuse_different_machines
+from finetune.pipeline.preparation import (
+    Prepared,
+    leads,
+    prepare_job,
+    refuse_different_machines,
+)
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, files, lock, signals, versions
+from finetune.runtime import distributed, files, lock, signals
 from finetune.runtime.signals import Stopped
 
 if TYPE_CHECKING:
@@ -67,13 +72,12 @@ def train(
 
 
 def resolve_settings(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Settings:
-    """Return the settings that keywords make; :func:`prepare` raises the mistakes in them.
+    """Return the settings that keywords make; :func:`prepare_job` raises the mistakes in them.
 
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
         options: As of :func:`train`.
     """
-    versions.warn_once(stacklevel=3)  # the line that calls `train` or `launch`
     settings = Settings.from_keywords(recipe, options)
     if settings.dry_run:
         settings.report.error(
@@ -89,8 +93,7 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
         settings: The settings.
         progress: Called with each event, on rank 0.
     """
-    prepared = distributed.rank_zero_first(lambda: prepare(settings, progress))
-    return train_prepared(prepared, progress)
+    return train_prepared(prepare_job(settings, progress), progress)
 
 
 def show_batch(prepared: Prepared, progress: Progress = ignore) -> None:
@@ -98,7 +101,7 @@ def show_batch(prepared: Prepared, progress: Progress = ignore) -> None:
     from finetune.data import windows
 
     settings = prepared.settings
-    _join_process_group(prepared)
+    _agree(prepared)
     arguments, rows = settings.arguments, settings.recipe.prepared["train"]
     with telling(progress) as report:
         report(Started(settings, arguments, prepared.steps, model=None))
@@ -115,7 +118,7 @@ def show_batch(prepared: Prepared, progress: Progress = ignore) -> None:
 def train_prepared(prepared: Prepared, progress: Progress = ignore) -> Run:
     """Train, evaluate once on the test set, write the run and return it.
 
-    Every process calls it with the result of :func:`prepare` there.
+    Every process calls it with what :func:`prepare_job` returned there.
 
     Args:
         prepared: Checked settings with tokenized data.
@@ -123,12 +126,12 @@ def train_prepared(prepared: Prepared, progress: Progress = ignore) -> Run:
     """
     try:
         with telling(progress) as report:
-            prepared = _join_process_group(prepared)
+            prepared = _agree(prepared)
             if prepared.is_done:
                 return _show_finished(prepared, report)
             return _train_and_write(prepared, report)
     finally:
-        lock.release()
+        lock.release(prepared.settings.output_dir)
 
 
 def _show_finished(prepared: Prepared, progress: Progress) -> Run:
@@ -370,12 +373,10 @@ def how_to_resume(settings: Settings) -> str:
     return f"to resume at step {number(checkpoints[0]):,}: {settings.resuming}"
 
 
-def _join_process_group(prepared: Prepared) -> Prepared:
-    """Make the process group, and refuse machines that would not do the same."""
+def _agree(prepared: Prepared) -> Prepared:
+    """Refuse machines that would not do the same."""
     settings = prepared.settings
-    values = settings.values
-    distributed.join(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    if values.save_on_each_node:
+    if settings.values.save_on_each_node:
         resumed = prepared.resumption
         if not (is_done := all(distributed.gather(prepared.is_done))):
             resumed = resumption.agree_on_checkpoint(resumed, settings.output_dir)

@@ -21,7 +21,6 @@ from finetune.data import ROW
 from finetune.data.batches import cut, split
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import characters
-from finetune.data.lengths import refuse_end_in_texts
 from finetune.data.windows import Pool, documents_of
 from finetune.errors import UserError
 from finetune.models.cpu import kernels
@@ -174,12 +173,9 @@ class Predictor:
             return
         by_length = np.argsort([-characters(row) for row in rows], kind="stable")
         texts = [rows[number] for number in by_length]
-        inputs, end = _encode(recipe, texts), recipe.end_token()
+        inputs = _encode(recipe, texts)
         while some := list(islice(inputs, _TOKENIZED_AT_ONCE)):
             numbers, tokens = zip(*some, strict=True)
-            if end is not None:
-                ids = [row["input_ids"] for row in tokens]
-                refuse_end_in_texts(ids, [texts[n] for n in numbers], end, recipe.encoder())
             yield tokens, by_length[list(numbers)], [len(row["input_ids"]) for row in tokens]
 
     def _prepare_by_recipe(self, values: list[Any]) -> _Inputs:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
-from finetune.errors import UserError
-from finetune.recipe.options import option
-from finetune.recipe.splitting import Splitting
-from finetune.runtime import hub, versions
+from finetune.errors import Report, UserError
+from finetune.recipe.declaration import alias_parts, declare
+from finetune.recipe.options import DataOptions, SplitOptions, TrainingOptions, option, validate
+from finetune.runtime import hub
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,22 +28,29 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from transformers import BaseImageProcessor, EvalPrediction, PreTrainedTokenizerBase
 
+    from finetune.data.corrections import Applied
+    from finetune.data.sources import Source
     from finetune.recipe.scoring import Scoring
     from finetune.tasks.base import Task
     from finetune.training.arguments import FinetuneArguments
     from finetune.training.trainer import Trainer
 
 
-class Recipe(Splitting):
+@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
+@dataclasses.dataclass(kw_only=True)
+class Recipe(DataOptions, SplitOptions, TrainingOptions):
     """The contract. Derive from it, name your options as annotated fields, and replace the steps.
 
     Attributes:
-        training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name.
+        training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name;
+            merged with those of the classes above, as ``embedded`` is.
         embedded: What ``--embedded`` changes, options of the recipe and training arguments alike.
-        own_metrics: The names of what a :meth:`compute_metrics` of the recipe's own returns.
+        packaged_model: The value of ``--model`` that needs no Hub; empty if there is none.
+        input_column: The column of the raw data that the model reads; duplicates are found by it.
+        own_metrics: The names of what a custom :meth:`compute_metrics` returns.
         label_names: The names of the classes; a source that has these is brought into this order.
         ordered_labels: Whether that order means something: three of them or more are ordinal then.
-        exclusive: Options of which one is given or the other.
+        exclusive: Pairs of options of which only one may be set.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -56,36 +64,49 @@ class Recipe(Splitting):
         "seed": 42,
     }
     embedded: ClassVar[Mapping[str, Any]] = {}
+    packaged_model: ClassVar[str] = ""
+    input_column: ClassVar[str] = "text"
     own_metrics: ClassVar[Sequence[str]] = ()
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
-    exclusive: ClassVar[Sequence[tuple[str, str]]] = ()
-    help_group = "data"
-    help_groups = dict.fromkeys(("loss_function", "class_weights", "metrics"), "training")
-    thresholds = "none"  # no option, but of recipes whose rows may have several labels
-    dataset: str = option("", "data set on the Hub, or a local file, pattern of files or directory")
-    dataset_revision: str | None = option(
-        None, "commit, tag or branch of the data set on the Hub (unset: the newest)"
-    )
-    loss_function: str | None = option(
-        None, "loss that is trained, one of those of the task (unset: its first)"
-    )
-    class_weights: str = option(
-        "none",
-        "how much rows of a class count in the loss of training: balanced, none, or by name",
-        "NAME=WEIGHT,NAME=WEIGHT",
-    )
-    metrics: str | None = option(
-        None, "f1_macro, roc_auc, ./MINE.py and others (unset: those of the task)", "NAME,NAME"
-    )
+    exclusive: ClassVar[Sequence[tuple[str, str]]] = (("group_column", "time_column"),)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        declare(cls)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.report = Report()  # the findings about options and data
+        self.row_source: Source | None = None  # once it is read
+        self.split_how = ""  # how rows were split off
+        self.corrections: Sequence[Applied] = ()  # what each file of corrections did
         self.task_reason = ""  # why the labels are those of the task, where the data decides it
+        self.label_name = "label"  # the user's name of the column
         self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several
-        self.label_name = "label"  # what the user calls the column
+        self.unmapped_labels: Sequence[str] = ()  # in --label_map, but not in the data
+        validate(self)
         if self.loss_function and type(self).loss is not Recipe.loss:
             raise UserError(f"--loss_function {self.loss_function}: the recipe has its own loss")
+
+    @classmethod
+    def short_name(cls) -> str:
+        """Return the name of its file, or of the class where there is none, as in a notebook."""
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        return Path(file).stem if file else cls.__name__.lower()
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the training arguments of the recipe, and where runs go: no clock in a path."""
+        return {"output_dir": f"runs/{cls.short_name()}", **cls.training}
+
+    def note(self, sentence: str) -> None:
+        """Add a fact to the report, for the start block and ``run.json``."""
+        self.report.info(sentence)
+
+    @property
+    def notes(self) -> list[str]:
+        """The warnings and facts of the report, as text."""
+        return self.report.sentences("warning", "info")
 
     # ---- the steps -------------------------------------------------------------------------------
 
@@ -96,25 +117,35 @@ class Recipe(Splitting):
             A ``train`` split, and ``validation`` and ``test`` where the source has them; ``label``
             is one of the features in :mod:`finetune.data.targets`, a ``ClassLabel`` for instance.
         """
-        raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
+        if not self.dataset:
+            raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
+        return self.read()
+
+    def read(self) -> DatasetDict:
+        """Return the rows of the source as they are, with the column ``_row``."""
+        from finetune.recipe.rows import read
+
+        return read(self)
 
     def check(self) -> None:
-        """Refuse options that cannot work with the model, before any data is read.
+        """Raise a ``UserError`` if options cannot work with the model; no data is read yet."""
 
-        Raises:
-            UserError: one line for each mistake.
-        """
+    def without_effect(self, given: Mapping[str, Any]) -> list[str]:
+        """Return a sentence for each option in ``given`` that has no effect beside the others."""
+        return []
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``train``, ``validation`` and ``test``, without duplicates, then sampled."""
+        from finetune.recipe.rows import divide
+
+        return divide(self, dataset)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         """Return the features that the model takes, tokenized for instance, not padded."""
         raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
 
     def check_prepared(self, prepared: DatasetDict) -> None:
-        """Refuse rows that cannot work with the model, as :meth:`prepare` returned them.
-
-        Raises:
-            UserError: with the first such row.
-        """
+        """Raise a ``UserError`` if prepared rows cannot work with the model."""
 
     def processing_class(self) -> PreTrainedTokenizerBase | BaseImageProcessor | None:
         """Return the tokenizer or image processor to be saved beside the model, if there is one."""
@@ -123,8 +154,8 @@ class Recipe(Splitting):
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         """Return a fresh model with one output for each of ``labels``; a regression has none.
 
-        Its ``forward`` takes the collated batch, with or without ``labels``, and returns a mapping
-        that holds ``logits`` of shape ``(rows, classes)``.
+        Its ``forward`` takes the collated batch, with or without ``labels``, and returns a dict
+        with ``logits`` of shape ``(rows, classes)``.
         """
         raise NotImplementedError(f"{type(self).__name__} must say how to build its model")
 
@@ -133,10 +164,6 @@ class Recipe(Splitting):
         from finetune.models import weights
 
         return weights.loaded(self.build_model(labels), Path(directory) / "model.safetensors")
-
-    def base_revision(self) -> str | None:
-        """Return the commit on the Hub of the model that is trained further, if there is one."""
-        return None
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         """Return what makes a batch of rows, ``labels`` among its keys."""
@@ -155,77 +182,98 @@ class Recipe(Splitting):
         """
         return self.presumed_kind.loss(logits, labels)
 
-    def whole_lengths(self, split: str) -> list[int] | None:
-        """Return the tokens of each row before truncation; None where rows have no length."""
-        return None
-
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Return the metrics of :attr:`scoring`: of classes, accuracy and macro F1."""
         return self._scoring(prediction, self.presumed_kind)
 
-    def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return :meth:`defaults`, which ``given`` is set over; the best model is chosen by one of
-        the metrics: the first if a user names them, or if they lack that of the recipe.
+    def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
+        """Return ``model`` made ready for a training with ``arguments``, changed in place or not.
+
+        Override it to freeze parameters, add adapters or replace layers, and end with
+        ``super().adapt(model, arguments)``: on a CPU that adds the kernels of
+        :mod:`finetune.models.cpu`, unless ``--cpu_kernels off`` or ``--torch_compile`` is set.
+        :meth:`trainer` and the command line call it, after the seed is set;
+        :meth:`trainer_kwargs` does not. An evaluation of a run calls it with what
+        :meth:`load_model` returned: a recipe that adds parameters here loads them there, and does
+        not add them twice.
+
+        Args:
+            model: From :meth:`build_model` or :meth:`load_model`.
+            arguments: Of the training, resolved: device, precision and batch are known.
         """
-        usual, is_loaded = self.defaults(), "splits" in vars(self)
-        if self.metrics != type(self).metrics:
-            usual.pop("metric_for_best_model", None)
-        if not ((self.metrics or is_loaded) and self.known_scoring):
-            return usual
-        from finetune.recipe import scoring
+        from finetune.models.cpu import kernels
 
-        names = self.metric_names if is_loaded else self.known_scoring
-        return scoring.with_best(usual, [*names], given or {}, is_final=is_loaded)
+        model = self.kind.scaled(model)
+        has_kernels = arguments.cpu_kernels == "auto" and not arguments.torch_compile
+        if arguments.device.type == "cpu" and has_kernels:
+            recomputes = bool(arguments.activation_checkpointing)
+            kernels.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
+        return model
 
-    # ---- put together ----------------------------------------------------------------------------
+    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.
+
+        The loss is right in the library's ``Trainer`` and in ours. With weights of classes the
+        library divides it by the rows of a step, ours by the sum of their weights, which are 1 on
+        average.
+
+        Args:
+            model: Trained instead of a fresh one.
+        """
+        if model is None:
+            model = self.kind.initialized(self.build_model(self.labels), self.note)
+        return {
+            "model": model,
+            "train_dataset": self.prepared["train"],
+            "eval_dataset": self.prepared["validation"],
+            "data_collator": self.data_collator(),
+            "processing_class": self.processing_class(),
+            "compute_metrics": self.compute_metrics,
+            "compute_loss_func": self.kind.global_loss(self.loss, self.weights),
+        }
+
+    def trainer(self, **training_arguments: Any) -> Trainer:
+        """Return a ``transformers.Trainer``, ours where it must be, ready to ``train()``.
+
+        Args:
+            **training_arguments: Any field of ``TrainingArguments``, and the toolkit's few more;
+                they go over the defaults of the recipe. ``output_dir`` defaults to
+                ``runs/<recipe>``; nothing is written or moved there before ``train()`` is called.
+
+        Raises:
+            UserError: If an argument is unknown, or if the data cannot be trained on.
+        """
+        from finetune.training.defaults import argument_values
+        from finetune.training.trainer import build_trainer
+
+        argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
+        hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
+        _ = self.splits  # which may decide the task, and so what the best model is chosen by
+        defaults = self.training_defaults(training_arguments)
+        arguments = argument_values(defaults, training_arguments).build()
+        trainer = build_trainer(self.trainer_kwargs, arguments, self.adapt)
+        trainer.moves_runs_aside = True
+        return trainer
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def columns_read(self) -> list[str]:
+        """Return the columns of the data that the model reads, in their order."""
+        return [self.input_column]
 
     @functools.cached_property
     def source(self) -> DatasetDict:
         """The data as it was read, labelled, before any row is left out or split off."""
-        from finetune.data import requirements, sources
+        from finetune.recipe.rows import read_source
 
-        hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
-        dataset = sources.number_rows(self.load())
-        requirements.require_labelled(dataset, self.input_column, self.report)
-        requirements.require_rows(dataset, self.label_name, self.report)
-        return dataset
+        return read_source(self)
 
     @functools.cached_property
     def splits(self) -> DatasetDict:
         """The raw splits, checked, with the rows in the order of the source."""
-        from finetune.checking import tiers
-        from finetune.data import labels, numbers, requirements
+        from finetune.recipe.rows import make_splits
 
-        source, report = self.source, self.report
-        can_rename, split_by = hasattr(self, "label_map"), self.split_columns()
-        report.add(*labels.find_doubtful_names(source, can_rename=can_rename))
-        dataset = self.split(source)
-        dataset = self.correct(dataset, source)
-        requirements.require_splits(
-            dataset, source, self.label_name, report, can_rename=can_rename, split_by=split_by
-        )
-        targets = self.target_names or [self.label_name]
-        for split, rows in dataset.items():
-            numbers.check_targets(rows, split, targets, report)
-        report.raise_errors()
-        report.add(*tiers.check_rows(source, dataset, self.columns_read(), targets, split_by))
-        return dataset
-
-    def over(self, rows: Dataset) -> Self:
-        """Return the same recipe with these raw rows as each of its splits, prepared once.
-
-        The rows have ``_row``, :attr:`input_column` and ``label``, numbered as the model does.
-        """
-        from datasets import DatasetDict
-
-        # nothing is trained on them, and they may lack classes that have a weight
-        copy = dataclasses.replace(self, class_weights="none")
-        names = ("train", "validation", "test")
-        copy.splits = DatasetDict(dict.fromkeys(names, rows))
-        prepared = copy.prepare(DatasetDict(test=rows))["test"]
-        copy.check_prepared(DatasetDict(test=prepared))
-        copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
-        return copy
+        return make_splits(self)
 
     @functools.cached_property
     def prepared(self) -> DatasetDict:
@@ -236,14 +284,31 @@ class Recipe(Splitting):
         self.check_prepared(prepared)
         return prepared
 
-    @property
-    def labels(self) -> list[str]:
-        """The names of the classes in their order, or of the numbers of a row that has several."""
-        return self.kind.labels
+    def over(self, rows: Dataset) -> Self:
+        """Return the same recipe with these raw rows as each of its splits, prepared once.
+
+        The rows have ``_row``, :attr:`input_column` and ``label``, numbered as the model does.
+        """
+        from finetune.recipe.rows import with_rows
+
+        return with_rows(self, rows)
+
+    def whole_lengths(self, split: str) -> list[int] | None:
+        """Return the tokens of each row before truncation; None where rows have no length."""
+        return None
+
+    def base_revision(self) -> str | None:
+        """Return the commit on the Hub of the model that is trained further, if there is one."""
+        from finetune.models.pretrained import commit
+
+        model = getattr(self, "model", None)
+        return commit(model, getattr(self, "model_revision", None)) if model else None
+
+    # ---- labels and metrics ----------------------------------------------------------------------
 
     @functools.cached_property
     def kind(self) -> Task[Any]:
-        """What follows from the kind of the labels."""
+        """The task of the labels."""
         from finetune.tasks import kinds
 
         rows = self.splits["train"]
@@ -251,9 +316,21 @@ class Recipe(Splitting):
             rows,
             ordered=self.is_ordinal(rows),
             loss_function=self.loss_function,
-            thresholds=self.thresholds,
+            thresholds=getattr(self, "thresholds", "none"),
             target_names=self.target_names,
         )
+
+    @property
+    def presumed_kind(self) -> Task[Any]:
+        """:attr:`kind`; before the data is loaded, one class a row."""
+        from finetune.tasks.single_label import SingleLabel
+
+        return self.kind if "splits" in vars(self) else SingleLabel()
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the classes in their order, or of the numbers of a row that has several."""
+        return self.kind.labels
 
     def is_ordinal(self, rows: Dataset) -> bool:
         """Return whether the order of the classes of rows means something."""
@@ -273,23 +350,16 @@ class Recipe(Splitting):
 
     @functools.cached_property
     def weights(self) -> np.ndarray | None:
-        """How much each class counts in training, shape ``(classes,)``; None if all alike.
+        """The weight of each class in the loss, shape ``(classes,)``; None if all are alike.
 
         Raises:
-            UserError: what is wrong with ``class_weights``.
+            UserError: If ``class_weights`` cannot be used.
         """
         from finetune.tasks import weights
 
         if self.kind.weighs_in_loss and type(self).loss is not Recipe.loss:
             weights.refuse_own_loss(self.class_weights)
         return self.kind.told_weights(self.class_weights, self.training_targets(), self.note)
-
-    @property
-    def presumed_kind(self) -> Task[Any]:
-        """:attr:`kind`; of data that the recipe has not loaded, what is taken for granted."""
-        from finetune.tasks.single_label import SingleLabel
-
-        return self.kind if "splits" in vars(self) else SingleLabel()
 
     @property
     def scoring(self) -> Scoring:
@@ -305,86 +375,24 @@ class Recipe(Splitting):
     @property
     def known_scoring(self) -> dict[str, Mapping[str, Any]]:
         """The local metrics and their arguments; none if :meth:`compute_metrics` was replaced."""
-        common = type(self).compute_metrics is Recipe.compute_metrics
-        return dict(self._scoring.arguments) if common else {}
+        is_replaced = type(self).compute_metrics is not Recipe.compute_metrics
+        return {} if is_replaced else dict(self._scoring.arguments)
 
     @functools.cached_property
     def metric_names(self) -> list[str]:
-        """The names of what :meth:`compute_metrics` returns; its data are loaded for it."""
+        """The names of what :meth:`compute_metrics` returns; its data is loaded for it."""
         if not self.known_scoring:
             return list(self.own_metrics)
         self.kind.refuse_metrics(self.known_scoring)
         return self._scoring.names(self.kind)
 
-    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.
-
-        The library's ``Trainer`` takes them as well as ours: the loss is right in both. With
-        weights of classes the library divides it by the rows of a step, ours by the sum of their
-        weights, which are 1 on average. A ``model`` stands for a fresh one.
+    def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return :meth:`defaults`, over which ``given`` will go, with the metric that chooses the
+        best model.
         """
-        if model is None:
-            model = self.kind.initialized(self.build_model(self.labels), self.note)
-        return {
-            "model": model,
-            "train_dataset": self.prepared["train"],
-            "eval_dataset": self.prepared["validation"],
-            "data_collator": self.data_collator(),
-            "processing_class": self.processing_class(),
-            "compute_metrics": self.compute_metrics,
-            "compute_loss_func": self.kind.global_loss(self.loss, self.weights),
-        }
+        from finetune.recipe.scoring import choose_best
 
-    def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
-        """Return ``model`` made ready for a training with ``arguments``, changed in place or not.
+        return choose_best(self, given or {})
 
-        This is where a model is operated on before it is trained: freeze parameters, add adapters,
-        replace layers. By default it gets the kernels of :mod:`finetune.models.cpu` where it trains
-        on a CPU, unless ``--cpu_kernels off`` or ``--torch_compile`` says otherwise; call
-        ``super().adapt(model, arguments)`` last to keep them::
 
-            def adapt(self, model, arguments):
-                model.base_model.requires_grad_(False)
-                return super().adapt(model, arguments)
-
-        :meth:`trainer` and the command line call it, after the seed is set;
-        :meth:`trainer_kwargs` does not, so that a plain ``transformers.Trainer`` gets the model as
-        it was built. An
-        evaluation of a run calls it with what :meth:`load_model` returned: a recipe that adds
-        parameters here says there how they are loaded, and does not add them twice.
-
-        Args:
-            model: From :meth:`build_model` or :meth:`load_model`.
-            arguments: Of the training, resolved: device, precision and batch are known.
-        """
-        from finetune.models.cpu import kernels
-
-        model = self.kind.scaled(model)
-        ours = arguments.cpu_kernels == "auto" and not arguments.torch_compile
-        if arguments.device.type == "cpu" and ours:
-            recomputes = bool(arguments.activation_checkpointing)
-            kernels.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
-        return model
-
-    def trainer(self, **training_arguments: Any) -> Trainer:
-        """Return a ``transformers.Trainer``, ours where it must be, ready to ``train()``.
-
-        Any field of ``TrainingArguments``, and the toolkit's few more, is taken over the defaults
-        of the recipe. ``output_dir`` defaults to ``runs/<recipe>``; nothing is written or moved
-        there before ``train()`` is called.
-
-        Raises:
-            UserError: if an argument is unknown, or if the data cannot be trained on.
-        """
-        from finetune.training.defaults import argument_values
-        from finetune.training.trainer import build_trainer
-
-        versions.warn_once(stacklevel=2)
-        argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
-        hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
-        _ = self.splits  # which may decide the task, and so what the best model is chosen by
-        defaults = self.training_defaults(training_arguments)
-        arguments = argument_values(defaults, training_arguments).build()
-        trainer = build_trainer(self.trainer_kwargs, arguments, self.adapt)
-        trainer.moves_runs_aside = True
-        return trainer
+alias_parts(Recipe)

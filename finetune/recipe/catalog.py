@@ -20,7 +20,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from finetune.errors import UserError, suggestion
-from finetune.runtime.importing import HOUSE, import_source, only_class, read_source
+from finetune.runtime.importing import (
+    HOUSE,
+    import_source,
+    only_class,
+    path_below_cwd,
+    read_source,
+)
 
 if TYPE_CHECKING:
     from finetune.recipe import Recipe
@@ -44,7 +50,7 @@ def summary(name: str) -> str:
 
 
 def find(name: str) -> type[Recipe]:
-    """Return the recipe class that a name stands for.
+    """Return the recipe class of a name.
 
     Args:
         name: ``yelp``, ``path/to/mine.py`` or a registered entry point.
@@ -53,7 +59,8 @@ def find(name: str) -> type[Recipe]:
         UserError: If there is none, or if the file does not define exactly one recipe.
     """
     if name in _shipped():
-        return _only_recipe(_import_shipped(name), name)
+        _import_package()
+        return _only_recipe(importlib.import_module(f"recipes.{name}"), name)
     if name.endswith(".py"):
         path = Path(name).expanduser().resolve()
         if not path.exists():
@@ -62,10 +69,7 @@ def find(name: str) -> type[Recipe]:
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
-    raise UserError(
-        f"unknown recipe '{name}'{suggestion(name, names())} (available: {', '.join(names())}; "
-        "a recipe of your own is a path that ends in .py)"
-    )
+    raise UserError(f"unknown recipe '{name}'{_available(name)}; a custom one is a path to a .py")
 
 
 def of_run(name: str, manifest: Path) -> type[Recipe]:
@@ -87,10 +91,7 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
             f"{manifest} names a recipe file, {name}, which would be run as code: if you trust "
             "that file, add --trust_recipe (in Python trust_recipe=True, or import it first)"
         )
-    raise UserError(
-        f"{manifest} names the recipe '{name}', which is not installed{suggestion(name, names())} "
-        f"(available: {', '.join(names())})"
-    )
+    raise UserError(f"{manifest} names the recipe '{name}', not installed{_available(name)}")
 
 
 def trust(name: str, tell: Callable[[str], object]) -> None:
@@ -110,12 +111,9 @@ def trust(name: str, tell: Callable[[str], object]) -> None:
 def origin(recipe: type[Recipe]) -> str:
     """Return the name by which :func:`find` finds this class, for the manifest of a run."""
     for point in entry_points(group=ENTRY_POINTS):
-        is_there = point.module == recipe.__module__ and point.attr in (
-            None,
-            "",
-            recipe.__qualname__,
-        )
-        if is_there and point.name not in _shipped():
+        attributes = (None, "", recipe.__qualname__)
+        is_registered = point.module == recipe.__module__ and point.attr in attributes
+        if is_registered and point.name not in _shipped():
             return point.name
     file = getattr(sys.modules.get(recipe.__module__), "__file__", None)
     if file is None:  # defined in a notebook
@@ -133,30 +131,29 @@ def file_hash(recipe: type[Recipe]) -> str | None:
 def shown(recipe: type[Recipe]) -> str:
     """Return the name for people: the relative path of a file below the current directory."""
     name = origin(recipe)
-    is_below = name.endswith(".py") and Path(name).is_relative_to(Path.cwd())
-    return str(Path(name).relative_to(Path.cwd())) if is_below else name
+    return path_below_cwd(Path(name)).removeprefix("./") if _is_file(name) else name
 
 
 def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted((HOUSE / "recipes").glob("[!_]*.py"))}
 
 
-def _import_shipped(name: str) -> ModuleType:
-    _import_package()
-    package, directory = sys.modules["recipes"], HOUSE / "recipes"
-    if directory not in [Path(place).resolve() for place in getattr(package, "__path__", [])]:
-        raise UserError(
-            f"another package named 'recipes' is imported already, {package}; the toolkit's is "
-            f"{directory}, and a process can import only one: rename the other"
-        )
-    return importlib.import_module(f"recipes.{name}")
+def _available(name: str) -> str:
+    return f"{suggestion(name, names())} (available: {', '.join(names())})"
 
 
 def _import_package() -> None:
-    """Import the toolkit's ``recipes`` before another package of that name is found."""
+    """Import the toolkit's ``recipes``, whatever else is named so on the import path.
+
+    Raises:
+        UserError: If this process has imported another package of that name.
+    """
     init = HOUSE / "recipes" / "__init__.py"
     if "recipes" not in sys.modules:
         import_source("recipes", init, init.read_bytes(), str(init))
+    file = getattr(sys.modules["recipes"], "__file__", None)
+    if file is None or Path(file).resolve() != init:
+        raise UserError(f"another package named 'recipes' was imported, {file}: rename it")
 
 
 def _module_name(path: Path) -> str:
@@ -169,9 +166,7 @@ def _is_file(name: str) -> bool:
 
 def _imported(name: str) -> ModuleType | None:
     """Return the module that this process imported from a file, under whatever name."""
-    if not _is_file(name):
-        return None
-    for module in list(sys.modules.values()):
+    for module in list(sys.modules.values()) if _is_file(name) else ():
         file = str(getattr(module, "__file__", None))
         if file.endswith(Path(name).name) and Path(file).resolve() == Path(name):
             return module
@@ -179,7 +174,7 @@ def _imported(name: str) -> ModuleType | None:
 
 
 def _import_file(
-    path: Path, name: str, tell: Callable[[str], object] = lambda sentence: None
+    path: Path, name: str, tell: Callable[[str], object] = lambda _: None
 ) -> ModuleType:
     source, sha256 = read_source(path, "recipe")
     tell(f"importing the recipe {path} (sha256 {sha256})")

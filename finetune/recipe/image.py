@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data import ROW
 from finetune.errors import UserError
-from finetune.recipe.options import option
-from finetune.recipe.sourced import Sourced
+from finetune.recipe.base import Recipe
+from finetune.recipe.options import ImageOptions, LabelColumnOptions, ModelOptions, option
 
 if TYPE_CHECKING:
     import torch
@@ -32,83 +32,40 @@ _OF_TABLES = (
     *("image_column", "label_column", "dataset_revision"),
     *("csv_quoting", "csv_separator", "encoding"),
 )
+_BATCH_NORM = (
+    "layers of BatchNorm normalise by the rows that a device computes at once: this model is not "
+    "launch-invariant, its result depends on the number of processes and on accumulation; ViT, "
+    "Swin and ConvNeXT have no BatchNorm"
+)
 
 
-class ImageRecipe(Sourced):
+class ImageRecipe(Recipe, LabelColumnOptions, ImageOptions, ModelOptions):
     """Images with one label each, on an image classifier from ``transformers``."""
 
     input_column = "image"
     packaged_model = "embedded:vit"
-    help_group = "image"
-    help_groups = {
-        **dict.fromkeys(("model", "model_revision"), "model"),
-        **dict.fromkeys(("label_column", "label_map", "drop_invalid"), "labels"),
-    }
     training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
 
     dataset: str = option(
         "", "folder with a folder for each class, table of paths and labels, or name on the Hub"
     )
-    model: str = option("", "name of a model on the Hub, a local directory, or embedded:vit")
-    model_revision: str | None = option(
-        None, "commit, tag or branch of the model on the Hub (unset: the newest)"
-    )
-    image_column: str = option(
-        "", "column that holds the image or its path (unset: the one that obviously does)"
-    )
     label_column: str = option(
         "", "column that holds the label (unset: the one that obviously does)"
     )
-    label_map: str | None = option(
-        None,
-        "other names for labels, the same for those to be merged",
-        several="LABEL=NAME,LABEL=NAME",
-    )
-    drop_invalid: bool = option(
-        False, "drop rows without a label or a readable image (unset: refuse them)"
-    )
-    crop_scale: float = option(
-        0.5, "least share of the area that random crops of training keep (1: no crops)"
-    )
-    horizontal_flip: bool = option(
-        True, "mirror every other image of training; false where left and right mean something"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._unmapped: Sequence[str] = ()
-        if not 0 < self.crop_scale <= 1:
-            raise UserError(
-                f"--crop_scale {self.crop_scale}: expected a share of the area, above 0, at most 1"
-            )
 
     def load(self) -> DatasetDict:
         return self.labelled(self.read())
 
     def read(self) -> DatasetDict:
-        """Return the source as it is, with the column ``_row``."""
         from finetune.data import image_files
 
-        if image_files.are_folders(self.dataset):
-            for name in _OF_TABLES:
-                if (given := getattr(self, name)) not in ("", "auto", None):
-                    raise UserError(f"--{name} {given}: {self.dataset} is a folder of images")
-            return image_files.read_folders(self.dataset, self.report)
-        return super().read()
-
-    def places(self, split: str, rows: Sequence[int]) -> str:
-        from finetune.data import image_files
-
-        if image_files.are_folders(self.dataset):
-            return ""
-        return super().places(split, rows)
-
-    def list_places(self, split: str, rows: Sequence[int]) -> list[str]:
-        from finetune.data import image_files
-
-        if image_files.are_folders(self.dataset):
-            return [""] * len(rows)
-        return super().list_places(split, rows)
+        if not image_files.are_folders(self.dataset):
+            return super().read()
+        for name in _OF_TABLES:
+            if (value := getattr(self, name)) not in ("", "auto", None):
+                raise UserError(f"--{name} {value}: {self.dataset} is a folder of images")
+        self.report.locate = lambda split, rows: ""  # messages name the files
+        return image_files.read_folders(self.dataset, self.report)
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``.
@@ -120,25 +77,24 @@ class ImageRecipe(Sourced):
 
         from finetune.data import columns, images
         from finetune.data.label_columns import LabelOptions, parse_label_map
-        from finetune.tasks import decision
+        from finetune.recipe import rows
 
-        image = images.find_image_column(dataset, self.image_column, self.label_column, self.report)
-        label = self.label_column
+        train, label = dataset["train"], self.label_column
+        image = self.image_column or images.find_image_column(train, label, self.report)
         if not label:
-            train = dataset["train"]
             has_label = "label" in train.column_names and image != "label"
             label = "label" if has_label else columns.find_columns(train, [image], "")[1]
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
-        split_by = self.split_columns()
-        columns.require_columns(dataset, {"--label_column": [label]}, self.report, split_by)
-        split_columns = [*split_by.values()]
-        dataset = columns.drop_clashes(dataset, [image, label], self.report, split_columns)
+        split_by = rows.split_columns(self)
+        named = {"--image_column": [image], "--label_column": [label]}
+        columns.require_columns(dataset, named, self.report, split_by)
+        dataset = columns.drop_clashes(dataset, [image, label], self.report, [*split_by.values()])
         dataset = DatasetDict(
-            {name: images.with_images(rows, image, self.dataset) for name, rows in dataset.items()}
+            {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
         )
-        dataset, _ = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
+        dataset = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
         options = LabelOptions(
             columns=[label],
             task="single_label",
@@ -146,18 +102,8 @@ class ImageRecipe(Sourced):
             renames=parse_label_map(self.label_map),
             drop_invalid=self.drop_invalid,
         )
-        labels = decision.read_columns(dataset, (), options, self.report)
-        decision.warn_of_sets(labels["train"][0], options, self.report)
-        encoded = decision.encode_labels(labels, options, self.report)
-        self._unmapped = encoded.unmapped
-        return encoded.added_to(dataset.remove_columns([label]))
-
-    def split(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data import labels
-
-        labels.check_label_map(self._unmapped, dataset, self.report)
-        self.report.raise_errors()
-        return super().split(dataset)
+        dataset, _ = rows.add_labels(self, dataset, (), options)
+        return dataset
 
     def check(self) -> None:
         if type(self).build_model is ImageRecipe.build_model:
@@ -168,17 +114,14 @@ class ImageRecipe(Sourced):
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         """Return the images as they are stored; they are decoded as they are collated."""
-        from datasets import DatasetDict, Image
+        from datasets import Image
 
         from finetune.data.image_batches import DRAWN_FROM
 
-        undecoded = dataset.cast_column("image", Image(decode=False))
-        return DatasetDict(
-            {
-                name: rows.rename_column(ROW, DRAWN_FROM) if name == "train" else rows
-                for name, rows in undecoded.items()
-            }
-        )
+        prepared = dataset.cast_column("image", Image(decode=False))
+        if "train" in prepared:
+            prepared["train"] = prepared["train"].rename_column(ROW, DRAWN_FROM)
+        return prepared
 
     def processing_class(self) -> BaseImageProcessor:
         return self._processor
@@ -199,22 +142,11 @@ class ImageRecipe(Sourced):
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.vision import batch_norms, load_classifier
 
-        model = load_classifier(
-            self.model, labels, self.model_revision, self.presumed_kind.problem_type
-        )
-        told = (
-            "layers of BatchNorm normalise by the rows that a device computes at once: this model "
-            "is not launch-invariant, its result depends on the number of processes and on "
-            "accumulation; ViT, Swin and ConvNeXT have no BatchNorm"
-        )
-        if (count := batch_norms(model)) and not any(told in note for note in self.notes):
-            self.note(f"{count} {told}")
+        problem_type = self.presumed_kind.problem_type
+        model = load_classifier(self.model, labels, self.model_revision, problem_type)
+        if count := batch_norms(model):
+            self.note(f"{count} {_BATCH_NORM}")
         return model
-
-    def base_revision(self) -> str | None:
-        from finetune.models.pretrained import commit
-
-        return commit(self.model, self.model_revision)
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.vision import load_classifier

@@ -6,11 +6,11 @@ may write to. It can import what is beside it relatively: ``from .costs import C
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -30,19 +30,8 @@ from finetune.statistics.resampling import MODULE, Scoring
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
 
-
-@dataclass(frozen=True)
-class _Imported:
-    """A module as it was imported: the sha256 of its source, its class, and the instances of the
-    class by configuration.
-    """
-
-    sha256: str
-    metric: type[EvaluationModule]
-    instances: dict[str | None, EvaluationModule] = field(default_factory=dict)
-
-
-_imported: dict[Path, _Imported] = {}
+#: The modules that were imported: the sha256 of the source, and the class.
+_imported: dict[Path, tuple[str, type[EvaluationModule]]] = {}
 
 
 def shipped() -> dict[str, Path]:
@@ -54,8 +43,7 @@ def shipped() -> dict[str, Path]:
 def is_path(module: object) -> bool:
     """Return whether a word names a file or directory rather than a metric of the toolkit."""
     return isinstance(module, os.PathLike) or (
-        isinstance(module, str)
-        and ("/" in module or os.sep in module or module.endswith(".py") or module.startswith("~"))
+        isinstance(module, str) and ("/" in module or os.sep in module or module.endswith(".py"))
     )
 
 
@@ -66,18 +54,13 @@ def resolve(word: str) -> Path:
         UserError: If there is no such file.
     """
     path = _absolute(word)
-    if path.is_dir():
-        if not (inside := path / f"{path.name}.py").is_file():
-            raise UserError(
-                f"{path_below_cwd(path)} has no {inside.name}: expected a directory with a module "
-                "of its name, or the path of a .py file"
-            )
-        return inside.resolve()
-    if not path.exists():
-        raise UserError(f"no file or directory {path_below_cwd(path)}")
-    if path.suffix != ".py" or not path.is_file():
-        raise UserError(f"{path_below_cwd(path)} is not a .py file")
-    return path.resolve()
+    file = path / f"{path.name}.py" if path.is_dir() else path
+    if file.suffix != ".py" or not file.is_file():
+        raise UserError(
+            f"{path_below_cwd(path)}: expected a .py file, or a directory with a .py file of its "
+            f"name, found no {path_below_cwd(file)}"
+        )
+    return file.resolve()
 
 
 def paths_in(scoring: Scoring) -> list[Path]:
@@ -170,17 +153,19 @@ def load(path: Path, config: str | None = None, *, refresh: bool = False) -> Eva
     """
     if path not in _imported or refresh:
         source, sha256 = read_source(path, "metric")
-        if path not in _imported or _imported[path].sha256 != sha256:
+        if path not in _imported or _imported[path][0] != sha256:
             _import(path, source, sha256)
-    module = _imported[path]
-    if config not in module.instances:
-        try:
-            metric = module.metric(config_name=config, keep_in_memory=True)
-            metric.download_and_prepare()
-        except (Exception, SystemExit) as error:
-            raise UserError(describe_error(error, path, path_below_cwd(path))) from error
-        module.instances[config] = metric
-    return module.instances[config]
+    try:
+        return _instantiate(path, _imported[path][0], config)
+    except (Exception, SystemExit) as error:
+        raise UserError(describe_error(error, path, path_below_cwd(path))) from error
+
+
+@functools.cache
+def _instantiate(path: Path, sha256: str, config: str | None) -> EvaluationModule:
+    metric = _imported[path][1](config_name=config, keep_in_memory=True)
+    metric.download_and_prepare()
+    return metric
 
 
 def _import(path: Path, source: bytes, sha256: str) -> None:
@@ -192,8 +177,7 @@ def _import(path: Path, source: bytes, sha256: str) -> None:
     sys.modules[package] = parent = ModuleType(package)
     parent.__path__ = [str(path.parent)]
     module = import_source(f"{package}.{path.stem}", path, source, path_below_cwd(path))
-    metric = only_class(module, EvaluationModule, path_below_cwd(path))
-    _imported[path] = _Imported(sha256, metric)
+    _imported[path] = sha256, only_class(module, EvaluationModule, path_below_cwd(path))
 
 
 def _absolute(word: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,16 @@ if TYPE_CHECKING:
     from evaluate import EvaluationModule
     from transformers import EvalPrediction
 
-#: Metrics of classes, which are averaged over the classes in several ways.
-_AVERAGED, _AVERAGES = ("f1", "precision", "recall"), ("macro", "micro", "weighted")
+    from finetune.recipe import Recipe
+
+_AVERAGED = ("f1", "precision", "recall")
+#: What ``--metrics`` accepts beside the folders of ``metrics/``.
+_VARIANTS: dict[str, Mapping[str, Any]] = {
+    f"{name}_{average}": {MODULE: name, "average": average}
+    for name in _AVERAGED
+    for average in ("macro", "micro", "weighted")
+}
+_VARIANTS |= OF_LABEL_SETS
 _INPUTS = ("predictions", "prediction_scores", "references")
 
 
@@ -38,7 +46,7 @@ class Scoring:
     Args:
         **arguments: For each metric, the arguments of its ``compute``, like ``accuracy={},
             f1={"average": "macro"}``. The names are those of the folders in ``metrics/``; a metric
-            of another name has its folder as ``module``, or the path of a module of one's own:
+            of another name has its folder as ``module``, or the path of a custom module:
             ``cost={"module": "my_metrics/cost.py"}``.
 
     Attributes:
@@ -50,15 +58,19 @@ class Scoring:
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:
         self.arguments: dict[str, Mapping[str, Any]] = dict(arguments)
-        self._flag, report = "", Report()
+        report = Report()
+        names = sorted({*metric_modules.shipped(), *_VARIANTS})
         for name, options in arguments.items():
-            module = options.get(MODULE, name)
+            module = str(options.get(MODULE, name))
             with report.collect():
                 if is_path(module):
-                    path = metric_modules.resolve(str(module))
+                    path = metric_modules.resolve(module)
                     self.arguments[name] = {**options, MODULE: str(path)}
                 elif module not in metric_modules.shipped():
-                    raise UserError(_unknown_metric(str(module)))
+                    raise UserError(
+                        f"no metric '{module}' in metrics/{suggestion(module, names)} (available: "
+                        f"{', '.join(names)}; a custom module is named by its path: ./NAME.py)"
+                    )
         report.raise_errors()
 
     @classmethod
@@ -73,7 +85,7 @@ class Scoring:
             report.error(f"'{names}': expected names of metrics, accuracy,f1")
         for word in split_values(names):
             with report.collect():
-                name, options = word, _variants().get(word, {})
+                name, options = word, _VARIANTS.get(word, {})
                 if word in _AVERAGED:
                     options = {"average": "macro"}
                 elif is_path(word):
@@ -84,7 +96,6 @@ class Scoring:
         with report.collect():
             scoring = cls(**arguments)
         report.raise_errors(prefix="--metrics: ")
-        scoring._flag = "--metrics: "
         return scoring
 
     def __call__(
@@ -100,17 +111,17 @@ class Scoring:
         Raises:
             UserError: If a module of the user's cannot compute, or does not return numbers.
         """
-        rows = _Rows(task or SingleLabel(), prediction.predictions, prediction.label_ids)
-        scores: dict[str, float] = {}
-        for name, options in self.arguments.items():
-            scores |= _compute(name, options, rows)
+        task, scores = task or SingleLabel(), dict[str, float]()
+        for name in self.arguments:
+            metric = _Metric(name, self.arguments[name], task)
+            scores |= metric.compute(prediction.predictions, prediction.label_ids)
         return scores
 
     def names(self, task: Task[Any]) -> list[str]:
         """Return the names of what is computed.
 
-        A module of the user's tells them by computing a few made-up rows of the task, which also
-        shows early what cannot be computed. The usual metrics of the task are not tried.
+        Other metrics than those of the task are tried on a few made-up rows: a custom module names
+        its numbers only there, and what cannot be computed is refused before the training.
 
         Raises:
             UserError: For each metric that cannot be computed for this task, or has the name of
@@ -118,97 +129,97 @@ class Scoring:
         """
         if self.arguments == task.metrics:
             return [*self.arguments]
-        rows, report, owners = _Rows(task, *task.made_up()), Report(), dict[str, str]()
+        report, owners = Report(), dict[str, str]()
+        reserved = {*metric_modules.shipped(), *_VARIANTS, *DIRECTIONS, "loss"}
         for name, options in self.arguments.items():
             with report.collect():
-                shown = _shown(name, options)
-                for score in _try(name, options, rows):
-                    if (owner := owners.setdefault(score, shown)) != shown:
-                        raise UserError(f"{owner} and {shown} both compute '{score}': rename one")
-        report.raise_errors(prefix=self._flag)
+                metric = _Metric(name, options, task, refresh=True)
+                for score in metric.compute(*task.made_up(), is_trial=True):
+                    is_taken = score in reserved or score.startswith(("eval_", "test_"))
+                    owner = owners.setdefault(score, metric.shown)
+                    if (metric.is_custom and is_taken) or owner != metric.shown:
+                        raise UserError(
+                            f"{metric.shown} computes '{score}', which is a name of the toolkit "
+                            "or of another metric: return it by another name"
+                        )
+        report.raise_errors()
         return [*owners]
 
 
-class _Rows:
-    """Rows with the outputs of a model, shape ``(rows, outputs)``, as metric modules take them."""
+class _Metric:
+    """One metric of a scoring, for one task.
 
-    def __init__(self, task: Task[Any], outputs: Any, targets: Any) -> None:
-        self.task, self.outputs = task, np.asarray(outputs)
-        self.decided = task.decided(self.outputs)
-        self.true = np.asarray(targets).astype(self.decided.dtype)
+    Attributes:
+        is_custom: Whether it is a module of the user's.
+        shown: Its name in messages.
+    """
 
-    def inputs(self, module: EvaluationModule, shown: str) -> dict[str, np.ndarray]:
-        """Return what a module takes: predictions, prediction scores (probabilities), references.
+    def __init__(
+        self, name: str, options: Mapping[str, Any], task: Task[Any], *, refresh: bool = False
+    ) -> None:
+        module, self._arguments = module_of(name, options)
+        self._name, self._task, self.is_custom = name, task, is_path(module)
+        self._path = Path(module) if self.is_custom else metric_modules.shipped()[module]
+        self.shown = path_below_cwd(self._path) if self.is_custom else f"'{name}'"
+        is_refreshed = refresh and self.is_custom
+        self._module = metric_modules.load(self._path, task.metric_config, refresh=is_refreshed)
+
+    def compute(self, outputs: Any, targets: Any, *, is_trial: bool = False) -> dict[str, float]:
+        """Return what it computes, by name; one number alone has the name of the metric.
+
+        Args:
+            outputs: Of a model, shape ``(rows, outputs)``.
+            targets: Of as many rows, see :meth:`~finetune.tasks.base.Task.targets`.
+            is_trial: Whether the rows are made up: then any error is a mistake of the user.
 
         Raises:
-            UserError: If it takes something else, or probabilities where there are none.
+            UserError: If a module of the user's fails, or does not return numbers by name.
         """
-        names = [*_alternatives(module)[0]]
-        if unknown := [name for name in names if name not in _INPUTS]:
-            raise UserError(
-                f"{shown} takes {' and '.join(map(repr, unknown))}: a metric gets 'predictions' "
-                "or 'prediction_scores', and 'references'"
-            )
-        inputs = {"predictions": self.decided, "references": self.true}
-        if "prediction_scores" in names:
-            if not self.task.has_probabilities:
-                raise UserError(
-                    f"{shown} takes 'prediction_scores', and a task of {self.task.name} has no "
-                    "probabilities"
-                )
-            inputs["prediction_scores"] = self.task.probabilities(self.outputs)
-        return {name: inputs[name] for name in names}
-
-
-def _compute(name: str, options: Mapping[str, Any], rows: _Rows) -> dict[str, float]:
-    """Return what a metric computes, by name; one number alone has the name of the metric."""
-    path, shown = _path(name, options), _shown(name, options)
-    module = metric_modules.load(path, rows.task.metric_config)
-    inputs, (_, arguments) = rows.inputs(module, shown), module_of(name, options)
-    try:
-        scores = module.compute(**inputs, **arguments)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, UserError) or not is_path(options.get(MODULE)):
+        inputs = self._inputs(np.asarray(outputs), targets, is_trial)
+        try:
+            scores = self._module.compute(**inputs, **self._arguments)
+        except (Exception, SystemExit) as error:
+            if self.is_custom and not isinstance(error, UserError):
+                raise UserError(describe_error(error, self._path, self.shown)) from error
+            if is_trial and isinstance(error, TypeError | ValueError):
+                reason = str(error).partition("\n")[0]
+                raise UserError(f"{self.shown} cannot be computed: {reason}") from error
             raise
-        raise UserError(describe_error(error, path, shown)) from error
-    if is_path(options.get(MODULE)):
-        scores = _numbers(scores, shown)
-        if name == path.stem:
-            return scores
-    return {name: next(iter(scores.values()))} if len(scores) == 1 else dict(scores)
+        if self.is_custom:
+            scores = _numbers(scores, self.shown)
+        is_named = len(scores) == 1 and not (self.is_custom and self._name == self._path.stem)
+        return {self._name: next(iter(scores.values()))} if is_named else dict(scores)
 
+    def _inputs(self, outputs: np.ndarray, targets: Any, is_trial: bool) -> dict[str, np.ndarray]:
+        """Return what the module takes: predictions, prediction scores (probabilities), references.
 
-def _try(name: str, options: Mapping[str, Any], rows: _Rows) -> dict[str, float]:
-    """Return what a metric computes of made-up rows, or refuse a metric that cannot be used."""
-    shown, is_own = _shown(name, options), is_path(options.get(MODULE))
-    module = metric_modules.load(_path(name, options), rows.task.metric_config, refresh=is_own)
-    _refuse_features(module, rows, shown)
-    try:
-        scores = _compute(name, options, rows)
-    except (TypeError, ValueError) as error:  # of a module of the toolkit
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{shown} cannot be computed: {reason}") from error
-    reserved = {*metric_modules.shipped(), *_variants(), *DIRECTIONS, "loss"}
-    for score in scores if is_own else ():
-        if score in reserved or score.startswith(("eval_", "test_")):
+        Whole numbers are refused in a trial where the rows have others: ``evaluate`` would make 0
+        of 0.9.
+        """
+        features: Any = self._module.features
+        if isinstance(features, list):  # of several, the library takes the first that fit
+            features = features[0]
+        if unknown := [name for name in features if name not in _INPUTS]:
             raise UserError(
-                f"{shown} computes '{score}', which is a name of the toolkit or of the library's "
-                "evaluation: return it by another name"
+                f"{self.shown} takes {' and '.join(map(repr, unknown))}: a metric gets "
+                "'predictions' or 'prediction_scores', and 'references'"
             )
-    return scores
-
-
-def _refuse_features(module: EvaluationModule, rows: _Rows, shown: str) -> None:
-    """Refuse whole numbers as the features of a module where the rows have others: ``evaluate``
-    would make 0 of 0.9.
-    """
-    features = _alternatives(module)[0]
-    for name, values in rows.inputs(module, shown).items():
-        if values.dtype.kind == "f" and "int" in str(features[name]):
-            raise UserError(
-                f"{shown} takes {name} as {features[name]}, and a task of {rows.task.name} gives "
-                f"{values.dtype}"
-            )
+        decided = self._task.decided(outputs)
+        inputs = {"predictions": decided, "references": np.asarray(targets).astype(decided.dtype)}
+        if "prediction_scores" in features:
+            if not self._task.has_probabilities:
+                raise UserError(
+                    f"{self.shown} takes 'prediction_scores', and a task of {self._task.name} has "
+                    "no probabilities"
+                )
+            inputs["prediction_scores"] = self._task.probabilities(outputs)
+        for name in features if is_trial else ():
+            if inputs[name].dtype.kind == "f" and "int" in str(features[name]):
+                raise UserError(
+                    f"{self.shown} takes {name} as {features[name]}, and a task of "
+                    f"{self._task.name} gives {inputs[name].dtype}"
+                )
+        return {name: inputs[name] for name in features}
 
 
 def _numbers(scores: Any, shown: str) -> dict[str, float]:
@@ -222,75 +233,43 @@ def _numbers(scores: Any, shown: str) -> dict[str, float]:
     return {name: float(value) for name, value in scores.items()}
 
 
-def _alternatives(module: EvaluationModule) -> list[Any]:
-    """Return the features of a module; of several, the library takes the first that fit."""
-    return module.features if isinstance(module.features, list) else [module.features]
+def choose_best(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the training defaults of a recipe, whose best model is chosen by one of its metrics.
 
-
-def _path(name: str, options: Mapping[str, Any]) -> Path:
-    module = str(options.get(MODULE, name))
-    return Path(module) if is_path(module) else metric_modules.shipped()[module]
-
-
-def _shown(name: str, options: Mapping[str, Any]) -> str:
-    return path_below_cwd(_path(name, options)) if is_path(options.get(MODULE)) else f"'{name}'"
-
-
-def _variants() -> dict[str, Mapping[str, Any]]:
-    """Return what ``--metrics`` accepts beside the folders: ``f1_micro`` and the like."""
-    averaged = {
-        f"{name}_{average}": {MODULE: name, "average": average}
-        for name in _AVERAGED
-        for average in _AVERAGES
-    }
-    return {**averaged, **OF_LABEL_SETS}
-
-
-def _unknown_metric(module: str) -> str:
-    names = sorted({*metric_modules.shipped(), *_variants()})
-    hint = suggestion(module, names)
-    return (
-        f"no metric '{module}' in metrics/{hint} (available: {', '.join(names)}; a module of your "
-        "own is named by its path: ./NAME.py)"
-    )
-
-
-def with_best(
-    defaults: Mapping[str, Any], names: Collection[str], given: Mapping[str, Any], *, is_final: bool
-) -> dict[str, Any]:
-    """Return training arguments that choose the best model by one of the metrics.
+    That is the first of the metrics if a user names them, or if they lack that of the recipe.
 
     Args:
-        defaults: The training arguments of a recipe.
-        names: The metrics.
-        given: What the user set.
-        is_final: Whether the names are final; before the data is loaded they may change.
+        recipe: Before its data is loaded its metrics may still change.
+        given: The training arguments of the user.
 
     Raises:
         UserError: If it is not clear whether more of the metric is better, or if
             ``greater_is_better`` contradicts it.
     """
-    arguments = dict(defaults)
-    if str(arguments.get("metric_for_best_model")) not in (*names, "loss"):
-        arguments["metric_for_best_model"] = next(iter(names))
-    merged = {**arguments, **given}
+    defaults, is_loaded = recipe.defaults(), "splits" in vars(recipe)
+    if recipe.metrics != type(recipe).metrics:
+        defaults.pop("metric_for_best_model", None)
+    if not ((recipe.metrics or is_loaded) and recipe.known_scoring):
+        return defaults
+    names = recipe.metric_names if is_loaded else [*recipe.known_scoring]
+    if str(defaults.get("metric_for_best_model")) not in (*names, "loss"):
+        defaults["metric_for_best_model"] = names[0]
+    merged = {**defaults, **given}
     metric = str(merged.get("metric_for_best_model")).removeprefix("eval_")
     is_greater, direction = merged.get("greater_is_better"), {**DIRECTIONS, "loss": -1}.get(metric)
-    if not is_final or metric not in (*names, "loss"):
-        return arguments
+    if not is_loaded or metric not in (*names, "loss"):
+        return defaults
     if direction and is_greater is not None and is_greater != (direction > 0):
         raise UserError(
             f"--greater_is_better {str(is_greater).lower()}: of {metric}, "
-            f"{'more' if direction > 0 else 'less'} is better, and the worst checkpoint would be "
-            "saved; leave it out"
+            f"{'more' if direction > 0 else 'less'} is better; leave it out"
         )
     if direction is None and is_greater is None:
-        instead = next((name for name in names if name in DIRECTIONS), "loss")
         raise UserError(
             f"--metric_for_best_model {metric}: it is not known whether more of it is better; add "
-            f"--greater_is_better true or false, or use --metric_for_best_model {instead}"
+            "--greater_is_better true or false"
         )
-    return arguments
+    return defaults
 
 
 def without_counted(

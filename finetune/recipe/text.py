@@ -15,104 +15,60 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from finetune.data.comma_list import split_values
 from finetune.errors import UserError
-from finetune.recipe.labelled import Labelled
-from finetune.recipe.options import option
+from finetune.recipe import options
+from finetune.recipe.base import Recipe
+from finetune.runtime import extras
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from datasets import DatasetDict
+    from datasets import Dataset, DatasetDict
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from finetune.data.encoding import Encoder, Rows
+    from finetune.data.label_columns import LabelOptions
     from finetune.data.lengths import TokenSample
     from finetune.data.windows import Windows
     from finetune.training.arguments import FinetuneArguments
 
 
-class TextRecipe(Labelled):
+class TextRecipe(
+    Recipe,
+    options.LabelColumnOptions,
+    options.TaskOptions,
+    options.DuplicateOptions,
+    options.TextOptions,
+    options.ModelOptions,
+    options.DropoutOptions,
+):
     """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
     packaged_model = "embedded:minilm"
-    help_group = "text"
-    help_groups = dict.fromkeys(
-        ("model", "model_revision", "hidden_dropout", "attention_dropout"), "model"
-    )
-    exclusive = (*Labelled.exclusive, ("text_column", "text_columns"))
-    dataset: str = option("", "data set on the Hub, or a local file, pattern of files or directory")
-    model: str = option("", "name of a model on the Hub, a local directory, or embedded:minilm")
-    model_revision: str | None = option(
-        None, "commit, tag or branch of the model on the Hub (unset: the newest)"
-    )
-    text_column: str = option("text", "column that holds the text")
-    text_columns: str | None = option(
-        None, "several columns instead, of a pair for instance", several="NAME,NAME"
-    )
-    max_length: int = option(512, "truncate texts to this many tokens")
-    truncation: Literal["head", "tail", "head_tail"] = option(
-        "head",
-        "tokens of a long text that are kept: the first, the last, or the first quarter and the "
-        "last",
-    )
-    long_texts: Literal["cut", "windows"] = option(
-        "cut", "texts of more than max_length tokens: cut them, or read overlapping windows"
-    )
-    stride: int | None = option(
-        None, "tokens that neighbouring windows share (unset: a quarter of max_length)"
-    )
-    pooling: Literal["mean", "max"] = option(
-        "mean", "what makes one prediction of a text's windows: mean or maximum of the logits"
-    )
-    preprocessing_num_workers: int | None = option(
-        None, "processes that tokenize (unset: one a core, fewer for few rows)"
-    )
-    hidden_dropout: float | None = option(
-        None, "dropout of the hidden states (unset: the model's own)"
-    )
-    attention_dropout: float | None = option(
-        0.0, "dropout of the attention probabilities; above 0 a CPU has no fused kernel for it"
+    exclusive = (
+        *Recipe.exclusive,
+        ("label_column", "label_columns"),
+        ("text_column", "text_columns"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.reduced_to: int | None = None  # max_length, where a model has no more positions
-        mistakes = [
-            f"--{name} {value}: expected a probability, 0 or more and below 1"
-            for name in ("hidden_dropout", "attention_dropout")
-            if (value := getattr(self, name)) is not None and not 0 <= value < 1
-        ]
-        if self.max_length < 3:
-            mistakes.append(f"--max_length {self.max_length}: expected at least 3 tokens")
-        if self.preprocessing_num_workers is not None and self.preprocessing_num_workers < 1:
-            mistakes.append(
-                f"--preprocessing_num_workers {self.preprocessing_num_workers}: expected 1 process "
-                "or more"
-            )
-        if self.text_columns is not None:
-            mistakes += self._mistakes_of_columns()
-        if mistakes:
-            raise UserError(*mistakes)
-
-    def _mistakes_of_columns(self) -> list[str]:
-        """Return a line for each option that ``text_columns`` contradicts."""
-        if self.long_texts == "windows":
-            return ["--long_texts windows: reads one column, not --text_columns"]
-        if self.truncation == "head_tail":
-            return [
-                "--truncation head_tail: expected head or tail with --text_columns, whose longest "
-                "text is truncated first"
-            ]
-        return []
+        for name in ("drop_duplicates", "drop_overlap"):
+            if getattr(self, name) == "near":
+                extras.require(f"--{name} near", extras.NEAR)
 
     def without_effect(self, given: Mapping[str, Any]) -> list[str]:
-        idle = dict.fromkeys(("stride", "pooling"), "needs --long_texts windows")
+        reasons = dict.fromkeys(("stride", "pooling"), "needs --long_texts windows")
         if self.long_texts == "windows":
-            idle = {"truncation": "with --long_texts windows nothing is truncated"}
-        said = [f"--{name} has no effect: {why}" for name, why in idle.items() if name in given]
-        return [*said, *super().without_effect(given)]
+            reasons = {"truncation": "with --long_texts windows nothing is truncated"}
+        if self.task not in ("auto", "multi_label"):
+            reasons["thresholds"] = "only a task of several labels a row has any"
+        return [f"--{name} has no effect: {reasons[name]}" for name in reasons if name in given]
+
+    # ---- columns ---------------------------------------------------------------------------------
 
     def load(self) -> DatasetDict:
         return self.labelled(self.read())
@@ -122,78 +78,125 @@ class TextRecipe(Labelled):
 
         Of several columns of text, ``texts`` has the parts. Other columns stay, for the slices of
         the report.
+
+        Raises:
+            UserError: If columns or values are missing, or labels cannot be read.
         """
         from finetune.data import columns, parts
+        from finetune.recipe import rows
+        from finetune.tasks import kinds
 
+        self._find_columns(dataset["train"])
         texts, is_one = self.columns_read(), self.text_columns is None
-        sources = {"--text_column" if is_one else "--text_columns": texts, **self.label_sources()}
-        split_by = self.split_columns()
-        columns.require_columns(dataset, sources, self.report, split_by)
+        named = {"--text_column" if is_one else "--text_columns": texts, **self.label_sources()}
+        split_by = rows.split_columns(self)
+        columns.require_columns(dataset, named, self.report, split_by)
         if is_one and not self.label_columns:
-            self.warn_of_missing_header(dataset, self.text_column, self.label_column)
-        names = [column for group in sources.values() for column in group]
+            rows.warn_of_missing_header(self, dataset, self.text_column, self.label_column)
+        names = [column for group in named.values() for column in group]
         dataset = columns.drop_clashes(dataset, names, self.report, [*split_by.values()])
         if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
-        dataset = self.with_targets(dataset, texts)
+        is_open, label_options = self.task == "auto", self.label_options()
+        dataset, task = rows.add_labels(self, dataset, texts, label_options)
+        self.task = task  # type: ignore[assignment]
+        if self.label_columns and not kinds.KINDS[task].are_named:
+            self.target_names = label_options.columns
+        if is_open and task == "single_label" and super().is_ordinal(dataset["train"]):
+            self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
         return dataset if is_one else parts.combined(dataset, texts)
 
+    def _find_columns(self, rows: Dataset) -> None:
+        """Find the columns of the text and of the label that the options leave open."""
+        from finetune.data import columns
+
+        texts = self.columns_read() if self.text_columns or self.text_column else []
+        ((_, labels),) = self.label_sources().items()
+        if texts and labels[0]:
+            return
+        texts, label = columns.find_columns(rows, texts, labels[0])
+        if not self.text_columns:
+            self.text_column = texts[0]
+        if not self.label_columns:
+            self.label_column = label
+        self.note(f"columns: {' and '.join(map(repr, texts))} is the text, {label!r} the label")
+
     def columns_read(self) -> list[str]:
-        """Return the columns of the data that the model reads, in their order."""
         from finetune.data.columns import parse_names
 
         return parse_names("--text_columns", self.text_columns) or [self.text_column]
 
-    def refuse_other_columns(self, of: object, text_column: Any, text_columns: Any) -> None:
+    def label_sources(self) -> dict[str, list[str]]:
+        """Return the option that names the columns of labels, and their names."""
+        from finetune.data.columns import parse_names
+
+        if columns := parse_names("--label_columns", self.label_columns):
+            return {"--label_columns": columns}
+        return {"--label_column": [self.label_column]}
+
+    def label_options(self) -> LabelOptions:
+        """Return how labels are written."""
+        from finetune.data.label_columns import LabelOptions, parse_label_map
+
+        ((_, columns),) = self.label_sources().items()
+        return LabelOptions(
+            columns=columns,
+            task=self.task,
+            names=split_values(self.label_order or "") or self.label_names,
+            is_ordered=bool(self.label_order),
+            renames=parse_label_map(self.label_map),
+            separator=self.label_separator,
+            drop_invalid=self.drop_invalid,
+        )
+
+    def refuse_other_columns(self, reader: object, text_column: Any, text_columns: Any) -> None:
         """Refuse names of columns of other data that are not as many as those of the training.
 
         Args:
-            of: What reads them, for the message.
+            reader: What reads them, for the message.
             text_column: As typed, or None.
             text_columns: Likewise.
 
         Raises:
-            UserError: if one column is named where several are read, or otherwise.
+            UserError: If one column is named where several are read, or otherwise.
         """
         from finetune.data.columns import parse_names
 
-        read, names = self.columns_read(), parse_names("--text_columns", text_columns)
-        if self.text_columns is None and names:
+        columns, others = self.columns_read(), parse_names("--text_columns", text_columns)
+        is_pair = self.text_columns is not None
+        if len(others) not in (0, len(columns)) or (is_pair and text_column is not None):
+            typed = f"s {text_columns}" if others else f" {text_column}"
             raise UserError(
-                f"--text_columns {text_columns}: {of} reads one column; name it by --text_column"
+                f"--text_column{typed}: {reader} reads {len(columns)} ({', '.join(columns)}); name "
+                f"as many by --text_column{'s' * is_pair}"
             )
-        several = f"{of} reads {len(read)} columns ({', '.join(read)})"
-        if self.text_columns is not None and text_column is not None:
-            raise UserError(
-                f"--text_column {text_column}: {several}; name as many by --text_columns"
-            )
-        if names and len(names) != len(read):
-            raise UserError(f"--text_columns {text_columns}: {several}, found {len(names)}")
+
+    def is_ordinal(self, rows: Dataset) -> bool:
+        return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.tasks import decision
+
+        if self.task == "ordinal":
+            decision.check_order(dataset, self.label_options(), self.report)
+            self.report.raise_errors()
+        return super().split(dataset)
+
+    # ---- model and tokenizer ---------------------------------------------------------------------
+
+    @functools.cached_property
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model, as it is stored; None if the recipe builds its own."""
+        from finetune.models.pretrained import load_config
+
+        is_custom = type(self).build_model is not TextRecipe.build_model
+        return None if is_custom else load_config(self.model, self.model_revision)
 
     def check(self) -> None:
-        if self._builds_pretrained:  # else its positions are not known
-            self._fit_model()
+        self._fit_model()
         _ = self.windows
         if self.text_columns:
             self.encoder().refuse_too_short(len(self.columns_read()))
-
-    @property
-    def _builds_pretrained(self) -> bool:
-        return type(self).build_model is TextRecipe.build_model
-
-    @functools.cached_property
-    def _config(self) -> PretrainedConfig:
-        """What the model says of itself, as it is stored."""
-        from finetune.models.pretrained import load_config
-
-        return load_config(self.model, self.model_revision)
-
-    @property
-    def trained_head(self) -> list[str]:
-        """The outputs of the head that the model was trained with; empty if it has none."""
-        from finetune.models.families import outputs_of_head
-
-        return outputs_of_head(self._config) if self._builds_pretrained else []
 
     def _fit_model(self) -> None:
         """Refuse a model without a head for texts, or with fewer positions than ``max_length``,
@@ -201,65 +204,19 @@ class TextRecipe(Labelled):
         """
         from finetune.models import families
 
-        families.require_head(self.model, self._config)
-        most = families.positions(self._config)
-        usual = type(self).__dataclass_fields__["max_length"].default
-        if most is not None and self.max_length > most:
-            if self.max_length != usual:
-                raise UserError(
-                    f"--max_length {self.max_length}: {self.model} has {most} positions; expected "
-                    f"{most} or fewer tokens"
-                )
-            self.max_length = self.reduced_to = most
-
-    def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        from finetune.models import families
-
-        usual = super().training_defaults(given)
-        known = self.model and "splits" in vars(self)  # before that it may be out of reach
-        if not (known and self._builds_pretrained):
-            return usual
-        is_open = usual.get("precision", "auto") == "auto"
-        if is_open and families.overflows(self._config):
-            return {**usual, "precision": "fp32"}
-        return usual
-
-    def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data import parts, sources
-        from finetune.data.tokenize import tokenize
-        from finetune.tasks import kinds
-
-        parts.refuse_others(dataset, several=self.text_columns is not None)
-        return tokenize(
-            dataset,
-            self.encoder(),
-            kinds.of_rows(dataset["test"]).targets,
-            self.windows,
-            processes=self.preprocessing_num_workers,
-            about={"source": sources.Source(self.dataset).describe(), "tokenizer": self.model},
-        )
-
-    def encoder(self) -> Encoder:
-        """Return what tokenizes and truncates texts, in training and prediction alike."""
-        from finetune.data.encoding import Encoder
-
-        return Encoder(self.processing_class(), self.max_length, self.truncation)
-
-    def check_prepared(self, prepared: DatasetDict) -> None:
-        if not self._builds_pretrained:
+        if self.model_config is None:
             return
-        from finetune.data import lengths
-        from finetune.models import families
-
-        raw = vars(self).get("splits", {})
-        source = vars(self).get("source", raw)
-        remarks = families.remarks(self._config)
-        if self.reduced_to is not None:
-            remarks.append(f"--max_length {self.reduced_to}: {self.model} has no more positions")
-        for remark in remarks:
-            self.note(remark)
-        if (end := self.end_token()) is not None:
-            lengths.refuse_ends_inside(prepared, raw, source, end, self.report)
+        families.require_head(self.model, self.model_config)
+        positions = families.positions(self.model_config)
+        if positions is None or self.max_length <= positions:
+            return
+        if self.max_length != type(self).__dataclass_fields__["max_length"].default:
+            raise UserError(
+                f"--max_length {self.max_length}: {self.model} has {positions} positions; expected "
+                f"{positions} or fewer tokens"
+            )
+        self.max_length = positions
+        self.note(f"--max_length {positions}: {self.model} has no more positions")
 
     def end_token(self) -> tuple[int, str] | None:
         """Return the token that every row must have equally often, its number and how it is spelt;
@@ -267,77 +224,10 @@ class TextRecipe(Labelled):
         """
         from finetune.models import families
 
-        if not self._builds_pretrained:
-            return None
-        end = families.end_token(self._config)
+        end = families.end_token(self.model_config) if self.model_config is not None else None
         if end is None:
             return None
         return end, str(self.processing_class().convert_ids_to_tokens(end))
-
-    def training_targets(self) -> np.ndarray:
-        """Return the targets of training, of each window where texts are read in windows."""
-        if self.windows is None or self.class_weights == "none":
-            return super().training_targets()
-        found: np.ndarray = self.prepared["train"].with_format("numpy")["labels"][:]
-        return found
-
-    @property
-    def windows(self) -> Windows | None:
-        """What cuts texts into windows; None if they are truncated.
-
-        Raises:
-            UserError: if there can be no windows of ``max_length`` and ``stride``.
-        """
-        from finetune.data.windows import Windows
-
-        if self.long_texts == "cut":
-            return None
-        return Windows(self.processing_class(), self.max_length, self.stride)
-
-    def whole_lengths(self, split: str) -> list[int] | None:
-        import numpy as np
-
-        from finetune.data.windows import first_lengths
-
-        if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
-            return None
-        lengths = first_lengths(self.prepared[split]).copy()
-        full = np.flatnonzero(lengths >= self.max_length)
-        lengths[full] = self.encoder().whole_lengths(self.read_by_model(split)(full))
-        return [int(length) for length in lengths]
-
-    @functools.cached_property
-    def token_sample(self) -> TokenSample | None:
-        """What the tokenizer makes of a sample of the training texts; None where the recipe
-        tokenizes in another way.
-        """
-        from finetune.data.lengths import sample_tokens
-
-        if type(self).prepare is not TextRecipe.prepare:
-            return None
-        total = len(self.splits["train"])
-        return sample_tokens(self.read_by_model("train"), total, self.encoder())
-
-    @property
-    def positions(self) -> int | None:
-        """How many tokens the model can read at most; None if that is not known."""
-        from finetune.models import families
-
-        return families.positions(self._config) if self._builds_pretrained else None
-
-    def read_by_model(self, split: str) -> Rows:
-        """Return what reads rows of a split by their numbers, as the model reads them."""
-        from finetune.data import parts
-
-        rows, several = self.splits[split], self.text_columns is not None
-        return lambda numbers: parts.read_by_model(rows.select(numbers), several=several)
-
-    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        parts = super().trainer_kwargs(model)
-        if self.long_texts == "windows":
-            loss = dataclasses.replace(parts["compute_loss_func"], pooling=self.pooling)
-            parts["compute_loss_func"] = loss
-        return parts
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -347,8 +237,7 @@ class TextRecipe(Labelled):
         from finetune.data.encoding import is_pair
         from finetune.models.pretrained import load_tokenizer
 
-        if self._builds_pretrained:  # before max_length is saved with the tokenizer
-            self._fit_model()
+        self._fit_model()  # before max_length is saved with the tokenizer
         side = "left" if self.truncation == "tail" else "right"
         tokenizer = load_tokenizer(
             self.model, self.model_revision, truncation_side=side, max_length=self.max_length
@@ -371,21 +260,34 @@ class TextRecipe(Labelled):
             pad_token_id=self.processing_class().pad_token_id,
         )
 
+    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.pretrained import load_classifier
+
+        return load_classifier(str(directory), labels)
+
+    def training_defaults(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        from finetune.models import families
+
+        defaults = super().training_defaults(given)
+        if not self.model or "splits" not in vars(self):  # the model may still be out of reach
+            return defaults
+        overflows = self.model_config is not None and families.overflows(self.model_config)
+        if overflows and defaults.get("precision", "auto") == "auto":
+            defaults["precision"] = "fp32"
+        return defaults
+
     def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
         from finetune.models.families import refuse_half_precision
 
         refuse_half_precision(model, bf16=arguments.bf16, fp16=arguments.fp16)
         return super().adapt(model, arguments)
 
-    def base_revision(self) -> str | None:
-        from finetune.models.pretrained import commit
-
-        return commit(self.model, self.model_revision)
-
-    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.pretrained import load_classifier
-
-        return load_classifier(str(directory), labels)
+    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        kwargs = super().trainer_kwargs(model)
+        if self.long_texts == "windows":
+            loss = dataclasses.replace(kwargs["compute_loss_func"], pooling=self.pooling)
+            kwargs["compute_loss_func"] = loss
+        return kwargs
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from transformers import DataCollatorWithPadding
@@ -395,3 +297,83 @@ class TextRecipe(Labelled):
         # of 8 tokens, where that cannot be more than the model has positions
         multiple = math.gcd(PADDED_TO, self.max_length)
         return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=multiple)
+
+    # ---- tokens ----------------------------------------------------------------------------------
+
+    def encoder(self) -> Encoder:
+        """Return what tokenizes and truncates texts, in training and prediction alike."""
+        from finetune.data.encoding import Encoder
+
+        options = (self.max_length, self.truncation, self.end_token())
+        return Encoder(self.processing_class(), *options)
+
+    @property
+    def windows(self) -> Windows | None:
+        """What cuts texts into windows; None if they are truncated.
+
+        Raises:
+            UserError: If there can be no windows of ``max_length`` and ``stride``.
+        """
+        from finetune.data.windows import Windows
+
+        if self.long_texts == "cut":
+            return None
+        return Windows(self.encoder(), self.stride)
+
+    def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.data import parts, sources
+        from finetune.data.tokenize import tokenize
+        from finetune.tasks import kinds
+
+        parts.refuse_others(dataset, several=self.text_columns is not None)
+        return tokenize(
+            dataset,
+            self.encoder(),
+            kinds.of_rows(dataset["test"]).targets,
+            self.windows,
+            processes=self.preprocessing_num_workers,
+            about={"source": sources.Source(self.dataset).describe(), "tokenizer": self.model},
+        )
+
+    def check_prepared(self, prepared: DatasetDict) -> None:
+        from finetune.models import families
+
+        for remark in families.remarks(self.model_config) if self.model_config is not None else ():
+            self.note(remark)
+
+    def training_targets(self) -> np.ndarray:
+        """Return the targets of training, of each window where texts are read in windows."""
+        if self.windows is None or self.class_weights == "none":
+            return super().training_targets()
+        targets: np.ndarray = self.prepared["train"].with_format("numpy")["labels"][:]
+        return targets
+
+    def whole_lengths(self, split: str) -> list[int] | None:
+        import numpy as np
+
+        from finetune.data.windows import first_lengths
+
+        if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
+            return None
+        lengths = first_lengths(self.prepared[split]).copy()
+        full = np.flatnonzero(lengths >= self.max_length)
+        lengths[full] = self.encoder().whole_lengths(self._reader(split)(full))
+        return [int(length) for length in lengths]
+
+    @functools.cached_property
+    def token_sample(self) -> TokenSample | None:
+        """What the tokenizer makes of a sample of the training texts; None where the recipe
+        tokenizes in another way.
+        """
+        from finetune.data.lengths import sample_tokens
+
+        if type(self).prepare is not TextRecipe.prepare:
+            return None
+        return sample_tokens(self._reader("train"), len(self.splits["train"]), self.encoder())
+
+    def _reader(self, split: str) -> Rows:
+        """Return a function from row numbers of a split to these rows, as the model reads them."""
+        from finetune.data import parts
+
+        rows, several = self.splits[split], self.text_columns is not None
+        return lambda numbers: parts.read_by_model(rows.select(numbers), several=several)

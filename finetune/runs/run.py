@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import platform
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,9 +126,7 @@ class Run:
         status = self.manifest.status
         if status != "running":
             return status
-        process = self.manifest.process
-        elsewhere = process is not None and process.host != platform.node()
-        return status if lock.held(self.path, elsewhere=elsewhere) else "stale"
+        return status if lock.is_held(self.path) else "stale"
 
     @property
     def manifest(self) -> Manifest:

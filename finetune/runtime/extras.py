@@ -1,4 +1,4 @@
-"""Packages of an extra, which the base does not install."""
+"""Packages of the extra ``check``, which the base does not install."""
 
 from __future__ import annotations
 
@@ -7,24 +7,16 @@ from importlib.util import find_spec
 from finetune.errors import UserError
 from finetune.runtime.version import DISTRIBUTION
 
-#: What the extra ``check`` installs.
 NEAR, LANGUAGES = "datasketch", "py3langid"
 
 
-def require(what: str, *packages: str) -> None:
-    """Refuse what needs packages of the extra ``check`` that are not installed.
-
-    Args:
-        what: The flag that needs them.
-        *packages: Their names, which those of their modules are too.
+def require(flag: str, *packages: str) -> None:
+    """Refuse a flag that needs packages which are not installed.
 
     Raises:
-        UserError: with the command that installs them.
+        UserError: With the command that installs them.
     """
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
+    if missing := [name for name in packages if find_spec(name) is None]:
         raise UserError(
-            f"{what}: {' and '.join(missing)} {verb} not installed; "
-            f"pip install '{DISTRIBUTION}[check]'"
+            f"{flag} needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[check]'"
         )

@@ -1,8 +1,7 @@
 """Report a failure so that a job shows its first cause, and shows it once.
 
-A process that fails on its own reports at once. One that lost its connection to another knows only
-the symptom: it waits for the launcher, which knows which process ended first and ends the others
-too.
+Rank 0 reports at once. Another rank, or one that lost its connection to another and so knows only
+the symptom, first waits for the launcher, which ends the processes of a job when one has failed.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ from finetune.errors import RunError, UserError, masked
 from finetune.runtime import distributed, signals
 from finetune.runtime.terminal import visible
 
-_LAUNCHER_ENDS_US_WITHIN = 3.0  # seconds; torchrun polls ten times a second
+#: Seconds in which a launcher ends the other processes (torchrun polls ten times a second), and in
+#: which a process that has reported is gone.
+_LAUNCHER_ENDS_US_WITHIN, _ENDS_WITHIN = 3.0, 2.0
+_MOST_TURNS = 10
 
 
 def keep_secrets() -> None:
@@ -26,36 +28,39 @@ def keep_secrets() -> None:
     if sys.excepthook is not sys.__excepthook__:
         return
 
-    def show(*error: Any) -> None:
+    def print_masked(*error: Any) -> None:
         print(masked("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
 
-    def record(*given: Any, **named: Any) -> logging.LogRecord:
-        made = make(*given, **named)
+    def make_masked_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make_record(*args, **kwargs)
         with contextlib.suppress(Exception):  # arguments that do not fit the message
-            made.msg, made.args = masked(made.getMessage()), ()
-        return made
+            record.msg, record.args = masked(record.getMessage()), ()
+        return record
 
-    make = logging.getLogRecordFactory()
-    sys.excepthook = show
-    logging.setLogRecordFactory(record)
+    make_record = logging.getLogRecordFactory()
+    sys.excepthook = print_masked
+    logging.setLogRecordFactory(make_masked_record)
+
+
+def _wait_to_be_ended() -> None:
+    """Wait for the launcher; the processes of a machine one after the other."""
+    turn = min(distributed.ranks().local_rank, _MOST_TURNS)
+    time.sleep(_LAUNCHER_ENDS_US_WITHIN + _ENDS_WITHIN * turn)
 
 
 def refuse(error: UserError) -> int:
-    """Print the user's mistakes once per job, and return the exit status."""
-    me = distributed.ranks()
-    if me.rank != 0:
-        time.sleep(_LAUNCHER_ENDS_US_WITHIN)
-    elsewhere = me.rank > 0 and me.local_rank == 0  # another machine has a log of its own
-    if me.world_size == 1 or distributed.first_to_fail() or elsewhere:
-        for mistake in error.mistakes:
-            print(f"error: {visible(mistake)}", file=sys.stderr, flush=True)
+    """Print the user's mistakes once per machine, and return the exit status."""
+    if distributed.ranks().rank != 0:
+        _wait_to_be_ended()
+    for mistake in error.mistakes:
+        print(f"error: {visible(mistake)}", file=sys.stderr, flush=True)
     return 2
 
 
 def stopped() -> int:
     """Leave rank 0 the time to say how to go on, and return the exit status of a stopped job."""
     if distributed.ranks().rank != 0:
-        time.sleep(_LAUNCHER_ENDS_US_WITHIN)
+        _wait_to_be_ended()
     return signals.STATUS
 
 
@@ -64,24 +69,22 @@ def stop(error: Exception) -> int:
     from torch.distributed import DistError
 
     rank, text = distributed.ranks().rank, str(error)
-    lost = isinstance(error, DistError) or (
+    line = text.strip().partition("\n")[0]
+    is_lost = isinstance(error, DistError) or (
         isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
     )
-    silent = lost and ("timed out" in text.lower() or "timeout" in text.lower())
-    line = text.strip().partition("\n")[0]
-    if lost and not silent:
-        time.sleep(_LAUNCHER_ENDS_US_WITHIN)
-    if not distributed.first_to_fail():
-        if not lost:
-            time.sleep(_LAUNCHER_ENDS_US_WITHIN)
-        told = f"error: rank {rank} stops: another rank failed first, see its log"
-    elif silent:
-        told = f"error: rank {rank} timed out waiting for another rank (--ddp_timeout): {line}"
-    elif lost:
-        told = f"error: rank {rank} lost the connection to another rank, which has exited: {line}"
+    is_timeout = is_lost and ("timed out" in text.lower() or "timeout" in text.lower())
+    if rank != 0 or (is_lost and not is_timeout):
+        _wait_to_be_ended()
+    if is_timeout:
+        message = f"error: rank {rank} timed out waiting for another rank (--ddp_timeout): {line}"
+    elif is_lost:
+        message = (
+            f"error: rank {rank} lost the connection to another rank, which has exited: {line}"
+        )
     elif isinstance(error, RunError):
-        told = f"error: {error}"
+        message = f"error: {error}"
     else:
-        told = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}".rstrip()
-    print(visible(masked(told)), file=sys.stderr, flush=True)
+        message = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}".rstrip()
+    print(visible(masked(message)), file=sys.stderr, flush=True)
     return 1

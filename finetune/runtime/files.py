@@ -8,12 +8,11 @@ import json
 import math
 import os
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from finetune.errors import RunError, UserError
+from finetune.errors import UserError
 
 #: Bytes that are kept beside a run's files, so that its status can be written on a full disk.
 _RESERVE, _RESERVED = ".reserve", 1 << 18
@@ -72,30 +71,6 @@ def refuse_link(directory: Path) -> None:
             f"{directory} is a link to {os.readlink(directory)}, where nothing is written: remove "
             "the link"
         )
-
-
-def made(directory: Path, name: str) -> Path:
-    """Return a new, empty directory of that name; what a killed process left there is removed."""
-    path = directory / name
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    return path
-
-
-def move_into(source: Path, target: Path) -> None:
-    """Move what a directory holds into another one, each file at once, and remove it.
-
-    Raises:
-        RunError: if a directory stands where a file is to be.
-    """
-    for path in sorted(source.iterdir()):
-        place = target / path.name
-        if path.is_dir() and not place.is_symlink():
-            shutil.rmtree(place, ignore_errors=True)
-        elif place.is_dir() and not place.is_symlink():
-            raise RunError(f"{place} is a directory: remove it, then add --resume")
-        os.replace(path, place)
-    source.rmdir()
 
 
 def reserve(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether the Hub can be reached, found out in a second and before the libraries are imported.
+"""Whether the Hub can be reached, known within a second and before the libraries are imported.
 
 With the Hub out of reach each look-up of the libraries fails only after 23 s. So what is cached
 needs no network, for the rest the endpoint is tried once, and then ``HF_HUB_OFFLINE=1`` holds.
@@ -19,6 +19,12 @@ from finetune.runtime import formats
 from finetune.runtime.bounded import accepts
 
 _KINDS = {"dataset": "data set", "model": "model"}
+#: Of which one file each makes a cached model complete.
+_MODEL_FILES = (
+    ("config.json",),
+    ("*.safetensors", "pytorch_model*.bin"),
+    ("tokenizer*.json", "preproc*.json"),
+)
 
 
 def names_repository(name: str | None) -> bool:
@@ -28,20 +34,20 @@ def names_repository(name: str | None) -> bool:
     return formats.suffix(name) not in formats.FILES and not Path(name).exists()
 
 
-def missing(wanted: Mapping[str, Any]) -> list[str]:
+def missing(options: Mapping[str, Any]) -> list[str]:
     """Return what is on the Hub and not in the cache, for people.
 
     Args:
-        wanted: Options, of which ``dataset``, ``model``, ``dataset_revision``,
-            ``model_revision`` and ``dataset_config`` count.
+        options: Of which ``dataset``, ``model``, ``dataset_revision``, ``model_revision`` and
+            ``dataset_config`` count.
     """
-    return [
-        f"the {_KINDS[kind]} '{name}'" + (f" at revision '{revision}'" if revision else "")
-        for kind in _KINDS
-        for name, revision in [(wanted.get(kind), wanted.get(f"{kind}_revision"))]
-        for config in [wanted.get(f"{kind}_config")]
-        if name and names_repository(name) and not _is_cached(kind, name, revision, config)
-    ]
+    names = []
+    for kind, noun in _KINDS.items():
+        name, revision = options.get(kind), options.get(f"{kind}_revision")
+        config = options.get(f"{kind}_config")
+        if name and names_repository(name) and not _is_cached(kind, name, revision, config):
+            names.append(f"the {noun} '{name}'" + (f" at revision '{revision}'" * bool(revision)))
+    return names
 
 
 def go_offline() -> None:
@@ -53,7 +59,7 @@ def go_offline() -> None:
 
 
 def unreachable(
-    what: Sequence[str],
+    names: Sequence[str],
     *,
     embedded: bool = False,
     packaged: str = "",
@@ -62,68 +68,57 @@ def unreachable(
     """Refuse what is :func:`missing`, if the Hub does not answer within a second.
 
     Args:
-        what: Sentences of :func:`missing`.
+        names: Of :func:`missing`.
         embedded: Whether ``--embedded`` is a way out.
         packaged: The model that needs no Hub, if there is one of the kind.
         data: The flag that names other data.
     """
-    if not what or (not offline() and answers(endpoint())):
+    if not names or (not offline() and answers(endpoint())):
         return None
+    needs_data = any(name.startswith("the data set") for name in names)
+    needs_model = any(name.startswith("the model") for name in names)
+    files = " ".join([data] * needs_data + ["--model DIRECTORY"] * needs_model)
+    options = [("--embedded", "data and model from installed packages")] * embedded
+    if needs_model and packaged:
+        options.append((f"--model {packaged}", "a small model, no download"))
+    options.append((files, "your own files"))
+    width = max(len(flag) for flag, _ in options)
     reason = "HF_HUB_OFFLINE is set" if offline() else f"{endpoint()} does not answer"
-    ask = "HF_HUB_OFFLINE=0" if offline() else "HF_ENDPOINT=https://a.mirror"
-    missing = [f"the {kind}" for kind in _KINDS.values()]
-    wants_data, wants_model = (any(each.startswith(kind) for each in what) for kind in missing)
-    own = [data] * wants_data + ["--model DIRECTORY"] * wants_model
-    options = {
-        "--embedded": "data and model from installed packages" if embedded else "",
-        f"--model {packaged}": "a small model, no download" if wants_model and packaged else "",
-        " ".join(own): "your own files",
-    }
-    options = {flag: text for flag, text in options.items() if text}
-    width = max(map(len, options))
-    lines = [f"  {flag:<{width}}  {text}" for flag, text in options.items()]
-    return UserError(
-        "\n".join(
-            [
-                f"{' and '.join(what)} cannot be loaded: {reason}. Options:",
-                *lines,
-                f"  {ask} or HF_HOME=/a/filled/cache before the command",
-            ]
-        )
-    )
+    variable = "HF_HUB_OFFLINE=0" if offline() else "HF_ENDPOINT=https://a.mirror"
+    lines = [
+        f"{' and '.join(names)} cannot be loaded: {reason}. Options:",
+        *(f"  {flag:<{width}}  {text}" for flag, text in options),
+        f"  {variable} or HF_HOME=/a/filled/cache before the command",
+    ]
+    return UserError("\n".join(lines))
 
 
-def require(wanted: Mapping[str, Any], *, embedded: bool, packaged: str = "") -> None:
+def require(options: Mapping[str, Any], *, embedded: bool, packaged: str = "") -> None:
     """Raise what :func:`unreachable` says of what is :func:`missing`."""
-    if refusal := unreachable(missing(wanted), embedded=embedded, packaged=packaged):
+    if refusal := unreachable(missing(options), embedded=embedded, packaged=packaged):
         raise refusal
 
 
-def _is_cached(
-    kind: str, name: str, revision: str | None = None, config: str | None = None
-) -> bool:
+def _is_cached(kind: str, name: str, revision: str | None, config: str | None) -> bool:
     if kind == "model":
         repository = caches()["hub"] / f"models--{name.replace('/', '--')}"
         commit, reference = revision or "*", repository / "refs" / (revision or "*")
         if reference.is_file():  # the commit that a branch was when it was fetched
             commit = reference.read_text(encoding="utf-8").strip()
-        weights = ("*.safetensors", "pytorch_model*.bin")
         return any(
-            any(any(snapshot.glob(pattern)) for pattern in weights)
-            and (snapshot / "config.json").exists()
-            and any(any(snapshot.glob(each)) for each in ("tokenizer*.json", "preproc*.json"))
+            all(any(any(snapshot.glob(name)) for name in names) for names in _MODEL_FILES)
             for snapshot in (repository / "snapshots").glob(commit)
         )
-    wanted, which = _spelled_alike(name.replace("/", "___")), glob.escape(config or "")
     # a directory is named by the commit; which one a branch means, only the Hub knows
+    pattern = f"{glob.escape(config or '')}*/*/{revision or '*'}/dataset_info.json"
+    spelling = _without_case(name.replace("/", "___"))
     return any(
-        _spelled_alike(path.name) == wanted
-        and any(path.glob(f"{which}*/*/{revision or '*'}/dataset_info.json"))
+        _without_case(path.name) == spelling and any(path.glob(pattern))
         for path in caches()["datasets"].glob("*")
     )
 
 
-def _spelled_alike(name: str) -> str:
+def _without_case(name: str) -> str:
     """Spell a name as the cache does: ``MyReviews`` is ``my_reviews`` there."""
     return name.replace("_", "").lower()
 
@@ -137,8 +132,8 @@ def answers(endpoint: str) -> bool:
 def proxy(endpoint: str) -> str | None:
     """Return the URL of the proxy over which the endpoint is asked, if there is one."""
     parts = urlsplit(endpoint)
-    found = urllib.request.getproxies().get(parts.scheme)
-    return None if found is None or urllib.request.proxy_bypass(parts.hostname or "") else found
+    url = urllib.request.getproxies().get(parts.scheme)
+    return None if url is None or urllib.request.proxy_bypass(parts.hostname or "") else url
 
 
 def endpoint(environment: Mapping[str, str] = os.environ) -> str:

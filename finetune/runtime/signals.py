@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT, SIGUSR1 and SIGHUP as a wish to stop: at once, or where work can be kept.
+"""SIGTERM, SIGINT, SIGUSR1 and SIGHUP as a request to stop: at once, or where work can be saved.
 
 Outside :func:`deferred` a signal raises :class:`Stopped`. Inside it is only noted, for the training
 to save first. A second signal ends the process at once, and so does the end of the grace period.
@@ -18,9 +18,9 @@ from types import FrameType
 #: Exit status of a process that was asked to stop and can be started again (EX_TEMPFAIL).
 STATUS = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-#: Launchers pass on what a terminal sent to all: within so many seconds it is the same wish.
-_SAME_WISH = 2.0
-_LOOKS_AT_PARENT, _WITHOUT_PARENT = 1.0, 7.0  # seconds
+#: Launchers pass on what a terminal sent to all: within so many seconds it is the same request.
+_SAME_REQUEST = 2.0
+_POLL_PARENT, _WITHOUT_PARENT = 1.0, 7.0  # seconds
 
 
 class Stopped(KeyboardInterrupt):
@@ -28,60 +28,65 @@ class Stopped(KeyboardInterrupt):
 
 
 @dataclass
-class _Wish:
-    """What was asked of this process, and what it does about it."""
+class _State:
+    """The handling of signals in this process."""
 
-    handled: bool = False
-    name: str | None = None
-    at: float = 0.0
-    deferred: int = 0
+    is_active: bool = False
+    request: str | None = None  # the name of the signal
+    requested_at: float = 0.0
+    is_deferred: bool = False
     grace_seconds: float = 0.0
     give_up: Callable[[str], object] = str
     timer: threading.Timer | None = None
 
+    def cancel_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
 
-_wish = _Wish()
+
+_state = _State()
 
 
 def requested() -> str | None:
     """Return the name of the signal that asked this process to stop, if one did."""
-    return _wish.name
+    return _state.request
 
 
 def are_handled() -> bool:
-    """Return whether signals are taken as wishes here."""
-    return _wish.handled
+    """Return whether signals are taken as requests here."""
+    return _state.is_active
 
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Take the signals inside the block; outside the main thread, which gets them, do nothing."""
+    """Handle the signals inside the block; only in the main thread, which is who gets them."""
+    global _state
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _forget()
-    _wish.handled = True
-    before = {
-        each: signal.signal(each, _handle)
-        for each in SIGNALS
-        if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN  # as under nohup
+    _state = _State(is_active=True)
+    handlers = {
+        number: signal.signal(number, _handle)
+        for number in SIGNALS
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN  # under nohup
     }
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        _forget()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        _state.cancel_timer()
+        _state = _State()
 
 
 def heed() -> None:
     """Stop now if a signal asked for it meanwhile.
 
     Raises:
-        Stopped: if one did.
+        Stopped: If one did.
     """
-    if _wish.name is not None:
-        raise Stopped(_wish.name)
+    if _state.request is not None:
+        raise Stopped(_state.request)
 
 
 @contextlib.contextmanager
@@ -92,18 +97,16 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
         grace_seconds: How long after a signal the process ends itself, with status 75.
         give_up: Is called then, with the name of the signal, in another thread.
     """
-    _wish.grace_seconds, _wish.give_up = grace_seconds, give_up
-    _wish.deferred += 1
+    _state.grace_seconds, _state.give_up, _state.is_deferred = grace_seconds, give_up, True
     try:
         yield
     finally:
-        _wish.deferred -= 1
-        if _wish.timer is not None:
-            _wish.timer.cancel()
+        _state.is_deferred = False
+        _state.cancel_timer()
 
 
 def leave_with_parent() -> None:
-    """End this process soon after its launcher, which may be killed without a word.
+    """End this process soon after its launcher, which may be killed without passing that on.
 
     It is asked to stop as by SIGTERM, and has less time to save than from a scheduler.
     """
@@ -111,7 +114,7 @@ def leave_with_parent() -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(_LOOKS_AT_PARENT)
+            time.sleep(_POLL_PARENT)
         os.write(2, b"error: the launcher is gone: this process stops\n")
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_WITHOUT_PARENT)
@@ -121,30 +124,22 @@ def leave_with_parent() -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    now, name = time.monotonic(), signal.Signals(number).name
-    if _wish.name is not None and now - _wish.at > _SAME_WISH:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    now = time.monotonic()
+    if _state.request is not None:
+        if now - _state.requested_at > _SAME_REQUEST:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         return
-    if _wish.name is not None:
-        return
-    _wish.name, _wish.at = name, now
-    if not _wish.deferred:
-        raise Stopped(name)
-    _wish.timer = threading.Timer(_wish.grace_seconds, _end, [_wish])
-    _wish.timer.daemon = True
-    _wish.timer.start()
+    _state.request, _state.requested_at = signal.Signals(number).name, now
+    if not _state.is_deferred:
+        raise Stopped(_state.request)
+    _state.timer = threading.Timer(_state.grace_seconds, _end, [_state.give_up, _state.request])
+    _state.timer.daemon = True
+    _state.timer.start()
 
 
-def _end(wish: _Wish) -> None:
+def _end(give_up: Callable[[str], object], request: str) -> None:
     try:
-        wish.give_up(wish.name or "")
+        give_up(request)
     finally:
         os._exit(STATUS)
-
-
-def _forget() -> None:
-    global _wish
-    if _wish.timer is not None:
-        _wish.timer.cancel()
-    _wish = _Wish()

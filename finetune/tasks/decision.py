@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from finetune.data import labels, numbers, targets
@@ -20,7 +20,6 @@ from finetune.data.label_columns import (
     LabelColumn,
     LabelOptions,
     list_names,
-    looks_printed,
     parse_list,
     read_label_column,
 )
@@ -33,13 +32,11 @@ Name = Literal["single_label", "multi_label", "regression", "ordinal"]
 AUTO = "auto"
 #: An order of fewer classes means nothing.
 FEWEST_ORDERED = 3
-_AS_CLASS = "if it is the name of a class, add --task single_label"
 #: So many different whole numbers can be classes or quantities; more of them are classes only if
 #: they are numbered without a gap, from 0 or 1.
 SURELY_CLASSES = 20
-#: A separator is looked for in labels of at most so many characters.
-_LONGEST_JOINED = 100
 _MOST_WORDS = 3  # of a label beside a separator
+_MOST_SEPARATORS = 20  # that are tried
 _USUAL_SEPARATORS = (";", "|")
 
 
@@ -61,8 +58,7 @@ def read_columns(
         split: [read_label_column(rows, name, split, report) for name in options.columns]
         for split, rows in dataset.items()
     }
-    hint = " (a row that has none of the labels is written [])" if options.separator else ""
-    valid = find_valid_rows(dataset, texts, columns, report, drop=options.drop_invalid, hint=hint)
+    valid = find_valid_rows(dataset, texts, columns, report, drop=options.drop_invalid)
     return {
         split: [column.only(valid[split]) for column in group] for split, group in columns.items()
     }
@@ -78,25 +74,14 @@ def encode_labels(
     """
     if options.separator is not None and options.task != "multi_label":
         report.fail(f"--label_separator: a row has one label, with --task {options.task}")
-    if options.task == "multi_label":
-        return labels.encode_label_sets(columns, options, report)
     if options.task == "regression":
         return numbers.encode_numbers(columns, options, report)
-    if len(options.columns) > 1:
+    if len(options.columns) > 1 and options.task != "multi_label":
         report.fail(
             f"--label_columns: a row has one label, with --task {options.task}",
             fix="name the column of classes by --label_column",
         )
-    single = {split: group[0] for split, group in columns.items()}
-    encoded = labels.encode_classes(single, options, report)
-    names = encoded.feature.names
-    if len(names) > SURELY_CLASSES and options.task == "ordinal" and numbers.has_fractions(names):
-        report.fail(
-            f"--task ordinal: '{options.columns[0]}' holds {len(names):,} different numbers, some "
-            "with a fraction",
-            fix=f"use --task regression for more than {SURELY_CLASSES} such numbers",
-        )
-    return encoded
+    return labels.encode_names(columns, options, report)
 
 
 def decide_task(
@@ -131,46 +116,50 @@ def decide_task(
     return _decide_values(column, options, report)
 
 
-def _ask(column: LabelColumn, place: int, fix: str, report: Report, context: str = "") -> NoReturn:
-    problem = f"--task: '{column.name}' holds {column.values[place]!r}{context}"
-    report.fail(problem, split="train", rows=column.first_row(place), fix=fix)
+def _ask(
+    column: LabelColumn, place: int, report: Report, context: str = "", separator: str = ";"
+) -> NoReturn:
+    """Ask for the task by the first row of an ambiguous value."""
+    report.fail(
+        f"--task: '{column.name}' holds {column.values[place]!r}{context}",
+        split="train",
+        rows=column.first_row(place),
+        fix="expected labels of one kind: classes, one per row, are --task single_label; several "
+        f"per row are --task multi_label, as a JSON list, with --label_separator '{separator}' or "
+        "in --label_columns of 0 and 1; numbers with a decimal point are --task regression",
+    )
 
 
 def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[Name, str]:
     """Return the task of several columns: sets of labels if all are 0 and 1, else numbers."""
     title = f"the columns {', '.join(column.name for column in columns)}"
-    parsers = (numbers.parse_number, labels.parse_truth)
     strays = [
-        [(column, place) for place, value in enumerate(column.values) if parse(value) is None]
-        for parse in parsers
+        (column, place)
         for column in columns
+        for place, value in enumerate(column.values)
+        if labels.parse_truth(value) is None
     ]
-    no_numbers, no_truths = strays[: len(columns)], strays[len(columns) :]
-    if not any(no_truths):
+    words = [
+        (column, place)
+        for column, place in strays
+        if numbers.parse_number(column.values[place]) is None
+    ]
+    if not strays:
         return "multi_label", f"{title} hold 0 and 1"
-    if not any(no_numbers) and all(no_truths):
+    if not words and {column.name for column, _ in strays} == {column.name for column in columns}:
         return "regression", f"{title} hold numbers"
-    column, place = next(itertools.chain(*no_numbers, *no_truths))
-    context = "" if any(no_numbers) else ", while another of the columns holds 0 and 1 only"
-    fix = (
-        "expected 0 and 1 in all of --label_columns for labels, or numbers for quantities; if they "
-        "are, add --task multi_label or --task regression; a column of classes is --label_column"
-    )
-    _ask(column, place, fix, report, context)
+    column, place = (words or strays)[0]
+    _ask(column, place, report, " beside columns of other values")
 
 
 def _decide_lists(column: LabelColumn, places: Sequence[int], report: Report) -> tuple[Name, str]:
-    """Return the task of cells that are lists."""
+    """Return the task of cells that are lists: of labels, unless all are 0 and 1 or fractions."""
     inner = [(place, label) for place in places for label in parse_list(column.values[place]) or ()]
-    words = [label for _, label in inner if isinstance(label, str)]
-    fractions = [label for _, label in inner if isinstance(label, float)]
+    has_words = any(isinstance(label, str) for _, label in inner)
+    has_fractions = any(isinstance(label, float) for _, label in inner)
     are_bits = all(label in (0, 1) for _, label in inner)
-    if inner and not words and (fractions or are_bits):
-        fix = (
-            "if they are quantities, add --task regression; if they name labels, --task "
-            f"multi_label; if each is for a label, write {labels.AS_COLUMNS}"
-        )
-        _ask(column, inner[0][0], fix, report, ", a list of numbers")
+    if inner and not has_words and (has_fractions or are_bits):
+        _ask(column, inner[0][0], report, ", a list of numbers")
     example = repr(column.values[inner[0][0]]) if inner else "[]"
     return "multi_label", f"the labels are lists, such as {example}"
 
@@ -178,7 +167,7 @@ def _decide_lists(column: LabelColumn, places: Sequence[int], report: Report) ->
 def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -> tuple[Name, str]:
     """Return the task of words and numbers."""
     parsed = [numbers.parse_number(value) for value in column.values]
-    finite = [number for number in parsed if number is not None and math.isfinite(number)]
+    finite = sorted({value for value in parsed if value is not None and math.isfinite(value)})
     words = {
         str(value): place
         for place, (value, number) in enumerate(zip(column.values, parsed, strict=True))
@@ -186,136 +175,61 @@ def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -
     }
     unnamed = {word: place for word, place in words.items() if word not in options.renames}
     if unnamed and len(words) < len(finite):
-        fix = (
-            "if they are quantities, --task regression names the others; if the label is missing, "
-            "leave it empty; if these are classes, add --task single_label"
-        )
-        most = f", while {len(finite):,} of {len(parsed):,} different labels are numbers"
-        _ask(column, min(unnamed.values()), fix, report, f"{most}, such as {finite[0]:g}")
-    task: Name = "single_label"
+        context = f", while {len(finite):,} of {len(parsed):,} different labels are numbers"
+        _ask(column, min(unnamed.values()), report, context)
+    is_small = FEWEST_ORDERED <= len(finite) <= SURELY_CLASSES
     reason = "the labels are words"
     if not words:
-        task, reason = _decide_numbers(column, finite, report)
-    commas = [place for word, place in unnamed.items() if numbers.has_decimal_comma(word)]
-    if 2 * len(commas) > len(parsed):
-        fix = "if it is a number, write a decimal point and add --task regression; if these are "
-        fix += f"several labels, add --label_separator ','; {_AS_CLASS}"
-        _ask(column, commas[0], fix, report)
-    if task == "single_label":
-        _ask_if_many(column, options, report, are_words=bool(words))
-    if words:
-        _ask_about_cells(column, unnamed, report)
-    return task, reason
-
-
-def _decide_numbers(
-    column: LabelColumn, values: Sequence[float], report: Report
-) -> tuple[Name, str]:
-    """Return the task of labels that are these different numbers."""
-    is_small = FEWEST_ORDERED <= len(values) <= SURELY_CLASSES
-    if fractions := [value for value in values if value % 1]:
-        reason = f"the labels are numbers with a fraction, such as {fractions[0]:g}"
-        return "regression", reason + "; --task ordinal if they are grades" * is_small
-    ordered = sorted(set(values))
-    is_gapless = ordered[0] in (0, 1) and ordered[-1] - ordered[0] == len(ordered) - 1
-    if len(ordered) <= SURELY_CLASSES or is_gapless:
-        reason = f"the labels are {len(ordered)} different whole numbers"
-        return "single_label", reason + "; --task ordinal if their order counts" * is_small
-    report.fail(
-        f"--task: '{column.name}' holds {len(ordered):,} different whole numbers, {ordered[0]:g} "
-        f"to {ordered[-1]:g}",
-        fix="if they are classes, add --task single_label; if they are quantities, --task "
-        "regression",
-    )
-
-
-def _ask_if_many(
-    column: LabelColumn, options: LabelOptions, report: Report, *, are_words: bool
-) -> None:
-    """Ask about classes of which most have a single row."""
+        if fractions := [value for value in finite if value % 1]:
+            reason = f"the labels are numbers with a fraction, such as {fractions[0]:g}"
+            return "regression", reason + "; --task ordinal if they are grades" * is_small
+        is_gapless = finite[0] in (0, 1) and finite[-1] - finite[0] == len(finite) - 1
+        if len(finite) > SURELY_CLASSES and not is_gapless:
+            _ask(column, 0, report, f", one of {len(finite):,} different whole numbers")
+        reason = f"the labels are {len(finite)} different whole numbers"
+        reason += "; --task ordinal if their order counts" * is_small
     count = len({options.renames.get(str(value), str(value)) for value in column.values})
     rows = int((column.codes >= 0).sum())
     if count > SURELY_CLASSES and 2 * count > rows:
-        fix = "is --label_column the right column? If they are classes, add --task single_label"
-        fix += "" if are_words else "; if they are quantities, --task regression"
-        among = f", one of {count:,} different labels in {counted(rows, 'row')}"
-        _ask(column, 0, fix, report, among)
-
-
-def _ask_about_cells(column: LabelColumn, places: Mapping[str, int], report: Report) -> None:
-    """Ask about words that may be several labels.
-
-    Args:
-        column: Of the labels.
-        places: Of these words among its values.
-        report: For the question.
-    """
-    for word, place in places.items():
-        if looks_printed(word) and parse_list(word) is None:
-            fix = f"for several labels, {labels.AS_JSON}; {_AS_CLASS}"
-            _ask(column, place, fix, report, ", several values as a program prints them")
-    if separated := find_separator(list(places)):
+        context = f", one of {count:,} different labels in {counted(rows, 'row')}"
+        _ask(column, 0, report, f"{context} (is --label_column the right column?)")
+    for word, place in unnamed.items():
+        if labels.looks_printed(word) and parse_list(word) is None:
+            _ask(column, place, report, ", several values as a program prints them")
+    if separated := find_separator([*unnamed]):
         separator, word = separated
-        fix = f"if these are several labels, add --label_separator '{separator}'; {_AS_CLASS}"
-        _ask(column, places[word], fix, report)
-
-
-def warn_of_sets(column: LabelColumn, options: LabelOptions, report: Report) -> None:
-    """Warn of words that look like several labels in a cell, where a row has one label."""
-    words = [str(value) for value in column.values if str(value) not in options.renames]
-    if separated := find_separator(words):
-        report.warning(
-            f"'{column.name}' holds {separated[1]!r}, which looks like several labels with "
-            f"{separated[0]!r} between them, and is read as one class"
-        )
+        _ask(column, unnamed[word], report, separator=separator)
+    return "single_label", reason
 
 
 def find_separator(words: Sequence[str]) -> tuple[str, str] | None:
     """Return what seems to separate several labels in a cell, and the first cell that has it.
 
     Either every part of a cell is itself a label, or most cells have the separator and consist of
-    no more parts than there are such cells. A semicolon or a bar counts in any cell.
+    no more parts than there are such cells, or are numbers with a decimal comma. A semicolon or a
+    bar counts in any cell.
 
     Args:
         words: The different labels.
     """
     names = {word.strip() for word in words}
-    for word in words:
-        for separator in _joints(word, names):
-            if all(part.strip() in names for part in word.split(separator)):
-                return separator.strip() or separator, word
     signs = Counter(
-        sign
-        for word in words
-        for sign in {sign.strip() for sign in re.findall(r"[\W_]+", word.strip())}
-        if sign
+        sign.strip() or sign for word in words for sign in {*re.findall(r"[\W_]+", word.strip())}
     )
-    for sign, _ in signs.most_common():
+    for sign, _ in signs.most_common(_MOST_SEPARATORS):
         cells = {
             word: [part.strip() for part in word.split(sign)] for word in words if sign in word
         }
         cells = {word: parts for word, parts in cells.items() if all(parts)}
+        if combinations := [word for word, parts in cells.items() if names.issuperset(parts)]:
+            return sign, combinations[0]
         parts = {*itertools.chain(*cells.values())}
-        are_short = all(len(part.split()) <= _MOST_WORDS for part in parts)
+        is_usual = sign in _USUAL_SEPARATORS or (sign == "," and all(map(str.isdecimal, parts)))
         are_few = 2 * len(cells) > len(words) and len(parts) <= len(cells)
-        if cells and are_short and (are_few or sign in _USUAL_SEPARATORS):
+        are_short = all(len(part.split()) <= _MOST_WORDS for part in parts)
+        if cells and sign.strip() and are_short and (is_usual or are_few):
             return sign, next(iter(cells))
     return None
-
-
-def _joints(word: str, names: set[str]) -> Iterator[str]:
-    """Yield what is between a label at the beginning of a word and the next label in it."""
-    if len(word) > _LONGEST_JOINED:
-        return
-    for end in range(1, len(word) - 1):
-        if word[:end] not in names:
-            continue
-        for start in range(end + 1, len(word)):
-            rest = word[start:]
-            joint = word[end:start]
-            is_sign = re.search(r"[\W_]", joint) is not None  # in "aba" no letter is a separator
-            if is_sign and any(rest[:stop] in names for stop in range(1, len(rest) + 1)):
-                yield joint
 
 
 def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> None:
@@ -327,16 +241,15 @@ def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> 
         report: Where the error is added.
     """
     names = targets.class_names(dataset["train"])
-    flag = f"--label_order {join_values(options.names)}"
     if len(names) < FEWEST_ORDERED:
         report.error(
             f"--task ordinal: the labels are {counted(len(names), 'class')}; expected "
             f"{FEWEST_ORDERED} or more",
             fix="use --task single_label",
         )
-    elif options.is_ordered:
-        if set(names) != set(options.names):
-            report.error(f"{flag}: the classes are {list_names(names)}")
+    elif options.is_ordered and set(names) != set(options.names):
+        flag = f"--label_order {join_values(options.names)}"
+        report.error(f"{flag}: the classes are {list_names(names)}")
     elif not numbers.have_order(names, options.names):
         report.error(
             f"--task ordinal: the order of the classes {list_names(names)} in "

@@ -87,7 +87,7 @@ def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
     """Return the weights that ``text`` names, 1 for the others, shape ``(classes,)``."""
     weights, mistakes, seen = np.ones(len(names)), list[str](), set[str]()
     numbers = {name: index for index, name in enumerate(names)}
-    for part in split_values(text, keep_empty=True) or [""]:
+    for part in split_values(text) or [""]:
         name, equals, written = part.rpartition("=")
         name, written = name if name in numbers else name.strip(), written.strip()
         if not (name and equals and written):

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import fields
-from numbers import Integral, Real
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
-from finetune.errors import UserError, typed_as
+from finetune.errors import UserError
 from finetune.statistics.directions import DIRECTIONS
 from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolve_values
+from finetune.training.option_types import find_type_mistake
 from finetune.training.resolution import BATCH_SIZES
 from finetune.training.retired import option_suggestion, successor
-
-#: What counts as a value of a type: NumPy's numbers, and paths, do too.
-_ABSTRACT: dict[Any, Any] = {
-    bool: bool,
-    int: Integral,
-    float: Real,
-    str: (str, os.PathLike),
-    NoneType: NoneType,
-}
 
 
 def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> ArgumentValues:
@@ -41,8 +30,12 @@ def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Ar
         for name in {**defaults, **given}
         if name not in known
     ]
-    if mistakes := unknown or _wrong_types({**defaults, **given}):
-        raise UserError(*mistakes)
+    if unknown:
+        raise UserError(*unknown)
+    hints, values = get_type_hints(FinetuneArguments), {**defaults, **given}
+    mistakes = [find_type_mistake(f"--{name}", values[name], hints[name]) for name in values]
+    if any(mistakes):
+        raise UserError(*filter(None, mistakes))
     defaults, given = dict(defaults), dict(given)
     if asked := [name for name in BATCH_SIZES if given.get(name) is not None]:
         if len(asked) > 1:
@@ -56,20 +49,6 @@ def argument_values(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> Ar
     if DIRECTIONS.get(str(chosen).removeprefix("eval_")) == -1:  # the library goes by "loss" alone
         defaults.setdefault("greater_is_better", False)
     return resolve_values({**defaults, **given})
-
-
-def _wrong_types(values: Mapping[str, Any]) -> list[str]:
-    """Return a line for each value, as from a notebook, that no flag of that type could give."""
-    hints, mistakes = get_type_hints(FinetuneArguments), []
-    for name, value in values.items():
-        allowed = get_args(hints[name]) or (hints[name],)
-        if not (set(allowed) <= _ABSTRACT.keys()) or (isinstance(value, bool) and bool in allowed):
-            continue
-        kinds = tuple(_ABSTRACT[kind] for kind in allowed if kind is not bool)
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            expected = " or ".join(typed_as(kind) for kind in allowed if kind is not NoneType)
-            mistakes.append(f"--{name}: expected {expected}, found {value!r}")
-    return mistakes
 
 
 def training_names() -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 
 from finetune.errors import UserError
@@ -17,22 +16,15 @@ def occupy(directory: Path) -> None:
     Raises:
         UserError: if a run is in progress there, on this machine or another.
     """
-    if lock.mine(directory):
+    if lock.is_mine(directory):
         return
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock.hold(directory)
+        lock.acquire(directory)
     except BlockingIOError as error:
         raise UserError(in_progress(directory)) from error
     except OSError as error:
         raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
-    known = status_and_process(directory)
-    if known is not None and known[0] == "running" and known[1] is not None:
-        elsewhere = known[1].host != platform.node()  # where the lock may not be seen
-        if elsewhere and not lock.wait_for_silence(directory):
-            lock.release()
-            raise UserError(in_progress(directory))
-    lock.beat(directory)
 
 
 def in_progress(directory: Path) -> str:
@@ -68,8 +60,8 @@ def clear_way(directory: Path) -> str | None:
         number += 1
     known = status_and_process(directory)
     finished = known is not None and known[0] == "finished"
+    lock.release(directory)
     directory.rename(aside)
-    lock.release()  # of the run that is now aside
     occupy(directory)
     sentence = f"moved the run in {directory} to {aside}"
     if not finished and any(aside.glob("checkpoint-*")):
@@ -90,7 +82,7 @@ def refuse_foreign(directory: Path) -> None:
         raise UserError(f"--output_dir {directory} is a link to nothing: {os.readlink(directory)}")
     if not directory.exists() or not _content(directory):
         return
-    if lock.held(directory) and not lock.mine(directory):
+    if lock.is_held(directory) and not lock.is_mine(directory):
         raise UserError(in_progress(directory))
     # checkpoints alone are what a trainer leaves that no command started
     if status_and_process(directory) is None and not any(directory.glob("checkpoint-*")):

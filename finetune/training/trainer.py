@@ -179,7 +179,7 @@ class Trainer(CheckpointTrainer):
                 output = super().train(path, *args, **kwargs)
         finally:
             if self.moves_runs_aside and self.args.should_save:
-                lock.release()
+                lock.release(Path(self.args.output_dir or ""))
         if self.is_fsdp_enabled:  # the model is saved whole; checkpoints stay sharded
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output

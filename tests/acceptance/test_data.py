@@ -285,15 +285,32 @@ def test_several_files_and_rows_in_python_have_their_rows_in_order(
 
 @pytest.mark.contract("C1")
 def test_splits_of_other_names_are_named_by_a_flag(tmp_path: Path) -> None:
-    """`--dataset_splits`, also to leave one out; without it a probable split is refused."""
+    """`--dataset_splits`, also to leave one out; without it a keyword of `datasets` is enough."""
     contents = {"train": encode_rows(".csv"), "dev": encode_rows(".csv", ROWS[:3])}
     write_files(tmp_path, **contents, test=encode_rows(".csv", ROWS[3:]))
-    message = refusal(text_recipe(tmp_path))
-    assert "dev.csv" in message
-    assert "--dataset_splits validation=dev" in message
+    recipe = text_recipe(tmp_path)
+    expected = {"train": ROWS, "validation": ROWS[:3], "test": ROWS[3:]}
+    assert {name: rows_of(split) for name, split in recipe.load().items()} == expected
+    assert any("--dataset_splits validation=dev" in note for note in recipe.notes)
     splits = text_recipe(tmp_path, dataset_splits="validation=dev,test=none").load()
     sizes = {name: rows_of(split) for name, split in splits.items()}
     assert sizes == {"train": ROWS, "validation": ROWS[:3]}
+    write_files(tmp_path, val=encode_rows(".csv"))
+    message = refusal(text_recipe(tmp_path))
+    assert "dev, val" in message
+    assert "--dataset_splits validation=" in message
+
+
+@pytest.mark.contract("C1")
+def test_what_is_not_read_is_printed(tmp_path: Path) -> None:
+    """Tables and other files beside those of the splits."""
+    write_files(tmp_path, train=encode_rows(".csv"), old=encode_rows(".csv", ROWS[:3]))
+    (tmp_path / "more.xls").write_text("x")
+    recipe = text_recipe(tmp_path)
+    assert rows_of(recipe.load()["train"]) == ROWS
+    notes = " ".join(recipe.notes)
+    assert "not read: old" in notes
+    assert "not read: more.xls" in notes
 
 
 def write_parts_of_three(folder: Path) -> str:
@@ -314,7 +331,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], str], list[str]]] = {
     "a part is missing": (write_parts_of_three, ["'train'", "2 of 3"]),
     "other columns": (write_other_columns, ["a.csv", "b.csv", "'text'", "'body'"]),
     "no training rows": (lambda folder: str(write_files(folder, test=encode_rows(".csv"))),
-                         ["train", "test.csv"]),
+                         ["train split", "it has: test"]),
     "other names": (lambda folder: str(write_files(folder, a=encode_rows(".csv"), b="")),
                     ["--dataset", "*.csv"]),
     "several of a split": (
@@ -323,7 +340,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], str], list[str]]] = {
     ),
     "nothing": (lambda folder: "", ["--dataset"]),
 }  # fmt: skip
-FOREIGN = {"a.xls": ".xlsx", "a.ods": ".xlsx", "a.csv.xz": "unxz", "a.zip": ".csv.zip"}
+FOREIGN = ("a.xls", "a.ods", "a.csv.xz", "a.zip", "a.parquet.gz")
 
 
 @pytest.mark.contract("C1", "F4")
@@ -332,7 +349,7 @@ def test_missing_and_unsupported_files_are_refused(case: str, tmp_path: Path) ->
     """By the file, with what to type."""
     if case in FOREIGN:
         (tmp_path / case).write_bytes(b"PK\x03\x04 content")
-        source, fragments = str(tmp_path / case), [case, FOREIGN[case]]
+        source, fragments = str(tmp_path / case), [case, ".xlsx", ".zip"]
     else:
         make, fragments = UNREADABLE[case]
         source = make(tmp_path)
@@ -437,8 +454,12 @@ def test_encoding_separator_quotes_and_line_ends_are_detected(
         (b'text,label\n"a,01\nb",02\n', {"csv_quoting": "minimal"}, [("a,01\nb", "02")]),
         (b'text,label\n"a,01\nb",02\n', {"csv_quoting": "none"}, [('"a', "01"), ('b"', "02")]),
         (b'text,label\n"a" b,x\nc,y\n', {"csv_quoting": "none"}, [('"a" b', "x"), ("c", "y")]),
+        (b'text,label\n"a" b,x\nc,y\n', {"csv_quoting": "minimal"}, [("a b", "x"), ("c", "y")]),
     ],
-    ids=["cp1250", "latin-1", "comma", "tab", "other", "sep=", "CR", "minimal", "none", "marks"],
+    ids=[
+        *("cp1250", "latin-1", "comma", "tab", "other", "sep=", "CR", "minimal", "none", "marks"),
+        "enclosing",
+    ],
 )  # fmt: skip
 def test_what_is_detected_can_be_overridden(
     content: bytes, options: dict[str, str], rows: list[Row], tmp_path: Path
@@ -583,6 +604,11 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
         HEAD + '"x, y\nz",good\n' * 4,
         ["--csv_quoting minimal", "--csv_quoting none", "4", "8"],
     ),
+    "text after a quote, and separators": (
+        "a.csv",
+        f'{HEAD}"x, y",good\n"so" and, so,bad\n',
+        ["line 3", "--csv_quoting none"],
+    ),
     "escaped quotes": ("a.csv", HEAD + '"he said \\"no\\", twice",good\n' * 3, ["line 2"]),
     "one name twice": ("a.csv", "text,text,label\nx,y,good\n", ["'text'"]),
     "names again": ("a.csv", f"{HEAD}x,good\ny,bad\n{HEAD}z,good\n", ["line 4"]),
@@ -679,8 +705,8 @@ def test_a_formula_that_was_never_computed_is_refused(tmp_path: Path) -> None:
 REPORTED: dict[str, tuple[str, list[Row], list[str]]] = {
     "text after a quote": (
         f'{HEAD}x,good\n"y" or z,bad\nw,good\n',
-        [("x", "good"), ("y or z", "bad"), ("w", "good")],
-        ["line 3", "--csv_quoting none"],
+        [("x", "good"), ('"y" or z', "bad"), ("w", "good")],
+        ["line 3", "--csv_quoting minimal"],
     ),
     "lines in quotes": (
         f'{HEAD}"x\n\ny, z",good\n"w",bad\n',

@@ -118,6 +118,8 @@ def test_a_fault_of_the_data_is_found(name: str, tmp_path: Path, bert: Path) -> 
     for fragment in fragments:
         assert fragment in f"{finding.message} {finding.fix}"
     assert finding.fix
+    repeated = [f for f in result.findings if re.search("duplicate|different labels", f.message)]
+    assert len(repeated) == (name in ("duplicates", "contradictions"))  # reported once
 
 
 @pytest.mark.contract("C9")
@@ -391,10 +393,10 @@ def test_processes_that_start_at_once_read_the_same_rows(
 
 
 @pytest.mark.contract("C10", "D4")
-def test_no_process_is_forked_once_there_is_a_process_group(
+def test_workers_are_forked_in_a_process_group_too(
     tmp_path: Path, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its threads are not in a forked process, which may wait for them for ever."""
+    """With the threads of gloo, whom no worker needs; they end, and the rows are the same."""
     table = [(f"w{n} {tmp_path.name} in a group", "ab"[n % 2]) for n in range(8_000)]
     path = write(tmp_path / "a.csv", table)
     forks: list[str] = []
@@ -405,18 +407,18 @@ def test_no_process_is_forked_once_there_is_a_process_group(
     store = f"file://{tmp_path}/store"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
-        alone = recipe.prepared["train"]["input_ids"][:]
+        in_group = recipe.prepared["train"]["input_ids"][:]
     finally:
         torch.distributed.destroy_process_group()
-    assert not forks
-    assert tokenized_rows(path, bert, preprocessing_num_workers=2)["train"] == alone
-    assert tokenized_rows(path, bert, preprocessing_num_workers=2, max_length=20)["train"] != alone
-    assert forks
+    assert len(forks) >= 2
+    texts = list(recipe.splits["train"]["text"])
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    assert in_group == tokenizer(texts, truncation=True, max_length=21)["input_ids"]
 
 
 @pytest.mark.contract("C10", "D4")
-def test_machines_that_share_no_cache_are_refused(tmp_path: Path, bert: Path) -> None:
-    """With the directory that the second one cannot open, and what to set."""
+def test_machines_that_share_no_cache_tokenize_for_themselves(tmp_path: Path, bert: Path) -> None:
+    """Their data are compared afterwards, see the refusals of several machines."""
     path, port = write(tmp_path / "a.csv", plain(90)), free_port()
     words = [sys.executable, "-m", "finetune", "text", "--dataset", path, "--model", bert]
     words += ["--dry_run", "--text_column", "text", "--label_column", "label"]
@@ -427,9 +429,9 @@ def test_machines_that_share_no_cache_are_refused(tmp_path: Path, bert: Path) ->
         pipes: Any = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         jobs.append(subprocess.Popen(list(map(str, words)), env=environment, **pipes))
     outputs = [job.communicate(timeout=HANGS)[0] for job in jobs]
-    assert all(job.returncode for job in jobs), outputs
-    assert str(tmp_path / "home1" / "datasets" / "finetune-tokenized") in " ".join(outputs)
-    assert "HF_HOME" in outputs[1], outputs
+    assert [job.returncode for job in jobs] == [0, 0], outputs
+    for rank in range(2):
+        assert any((tmp_path / f"home{rank}" / "datasets" / "finetune-tokenized").iterdir())
 
 
 # ---- C11: what the tokenizer makes of texts ------------------------------------------------------

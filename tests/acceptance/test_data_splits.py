@@ -153,8 +153,9 @@ def test_rows_of_held_out_splits_are_not_trained_on_and_stay_as_they_are(tmp_pat
     dropped = {7, *range(50, 55), *range(60, 63)}
     expected = [row for number, row in enumerate(train) if number not in dropped]
     assert splits["train"] == [*expected, ("test row 3", "odd")]
-    assert "train" in note_of(recipe, "9", "3")
-    assert note_of(recipe, "1 validation")
+    assert note_of(recipe, "4 of 101 train", "3 with another label", "test data")
+    assert note_of(recipe, "5 of 101 train", "validation data")
+    assert note_of(recipe, "1 of 26 validation", "test data")
 
 
 @pytest.mark.contract("C6")
@@ -188,8 +189,8 @@ def test_what_is_left_out_is_printed(cli: Callable[..., Any], tmp_path: Path, be
     command_line = cli("text", *flags)
     assert command_line.status == 0
     page = " ".join(command_line.stdout.split())
-    assert re.search(r"\b8 train.{,80}\b4\b.{,80}--keep_contradictions first", page)
-    assert re.search(r"\b7\b[^\d]{,20}duplicate", page)
+    assert re.search(r"\b8 of 131 train.{,80}\b4\b.{,160}--keep_contradictions first", page)
+    assert re.search(r"\b7 of 131\b[^\d]{,40}duplicate", page)
 
 
 # ---- C7: splits ----------------------------------------------------------------------------------
@@ -402,6 +403,8 @@ def test_groups_of_a_test_set_are_not_trained_on(tmp_path: Path) -> None:
     expected = [row[:2] for row in train if row[2] != "author 3"]
     assert sorted(splits["train"] + splits["validation"]) == sorted(expected)
     assert note_of(recipe, "'author'") == note_of(recipe, "10", "train")
+    (finding,) = [note for note in recipe.report.findings if "'author'" in note.message]
+    assert (finding.name, finding.count, finding.rows[:2]) == ("dropped_rows", 10, [3, 23])
 
 
 @pytest.mark.contract("C7")
@@ -579,8 +582,8 @@ def test_training_rows_near_held_out_rows_are_dropped(tmp_path: Path) -> None:
         "validation": originals[150:180],
         "test": test,
     }
-    assert note_of(recipe, "20") == note_of(recipe, "20 train")
-    assert note_of(recipe, "5") == note_of(recipe, "5 validation")
+    assert note_of(recipe, "20") == note_of(recipe, "20 of 170 train")
+    assert note_of(recipe, "5") == note_of(recipe, "5 of 35 validation")
     assert split_rows(text_recipe(tmp_path, drop_duplicates="near"))["train"] == train
 
 
@@ -743,6 +746,18 @@ def test_a_correction_is_of_the_rows_with_its_content_and_label(tmp_path: Path) 
 
 
 @pytest.mark.contract("C8")
+def test_a_correction_tells_labels_apart_that_differ_by_case(tmp_path: Path) -> None:
+    """As they are written; a spreadsheet that changed the case is understood where one fits."""
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train.csv", rows(60, ("bad", "Bad", "good")))
+    write(tmp_path / "data" / "test.csv", [("twice", "bad"), ("twice", "Bad"), ("once", "good")])
+    lines = [("test", "twice", "Bad", "good"), ("test", "once", "GOOD", "bad")]
+    option = corrections_of(tmp_path / "edited.csv", lines)
+    splits = split_rows(text_recipe(tmp_path / "data", relabel=option))
+    assert [row[1] for row in splits["test"]] == ["bad", "good", "bad"]
+
+
+@pytest.mark.contract("C8")
 @pytest.mark.parametrize(
     ("lines", "fragments"),
     [
@@ -800,6 +815,29 @@ def test_suspects_do_not_replace_a_file_that_was_edited(
         flags = ["--dataset", path, "--model", bert, "--suspects", tmp_path / name]
         command_line = cli("check", "text", *flags)
         assert (command_line.status, name in command_line.output) == (2, True)
+        assert (tmp_path / name).read_bytes() == content
+
+
+@pytest.mark.contract("C8", "E8")
+def test_a_column_of_the_user_called_new_label_is_no_edit(
+    cli: Callable[..., Any], tmp_path: Path, bert: Path
+) -> None:
+    """Ours is then `model_new_label`: it alone corrects, and it alone keeps a file from loss."""
+    table = [(*row, "bad") for row in doubtful()]
+    path = write(tmp_path / "a.csv", table, (*HEAD, "new_label"))
+    frame = suspects_of(path, cli, bert)
+    assert list(frame["new_label"]) == ["bad"] * len(DOUBTFUL)
+    frame = suspects_of(path, cli, bert)  # nothing was edited: replaced
+    edited = tmp_path / "edited.csv"
+    frame.to_csv(edited, index=False)
+    assert "'new_label'" in refusal(text_recipe(path, relabel=str(edited)))
+    frame.assign(model_new_label=["drop", "", "", ""], new_label="").to_csv(edited, index=False)
+    lost = {row[:2] for row in table} - set(all_rows(text_recipe(path, relabel=str(edited))))
+    assert lost == {table[4][:2]}
+    for name in ("edited.csv", "a.csv"):
+        content = (tmp_path / name).read_bytes()
+        flags = ["--dataset", path, "--model", bert, "--suspects", tmp_path / name]
+        assert cli("check", "text", *flags).status == 2
         assert (tmp_path / name).read_bytes() == content
 
 

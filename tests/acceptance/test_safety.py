@@ -600,8 +600,15 @@ REFUSED_WITH_SECRETS = {
 @pytest.mark.contract("F2")
 @pytest.mark.usefixtures("proxies")
 @pytest.mark.parametrize("case", REFUSED_WITH_SECRETS)
-def test_a_refusal_shows_no_secret(case: str, cli: Cli) -> None:
-    """An error message names what is wrong without the token or password that was typed."""
+def test_a_refusal_shows_no_secret(case: str, cli: Cli, tmp_path: Path, bert: Path) -> None:
+    """An error message names what is wrong without the token or password that was typed.
+
+    After a file was read, too: `datasets` lets the module of a builder open URLs.
+    """
+    rows = tmp_path / "rows.csv"
+    lines = [f"text {number},{number % 2}" for number in range(40)]
+    rows.write_text("\n".join(["text,label", *lines]), encoding="utf-8")
+    assert finetune.check("text", dataset=str(rows), model=str(bert)).splits
     finished = cli(*case.split())
     assert finished.status == 2
     assert REFUSED_WITH_SECRETS[case] in finished.output

@@ -5,6 +5,7 @@ scikit-learn and scipy, and from the Python values that a file was written from.
 """
 
 import functools
+import itertools
 import json
 import random
 import re
@@ -315,6 +316,52 @@ def test_two_columns_are_a_pair_where_the_tokenizer_has_pairs(
             assert ids.count(tokenizer.eos_token_id) == 1
 
 
+#: Texts that are long in several ways: words, one word, white space, lines, deleted characters.
+LONG = [
+    "the food was great " * 4000,
+    "food" * 9000,
+    "food" * 300 + " was great" * 4000,
+    " " * 9000 + "the food was great " * 4000,
+    "the\n\n\t food   was\r\ngreat \n" * 4000,
+    "\ufffd\x07" * 9000 + "the food",
+    "[SEP] food[MASK] \u2581 <s> " * 3000,
+    "\u98df\u7269\u5f88\u597d\n" * 9000,
+]
+
+
+@pytest.mark.contract("B1", "B5", "C10")
+@pytest.mark.parametrize("cut", ["head", "tail", "head_tail", "pair"])
+@pytest.mark.parametrize("family", ["bert", "deberta", "xlm-r", "t5"])
+def test_long_texts_have_the_tokens_of_the_whole_text(
+    family: str, cut: str, tmp_path: Path
+) -> None:
+    """Of texts of which most is cut before they are tokenized; pairs as `longest_first`."""
+    base, size = write(family, tmp_path / "base"), 1500 if cut == "pair" else 40_000
+    rows = [
+        {"text": f"{text[:size]} {n}", "second": f"{n} {other[:size]}", "label": "ab"[n % 2]}
+        for n, (text, other) in enumerate(itertools.product(LONG, [LONG[0], LONG[2], "a b c"]))
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options: Row = dict(text_columns="text,second") if cut == "pair" else dict(truncation=cut)
+    options |= dict(model=str(base), label_column="label", max_length=20)
+    recipe, tokenizer = Text(dataset=str(path), **options), AutoTokenizer.from_pretrained(base)
+    tokenizer.truncation_side = "left" if cut == "tail" else "right"
+    for split, prepared in recipe.prepared.items():
+        for number, ids in zip(recipe.splits[split]["_row"], prepared["input_ids"], strict=True):
+            text, second = rows[number]["text"], rows[number]["second"]
+            limit: Row = dict(truncation="longest_first", max_length=20)
+            if cut == "pair":
+                assert ids == tokenizer(text, second, **limit)["input_ids"]
+            elif cut != "head_tail":
+                assert ids == tokenizer(text, **limit)["input_ids"]
+            else:
+                whole = tokenizer(text, verbose=False)["input_ids"]
+                begin = 0 if family == "t5" else 1  # special tokens before a text
+                tail = whole[len(whole) - 15 + begin :] if len(whole) > 20 else whole[begin + 5 :]
+                assert ids == [*whole[: begin + 5], *tail]
+
+
 @pytest.mark.contract("B1")
 def test_images_in_the_format_of_the_hub_are_those_of_the_image_processor(
     vit: Path, tmp_path: Path
@@ -463,7 +510,7 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "words-as-regression": (NAMES, ["--task", "regression"], ["'bad'", "single_label"]),
     "no-order": (["low", "mid", "high"], ["--task", "ordinal"], ["'mid'", "--label_order"]),
     "words-as-sets": (NAMES, ["--task", "multi_label"], ["'label'", "--label_separator"]),
-    "one-number-in-lists": ([["bad"], ["good"], 5], [], ["line 3", "5", '["5"]']),
+    "one-number-in-lists": ([["bad"], ["good"], 5], [], ["line 3", "5", "JSON list"]),
     "words-among-numbers": ([1, 2, 3, "n/a"], [], ["'n/a'", "line 4", "--task single_label"]),
     "printed-list": (["bad", "good", "['bad' 'good']"], [], ["line 3", "JSON list"]),
     "separator-of-all": (

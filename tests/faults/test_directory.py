@@ -10,7 +10,6 @@ import platform
 import shutil
 import signal
 import tempfile
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,9 +41,9 @@ def running(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def released() -> object:
+def released(tmp_path: Path) -> object:
     yield
-    lock.release()
+    lock.release(tmp_path / "run")
 
 
 def test_a_run_whose_process_is_gone_is_stale(running: Path) -> None:
@@ -55,32 +54,12 @@ def test_a_run_whose_process_is_gone_is_stale(running: Path) -> None:
     assert Run.load(running).manifest.status == "running"
 
 
-def test_a_run_of_a_machine_that_is_gone_is_taken_over_however_long_the_model_loads(
-    running: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The beat of this process is not taken for that of the other."""
-    monkeypatch.setattr(lock, "_BEAT", 0.05)
-    os.utime(running / ".lock", (0, 0))
-    occupy(running)
-    touched = (running / ".lock").stat().st_mtime
-    while (running / ".lock").stat().st_mtime == touched:
-        pass
-    occupy(running)
-    assert lock.mine(running)
-
-
-def test_a_run_of_another_machine_that_beats_is_not_stale(running: Path) -> None:
-    assert Run.load(running).status == "running"
-    os.utime(running / ".lock", (0, 0))
-    assert Run.load(running).status == "stale"
-
-
 def test_a_run_that_was_moved_aside_can_be_resumed_at_once(faulty: Faulty, tmp_path: Path) -> None:
     assert faulty(tmp_path / "run", fault="step 4,SIGTERM") == 75
     clear_way(tmp_path / "run")
-    assert not lock.mine(tmp_path / "run.1")
-    assert lock.mine(tmp_path / "run")
-    assert not lock.held(tmp_path / "run.1")
+    assert not lock.is_mine(tmp_path / "run.1")
+    assert lock.is_mine(tmp_path / "run")
+    assert not lock.is_held(tmp_path / "run.1")
 
 
 def test_the_number_of_a_process_that_is_used_again_is_not_the_run(running: Path) -> None:
@@ -88,7 +67,7 @@ def test_the_number_of_a_process_that_is_used_again_is_not_the_run(running: Path
     Run.load(running).update(process=recycled)
     assert Run.load(running).status == "stale"
     occupy(running)
-    assert lock.mine(running)
+    assert lock.is_mine(running)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -141,29 +120,6 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(
         told = of_nobody(lambda run: resumption.find("last", run, renames=True), run)
         assert told == f"{newest} cannot be read: Permission denied"
         assert newest.exists()
-
-
-def test_a_machine_that_still_touches_its_lock_is_not_disturbed(running: Path) -> None:
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(0.05):
-            os.utime(running / ".lock")
-
-    thread = threading.Thread(target=beat)
-    thread.start()
-    try:
-        with pytest.raises(UserError, match=r"in progress there \(process 1 on another-"):
-            occupy(running)
-    finally:
-        ended.set()
-        thread.join()
-
-
-def test_a_machine_that_is_silent_is_gone(running: Path) -> None:
-    os.utime(running / ".lock", (0, 0))
-    occupy(running)
-    assert lock.mine(running)
 
 
 def test_a_directory_that_is_a_link_to_nothing_is_refused(
@@ -287,7 +243,7 @@ def agree(directory: str) -> tuple[int, list[str]] | str:
     """In one of two processes: what it goes on from, in a directory of its own."""
     from finetune.pipeline.train import resumption  # as the training does
 
-    distributed.join(None, 60, use_cpu=True)
+    distributed.join_process_group(None, 60, use_cpu=True)
     mine = Path(directory, str(distributed.ranks().rank))
     try:
         found = resumption.agree_on_checkpoint(resumption.find("resume", mine, renames=True), mine)

@@ -13,7 +13,6 @@ import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -23,16 +22,16 @@ from transformers.masking_utils import sdpa_mask
 
 from finetune.models import families
 
-#: Names under which models know it; the second leaves batches with padding to torch's kernel.
-NAME, IF_UNPADDED = "finetune_few_sequences", "finetune_few_sequences_if_unpadded"
+#: The name under which models know it.
+NAME = "finetune_few_sequences"
 #: Attribute of a mask: the groups of sequences, where the sequences of a batch are packed.
 GROUPS = "finetune_groups"
 _BIAS = "finetune_bias"  # likewise: the mask as it is added to the products
 #: Attention weights of a head that are computed at a time.
 WEIGHTS_AT_ONCE = 2 * 256 * 256
-_LEAST = 1e-20  # of a sum of exponentials
-#: What it multiplies.
-DTYPES = (torch.float32, torch.bfloat16)
+_SMALLEST_SUM = 1e-20  # of exponentials that is divided by
+#: What it multiplies, and in which of them it is faster than torch's kernel despite padding.
+DTYPES, FASTER_DTYPES = (torch.float32, torch.bfloat16), (torch.bfloat16,)
 #: Keyword arguments of layers and attention that change nothing in them: the positions of tokens
 #: are in the hidden states by then.
 WITHOUT_EFFECT = frozenset(
@@ -41,28 +40,22 @@ WITHOUT_EFFECT = frozenset(
 _IN_THE_MASK = frozenset({"sliding_window"})  # where there is one
 
 
-def use(model: torch.nn.Module, only_if_unpadded: bool = False) -> None:
-    """Let ``model`` attend by :func:`forward` if it attends by torch's kernel now; batches with
-    padding not, if ``only_if_unpadded``.
-    """
+def use(model: torch.nn.Module) -> None:
+    """Let ``model`` attend by :func:`forward` if it attends by torch's kernel now."""
     if isinstance(model, PreTrainedModel) and model.config._attn_implementation == "sdpa":
-        name = IF_UNPADDED if only_if_unpadded else NAME
-        AttentionInterface.register(name, partial(forward, only_if_unpadded=only_if_unpadded))
-        AttentionMaskInterface.register(name, sdpa_mask)
-        model.set_attn_implementation(name)
+        AttentionInterface.register(NAME, forward)
+        AttentionMaskInterface.register(NAME, sdpa_mask)
+        model.set_attn_implementation(NAME)
 
 
 def used_by(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
     """Return whether ``model`` attends by :func:`forward` now."""
-    ours = NAME, IF_UNPADDED
-    return isinstance(model, PreTrainedModel) and model.config._attn_implementation in ours
+    return isinstance(model, PreTrainedModel) and model.config._attn_implementation == NAME
 
 
 def drops_weights(model: PreTrainedModel) -> bool:
     """Return whether attention weights are dropped in training, which only torch's kernel does."""
-    names = families.DROPOUTS["attention_dropout"]
-    config = model.config.get_text_config()
-    return any(getattr(config, name, 0) for name in names)
+    return any(families.dropouts(model.config, "attention_dropout").values())
 
 
 @contextlib.contextmanager
@@ -71,12 +64,11 @@ def torchs_own(model: torch.nn.Module) -> Iterator[None]:
     if not used_by(model):
         yield
         return
-    name = model.config._attn_implementation
     model.set_attn_implementation("sdpa")
     try:
         yield
     finally:
-        model.set_attn_implementation(name)
+        model.set_attn_implementation(NAME)
 
 
 def forward(
@@ -88,11 +80,10 @@ def forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
-    only_if_unpadded: bool = False,
-    **others: Any,
+    **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as an ``AttentionInterface`` of ``transformers`` does; what is not known, and a batch
-    with padding if ``only_if_unpadded``, is left to torch's kernel.
+    """Attend as an ``AttentionInterface`` of ``transformers`` does; everything that is not of one
+    shape and dtype, and fp32 with padding, is left to torch's kernel.
 
     Query, key and value have shape ``(sequences, heads, tokens, size)``, the mask is true where a
     token is seen, of shape ``(sequences, 1, tokens, tokens)``. Returns no weights beside the output
@@ -100,15 +91,21 @@ def forward(
     """
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     groups: list[Group] | None = getattr(attention_mask, GROUPS, None)
-    known = (
+    is_supported = (
         not (causal or dropout)
-        and _knows(query, key, value)
-        and (groups is not None or (not only_if_unpadded and _knows_batch(query, attention_mask)))
-        and nothing_else(others, () if attention_mask is None else _IN_THE_MASK)
+        and query.ndim == 4
+        and query.numel() > 0
+        and query.shape == key.shape == value.shape
+        and query.dtype == key.dtype == value.dtype
+        and query.dtype in DTYPES
+        and query.device.type == "cpu"
+        and not is_recorded()
+        and (groups is not None or _is_faster(query, attention_mask))
+        and has_no_effect(kwargs, () if attention_mask is None else _IN_THE_MASK)
     )
-    if not known:
+    if not is_supported:
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, **others
+            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if groups is None:
@@ -120,38 +117,27 @@ def forward(
     return output, None
 
 
-def nothing_else(named: Mapping[str, Any], allowed: Collection[str] = ()) -> bool:
+def has_no_effect(kwargs: Mapping[str, Any], allowed: Collection[str] = ()) -> bool:
     """Return whether keyword arguments, ``allowed`` ones aside, change nothing in a result."""
     return all(
-        each is None or each is False or name in WITHOUT_EFFECT or name in allowed
-        for name, each in named.items()
+        value is None or value is False or name in WITHOUT_EFFECT or name in allowed
+        for name, value in kwargs.items()
     )
 
 
-def recorded() -> bool:
+def is_recorded() -> bool:
     """Return whether torch records the operators for another use, with the shapes of this one."""
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     return tracing or torch.compiler.is_compiling()
 
 
-def _knows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Return whether they are of one shape and dtype that is multiplied here."""
-    return (
-        query.ndim == 4
-        and query.numel() > 0
-        and query.shape == key.shape == value.shape
-        and query.dtype == key.dtype == value.dtype
-        and query.dtype in DTYPES
-        and query.device.type == "cpu"
-        and not recorded()
-    )
-
-
-def _knows_batch(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Return whether there is no mask, or a boolean one that is the same for all heads."""
+def _is_faster(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Return whether it is, for sequences with padding; they have one boolean mask for all heads
+    or none.
+    """
     sequences, _, tokens, _ = query.shape
-    return mask is None or (
-        mask.dtype == torch.bool and mask.shape == (sequences, 1, tokens, tokens)
+    return query.dtype in FASTER_DTYPES and (
+        mask is None or (mask.dtype == torch.bool and mask.shape == (sequences, 1, tokens, tokens))
     )
 
 
@@ -164,27 +150,27 @@ class Group:
     length: int  # of each, with what fills it up
     #: Added to the products, shape ``(sequences, 1, length or 1, length)``.
     bias: torch.Tensor | None = None
-    #: Where sequences are filled up: the index of each token, ``(sequences * length,)``, there that
-    #: of a token in no group, and the places that are not filled up.
+    #: Where sequences are filled up: the index of each token, shape ``(sequences * length,)``, that
+    #: of a token in no group where it fills up, and the places that are not filled up.
     taken: torch.Tensor | None = None
     real: torch.Tensor | None = None
 
-    def take(self, every: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def take(self, tokens: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Write ``(tokens of all sequences, heads, size)`` as ``(sequences * heads, length, size)``
         into ``out``, which may have more columns.
         """
-        rows = every[self.tokens] if self.taken is None else every.index_select(0, self.taken)
+        rows = tokens[self.tokens] if self.taken is None else tokens.index_select(0, self.taken)
         rows = self._by_sequence(rows).transpose(1, 2)
-        self._by_sequence(out)[..., : every.shape[-1]] = rows
+        self._by_sequence(out)[..., : tokens.shape[-1]] = rows
         return out
 
-    def put(self, every: torch.Tensor, found: torch.Tensor) -> None:
+    def put(self, tokens: torch.Tensor, result: torch.Tensor) -> None:
         """Write the other way, without what filled the sequences up."""
-        rows, mine = self._by_sequence(found).transpose(1, 2), every[self.tokens]
+        rows, place = self._by_sequence(result).transpose(1, 2), tokens[self.tokens]
         if self.real is None:
-            mine.view(rows.shape).copy_(rows)
+            place.view(rows.shape).copy_(rows)
         else:
-            torch.index_select(rows.flatten(0, 1), 0, self.real, out=mine)
+            torch.index_select(rows.flatten(0, 1), 0, self.real, out=place)
 
     def products(
         self, queries: torch.Tensor, keys: torch.Tensor, scaling: float, out: torch.Tensor
@@ -196,8 +182,8 @@ class Group:
             beta = 1
         return torch.baddbmm(out, queries, keys.transpose(1, 2), beta=beta, alpha=scaling, out=out)
 
-    def _by_sequence(self, each: torch.Tensor) -> torch.Tensor:
-        return each.view(self.sequences, -1, *each.shape[1:])
+    def _by_sequence(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view(self.sequences, -1, *tensor.shape[1:])
 
 
 def at_once(length: int) -> int:
@@ -206,21 +192,21 @@ def at_once(length: int) -> int:
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """Return what is as good as nothing once it is an exponent; a product is still added to it."""
+    """Return what has an exponential of nearly 0, with room for a product to be added to it."""
     return torch.finfo(dtype).min / 2
 
 
 def _grouped(sequences: int, length: int, bias: torch.Tensor | None) -> list[Group]:
     """Return sequences of one length that follow each other, in groups of few enough weights."""
-    some = at_once(length)
+    size = at_once(length)
     return [
         Group(
-            slice(first * length, min(first + some, sequences) * length),
-            min(some, sequences - first),
+            slice(first * length, min(first + size, sequences) * length),
+            min(size, sequences - first),
             length,
-            None if bias is None else bias[first : first + some],
+            None if bias is None else bias[first : first + size],
         )
-        for first in range(0, sequences, some)
+        for first in range(0, sequences, size)
     ]
 
 
@@ -231,8 +217,8 @@ def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """
     bias: torch.Tensor | None = getattr(mask, _BIAS, None)
     if bias is None:
-        one = mask[:, :, :1]
-        seen = one if torch.equal(mask, one.expand_as(mask)) else mask
+        row = mask[:, :, :1]
+        seen = row if torch.equal(mask, row.expand_as(mask)) else mask
         bias = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest(dtype))
         setattr(mask, _BIAS, bias)
     return bias
@@ -254,83 +240,83 @@ class _FewSequences(torch.autograd.Function):
         groups: Sequence[Group],
         scaling: float,
     ) -> torch.Tensor:
-        room, size = _Room((query, key, value), groups, scaling), value.shape[-1]
-        output, sums = room.of_all(size), room.of_all(1)
+        memory, size = _Memory((query, key, value), groups, scaling), value.shape[-1]
+        output, sums = memory.of_all(size), memory.of_all(1)
         softened = set()
         with torch.autocast("cpu", enabled=False):
             for group in groups:
-                queries, keys, with_ones, products = room.start(group)
+                queries, keys, with_ones, products = memory.start(group)
                 weights = products.exp_()
-                found = torch.bmm(weights, with_ones, out=room(group, "output", size + 1))
-                if not _usable(found[..., size:]):
+                result = torch.bmm(weights, with_ones, out=memory(group, "output", size + 1))
+                smallest, largest = torch.aminmax(result[..., size:])
+                if not (smallest > _SMALLEST_SUM and largest < 1 / _SMALLEST_SUM):  # also of NaN
                     softened.add(group)
                     group.products(queries, keys, scaling, weights)
                     torch.softmax(weights, -1, out=weights)
-                    torch.bmm(weights, with_ones, out=found)
-                    found[..., size:] = 1
-                group.put(sums, found[..., size:])
-                group.put(output, found[..., :size].div_(found[..., size:]))
+                    torch.bmm(weights, with_ones, out=result)
+                    result[..., size:] = 1
+                group.put(sums, result[..., size:])
+                group.put(output, result[..., :size].div_(result[..., size:]))
         ctx.save_for_backward(query, key, value, output, sums)
         ctx.groups, ctx.scaling, ctx.softened = groups, scaling, softened
         return output.view(query.shape[0], query.shape[2], *output.shape[1:])
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        *given, output, sums = ctx.saved_tensors
-        room, size = _Room(given, ctx.groups, ctx.scaling), output.shape[-1]
-        of_queries, of_keys, of_values = found = [room.of_all(size) for _ in range(3)]
+        *inputs, output, sums = ctx.saved_tensors
+        memory, size = _Memory(inputs, ctx.groups, ctx.scaling), output.shape[-1]
+        of_queries, of_keys, of_values = results = [memory.of_all(size) for _ in range(3)]
         nothing = output.new_empty(())
         with torch.autocast("cpu", enabled=False):
             # both over the sums: minus the mean of the gradients of the weights comes last
             gradient = gradient.reshape(output.shape)
             mean = (gradient * output).sum(-1, keepdim=True).neg_()
             gradients = torch.cat([gradient, mean], dim=-1).div_(sums)
-            gradients[room.grouped :] = 0
+            gradients[memory.grouped :] = 0
             for group in ctx.groups:
-                queries, keys, with_ones, weights = room.start(group)
+                queries, keys, with_ones, weights = memory.start(group)
                 if group in ctx.softened:
                     torch.softmax(weights, -1, out=weights)
                 else:
                     weights.exp_()
-                over = group.take(gradients, room(group, "gradients", size + 1))
-                out = room(group, "output", size)
-                torch.bmm(weights.transpose(1, 2), over[..., :size], out=out)
+                over_sums = group.take(gradients, memory(group, "gradients", size + 1))
+                out = memory(group, "output", size)
+                torch.bmm(weights.transpose(1, 2), over_sums[..., :size], out=out)
                 group.put(of_values, out)
-                products = room(group, "gradients of products", group.length)
-                torch.bmm(over, with_ones.transpose(1, 2), out=products)
+                products = memory(group, "gradients of products", group.length)
+                torch.bmm(over_sums, with_ones.transpose(1, 2), out=products)
                 products *= weights
-                for product, other, of_all in (
-                    (products, keys, of_queries),
-                    (products.transpose(1, 2), queries, of_keys),
-                ):
-                    torch.baddbmm(nothing, product, other, beta=0, alpha=ctx.scaling, out=out)
-                    group.put(of_all, out)
-        shape = given[0].shape[0], given[0].shape[2], *output.shape[1:]
-        return (*(each.view(shape).transpose(1, 2) for each in found), None, None)
+                torch.baddbmm(nothing, products, keys, beta=0, alpha=ctx.scaling, out=out)
+                group.put(of_queries, out)
+                transposed = products.transpose(1, 2)
+                torch.baddbmm(nothing, transposed, queries, beta=0, alpha=ctx.scaling, out=out)
+                group.put(of_keys, out)
+        shape = inputs[0].shape[0], inputs[0].shape[2], *output.shape[1:]
+        return (*(result.view(shape).transpose(1, 2) for result in results), None, None)
 
 
-class _Room:
+class _Memory:
     """Memory that one group after another is computed in: it stays in the cache."""
 
     def __init__(
-        self, given: Sequence[torch.Tensor], groups: Sequence[Group], scaling: float
+        self, inputs: Sequence[torch.Tensor], groups: Sequence[Group], scaling: float
     ) -> None:
         # queries, keys and values, (sequences, heads, tokens, size) to (all tokens, heads, size)
-        self.given = [each.transpose(1, 2).reshape(-1, *each.shape[1::2]) for each in given]
+        self.inputs = [tensor.transpose(1, 2).reshape(-1, *tensor.shape[1::2]) for tensor in inputs]
         self.grouped, self.scaling = groups[-1].tokens.stop, scaling
-        self.kept: dict[str, torch.Tensor] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
 
     def __call__(self, group: Group, name: str, columns: int) -> torch.Tensor:
-        """Return room for ``(sequences * heads, length, columns)``."""
-        shape = group.sequences * self.given[0].shape[1], group.length, columns
+        """Return memory for ``(sequences * heads, length, columns)``."""
+        shape = group.sequences * self.inputs[0].shape[1], group.length, columns
         size = math.prod(shape)
-        if name not in self.kept or len(self.kept[name]) < size:
-            self.kept[name] = self.given[0].new_empty(size)
-        return self.kept[name][:size].view(shape)
+        if name not in self.buffers or len(self.buffers[name]) < size:
+            self.buffers[name] = self.inputs[0].new_empty(size)
+        return self.buffers[name][:size].view(shape)
 
     def start(self, group: Group) -> tuple[torch.Tensor, ...]:
         """Return a group's queries, keys, values with a column of ones, and products."""
-        queries, keys, values = self.given
+        queries, keys, values = self.inputs
         size = values.shape[-1]
         queries = group.take(queries, self(group, "queries", size))
         keys = group.take(keys, self(group, "keys", size))
@@ -340,13 +326,7 @@ class _Room:
         return queries, keys, with_ones, group.products(queries, keys, self.scaling, out)
 
     def of_all(self, columns: int) -> torch.Tensor:
-        """Return room to keep for ``(all tokens, heads, columns)``, zero for those in no group."""
-        found = self.given[0].new_empty(*self.given[0].shape[:2], columns)
-        found[self.grouped :] = 0
-        return found
-
-
-def _usable(sums: torch.Tensor) -> bool:
-    """Return whether none is nearly nothing, or beyond what can be divided by."""
-    least, most = torch.aminmax(sums)
-    return bool(least > _LEAST) and bool(most < 1 / _LEAST)
+        """Return memory to keep for ``(all tokens, heads, columns)``, 0 for those in no group."""
+        result = self.inputs[0].new_empty(*self.inputs[0].shape[:2], columns)
+        result[self.grouped :] = 0
+        return result

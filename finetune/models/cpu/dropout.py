@@ -22,8 +22,8 @@ class Dropout(torch.nn.Dropout):
     """``torch.nn.Dropout``, its probability rounded to 1/65,536."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Drop elements of a tensor of any shape; by torch where :func:`_knows` says no."""
-        if not self.training or self.inplace or not _knows(input, self.p):
+        """Drop elements of a tensor of any shape; by torch where :func:`_is_supported` says no."""
+        if not self.training or self.inplace or not _is_supported(input, self.p):
             return super().forward(input)
         output: torch.Tensor = _Dropout.apply(input, self.p)  # type: ignore[no-untyped-call]
         return output
@@ -38,10 +38,10 @@ def use(model: torch.nn.Module) -> None:
 
 def used_by(model: torch.nn.Module) -> bool:
     """Return whether a layer of ``model`` is one and drops anything."""
-    return any(type(each) is Dropout and each.p > 0 for each in model.modules())
+    return any(type(layer) is Dropout and layer.p > 0 for layer in model.modules())
 
 
-def _knows(input: torch.Tensor, probability: float) -> bool:
+def _is_supported(input: torch.Tensor, probability: float) -> bool:
     return (
         input.device.type == "cpu"
         and input.dtype in _DTYPES
@@ -56,17 +56,17 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, probability: float) -> Any:
         dropped = round(probability * _STEPS)
-        kept, ctx.scale = _kept(input, dropped), _STEPS / (_STEPS - dropped)
-        ctx.save_for_backward(kept)
-        return torch.ops.aten.native_dropout_backward(input, kept, ctx.scale)
+        mask, ctx.scale = _mask(input, dropped), _STEPS / (_STEPS - dropped)
+        ctx.save_for_backward(mask)
+        return torch.ops.aten.native_dropout_backward(input, mask, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        (kept,) = ctx.saved_tensors
-        return torch.ops.aten.native_dropout_backward(gradient, kept, ctx.scale), None
+        (mask,) = ctx.saved_tensors
+        return torch.ops.aten.native_dropout_backward(gradient, mask, ctx.scale), None
 
 
-def _kept(like: torch.Tensor, dropped: int) -> torch.Tensor:
+def _mask(like: torch.Tensor, dropped: int) -> torch.Tensor:
     """Return a mask like ``like``, false with the probability ``dropped / 65,536``."""
     seed = int(torch.randint(2**63 - 1, ()))
     generator = np.random.Generator(np.random.SFC64(seed))

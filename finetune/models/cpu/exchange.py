@@ -4,13 +4,11 @@ gloo sends them through sockets: 91 MB between two processes of one core each to
 25 ms here.
 """
 
-import math
+# no `from __future__ import annotations`: DDP looks at the annotations of a hook
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -20,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from finetune.runtime import distributed
 
-Timed = Callable[[], AbstractContextManager[None]]
 #: Files there are memory, on Linux.
 DIRECTORY = Path("/dev/shm")
 _exchanging: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
@@ -33,8 +30,8 @@ class _Shared:
     slower just there. The memory has shape ``(processes, gradients)``.
     """
 
-    def __init__(self, memory: torch.Tensor, timed: Timed) -> None:
-        self.memory, self.timed = memory, timed
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
         self.buckets: list[tuple[slice, torch.Tensor, Future[torch.Tensor]]] = []
 
     def take(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
@@ -43,42 +40,44 @@ class _Shared:
             self.buckets = []  # also where the step before was broken off
         gradients: torch.Tensor = bucket.buffer()
         first = self.buckets[-1][0].stop if self.buckets else 0
-        here = slice(first, first + len(gradients))
+        place = slice(first, first + len(gradients))
         average: Future[torch.Tensor] = Future()
-        self.buckets.append((here, gradients, average))
-        with self.timed():
-            torch.div(gradients, len(self.memory), out=self.memory[dist.get_rank(), here])
-            if bucket.is_last():
-                self._average()
+        self.buckets.append((place, gradients, average))
+        torch.div(gradients, len(self.memory), out=self.memory[dist.get_rank(), place])
+        if bucket.is_last():
+            self._average()
         return average
 
     def _average(self) -> None:
-        _wait()
+        _wait_for_all()
         # each process adds up its share, into the first row; no other reads or writes that
         total, *others = self.memory.tensor_split(len(self.memory), dim=1)[dist.get_rank()]
         for other in others:
             total += other
-        _wait()
-        for here, gradients, _ in self.buckets:
-            gradients.copy_(self.memory[0, here])
-        _wait()
+        _wait_for_all()
+        for place, gradients, _ in self.buckets:
+            gradients.copy_(self.memory[0, place])
+        _wait_for_all()
         for _, gradients, average in self.buckets:
             average.set_result(gradients)
         self.buckets = []
 
 
-def use(model: DistributedDataParallel, timed: Timed = nullcontext) -> bool:
-    """Let ``model`` exchange its gradients so, in contexts of ``timed``; every process calls it.
+def use(model: DistributedDataParallel) -> bool:
+    """Let ``model`` exchange its gradients so; every process calls it.
 
     Returns:
         Whether it does: not between machines, nor where there is too little memory to share.
     """
     if used_by(model):
         return True
-    learned = _learned(model)
-    if learned is None or (memory := _common(sum(map(torch.numel, learned)))) is None:
+    parameters = _exchanged(model)
+    if parameters is None:
         return False
-    model.register_comm_hook(_Shared(memory, timed), _Shared.take)
+    memory = _shared_memory(sum(map(torch.numel, parameters)))
+    if memory is None:
+        return False
+    model.register_comm_hook(_Shared(memory), _Shared.take)
     _exchanging.add(model)
     return True
 
@@ -92,57 +91,57 @@ def expected(model: torch.nn.Module) -> bool:
     """Return whether the processes of this job are going to exchange the gradients of ``model`` so;
     any of them can be asked.
     """
-    world_size, learned = distributed.ranks().world_size, _learned(model)
-    if world_size < 2 or learned is None:
+    world_size, parameters = distributed.ranks().world_size, _exchanged(model)
+    if world_size < 2 or parameters is None:
         return False
-    size = world_size * sum(each.nbytes for each in learned)
+    size = world_size * sum(parameter.nbytes for parameter in parameters)
     return shutil.disk_usage(DIRECTORY).free >= size
 
 
-def _learned(model: torch.nn.Module) -> list[torch.nn.Parameter] | None:
+def _exchanged(model: torch.nn.Module) -> list[torch.nn.Parameter] | None:
     """Return the parameters whose gradients are exchanged, or None if that is left to gloo."""
-    learned = [each for each in model.parameters() if each.requires_grad]
-    alike = all(each.dtype == torch.float32 and each.device.type == "cpu" for each in learned)
-    sparse = any(getattr(each, "sparse", False) for each in model.modules())  # of embeddings
-    known = distributed.machines() == 1 and alike and not sparse and DIRECTORY.is_dir()
-    return learned if known else None
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    is_plain = all(
+        parameter.dtype == torch.float32 and parameter.device.type == "cpu"
+        for parameter in parameters
+    )
+    is_sparse = any(getattr(module, "sparse", False) for module in model.modules())  # of embeddings
+    on_one_machine = distributed.machines() == 1 and DIRECTORY.is_dir()
+    return parameters if is_plain and on_one_machine and not is_sparse else None
 
 
-def _common(columns: int) -> torch.Tensor | None:
+def _shared_memory(columns: int) -> torch.Tensor | None:
     """Return fp32 zeros that all processes see, ``(processes, columns)``; None without room."""
     me = distributed.ranks()
-    shape = me.world_size, columns
-    size = math.prod(shape)
-    path = _file(torch.float32.itemsize * size) if me.rank == 0 else None
-    path = distributed.gather(path)[0]
-    if path is None:
-        return None
-    memory = None
-    # how many machines there are is not always told; from_file would make another file there
-    if all(distributed.gather(Path(path).exists())):
-        memory = torch.from_file(path, shared=True, size=size, dtype=torch.float32).view(shape)
-        distributed.gather(None)  # all have it
+    size, file = me.world_size * columns, None
     if me.rank == 0:
-        os.unlink(path)
-    return memory
-
-
-def _wait() -> None:
-    """Wait for all processes."""
-    dist.all_reduce(torch.zeros(1))
-
-
-def _file(size: int) -> str | None:
-    """Make a file of ``size`` bytes, all of them reserved: to write to less would end a process."""
+        file = _reserve(torch.float32.itemsize * size)
+    path = distributed.gather(file)[0]
     try:
-        descriptor, path = tempfile.mkstemp(dir=DIRECTORY, prefix="finetune-")
-    except OSError:
-        return None
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError:
-        os.unlink(path)
-        return None
+        # how many machines there are is not always said; from_file would make a file elsewhere
+        if not all(distributed.gather(path is not None and Path(path).exists())):
+            return None
+        memory = torch.from_file(path, shared=True, size=size, dtype=torch.float32)
+        distributed.gather(None)  # all have it
     finally:
-        os.close(descriptor)
+        if file is not None:
+            os.unlink(file)
+    return memory.view(me.world_size, columns)
+
+
+def _reserve(size: int) -> str | None:
+    """Make a file of ``size`` bytes, all of them reserved: to write to less would end a process."""
+    path = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=DIRECTORY, prefix="finetune-", delete=False) as file:
+            path = file.name
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError:
+        if path is not None:
+            os.unlink(path)
+        return None
     return path
+
+
+def _wait_for_all() -> None:
+    dist.all_reduce(torch.zeros(1))

@@ -1,7 +1,8 @@
 """The kernels of this folder that a model is trained or used with on a CPU.
 
-Each kernel decides by itself what it knows, and leaves everything else to torch and to
-``transformers``. What is switched on here is switched off by ``--cpu_kernels off``, and with it
+Each kernel leaves what it does not support to torch and to ``transformers``;
+:func:`finetune.models.cpu.unpadded.supports` has the reason where a model keeps its padding. All of
+them are switched off by ``--cpu_kernels off``, and with them
 :mod:`finetune.models.cpu.exchange`, which the trainer sets up once DDP has wrapped the model.
 docs/performance.md has what each brings.
 """
@@ -16,7 +17,7 @@ from finetune.runtime import precision
 
 
 def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> None:
-    """Let ``model`` train and be evaluated with every kernel that knows it; in place.
+    """Let ``model`` train and be evaluated with every kernel that supports it; in place.
 
     Results differ from the library's by rounding and by the dropout masks that are drawn.
 
@@ -31,15 +32,15 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
         return
     dropout.use(model)
     recomputes = recomputes or model.is_activation_checkpointing
-    packs = not recomputes and unpadded.knows(model)
+    packs = not recomputes and unpadded.supports(model) is None
     if packs or (bf16 and not attention.drops_weights(model)):
-        attention.use(model, only_if_unpadded=not bf16)
+        attention.use(model)
     if packs:
         unpadded.use(model)
 
 
 def for_inference(model: torch.nn.Module, *, bf16: bool) -> None:
-    """Let ``model`` predict with every kernel that knows it; in place, and for good.
+    """Let ``model`` predict with every kernel that supports it; in place, and for good.
 
     Args:
         model: On the CPU, in the dtype that it will be used in.
@@ -53,10 +54,10 @@ def for_inference(model: torch.nn.Module, *, bf16: bool) -> None:
 
 def names(model: torch.nn.Module) -> list[str]:
     """Return the names of the kernels that ``model`` is trained with, as a user reads them."""
-    on = {
+    is_used = {
         "attention": attention.used_by(model),
         "dropout": dropout.used_by(model),
         "padding-free encoder layers (sequences packed)": unpadded.used_by(model),
         "allocator": allocator.keeps_large_blocks(),
     }
-    return [name for name, is_on in on.items() if is_on]
+    return [name for name in is_used if is_used[name]]

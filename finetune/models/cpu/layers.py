@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 Layer = TypeVar("Layer", bound=torch.nn.Module)
 
 
-def of_library(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
-    """Return whether ``transformers`` wrote all of it: nothing is known of what a subclass does."""
-    ours = type(model).__module__.startswith("transformers.")
-    return ours and isinstance(model, PreTrainedModel)
+def is_of_library(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
+    """Return whether a class of ``transformers`` is used as it is; a subclass may do anything."""
+    from_library = type(model).__module__.startswith("transformers.")
+    return from_library and isinstance(model, PreTrainedModel)
 
 
 def of_type(

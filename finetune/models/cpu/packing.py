@@ -46,13 +46,13 @@ def pack(model: torch.nn.Module) -> None:
         model: To be used under ``torch.inference_mode()`` only.
     """
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if available and layers.of_library(model):
+    if available and layers.is_of_library(model):
         for module, name, layer in layers.of_type(model, torch.nn.Linear):
-            if _knows(layer):
+            if _is_supported(layer):
                 setattr(module, name, PackedLinear(layer))
 
 
-def _knows(layer: torch.nn.Linear) -> bool:
+def _is_supported(layer: torch.nn.Linear) -> bool:
     weight, bias = layer.weight, layer.bias
     return (
         weight.dtype in _DTYPES

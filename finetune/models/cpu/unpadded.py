@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from finetune.models.cpu import attention, dropout, layers
 
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
-#: the positions of the tokens.
+#: the positions of the tokens; no attribute of a configuration says so.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 #: The share of the tokens with padding that may be left at most.
 MOST_TOKENS = 0.95
@@ -42,31 +42,32 @@ _TOKEN_BY_TOKEN = (
 )
 
 
-def knows(model: torch.nn.Module) -> bool:
-    """Return whether the layers of ``model`` are known to compute the same without padding.
-
-    It is a classifier of the library of one of the :data:`KNOWN` types, an encoder with one list
-    of layers, in which nobody has replaced a module, dropped attention weights or hung a hook that
-    would see the states of all rows as one sequence.
+def supports(model: torch.nn.Module) -> str | None:
+    """Return why the layers of ``model`` have to see padding, or None if they compute the same
+    without it: nobody may have replaced a module, or hung a hook on one that would see the states
+    of all rows as one sequence.
     """
-    return (
-        layers.of_library(model)
-        and model.config.model_type in KNOWN
-        and type(model).__name__.endswith(_HEAD)
-        and not getattr(model.config, "is_decoder", False)
-        and not getattr(model.config, "chunk_size_feed_forward", 0)
-        and not attention.drops_weights(model)
-        and _stack(model) is not None
-    )
+    if not layers.is_of_library(model):
+        return f"{type(model).__name__} is no class of transformers"
+    config = model.config
+    if config.model_type not in KNOWN or not type(model).__name__.endswith(_HEAD):
+        return f"{type(model).__name__} is not known to compute the same"
+    if getattr(config, "is_decoder", False) or getattr(config, "chunk_size_feed_forward", 0):
+        return "is_decoder or chunk_size_feed_forward is set"
+    if attention.drops_weights(model):
+        return "attention weights are dropped (--attention_dropout)"
+    if _stack(model) is None:
+        return "a layer was replaced or has a hook"
+    return None
 
 
 def use(model: torch.nn.Module) -> bool:
-    """Let the layers of ``model`` see no padding, if :func:`knows` and it attends by
+    """Let the layers of ``model`` see no padding, if :func:`supports` allows it and it attends by
     :mod:`finetune.models.cpu.attention`; return whether that is so.
     """
     if used_by(model):
         return True  # of another trainer
-    if not attention.used_by(model) or not knows(model):
+    if not attention.used_by(model) or supports(model) is not None:
         return False
     _Hooks(model)
     return True
@@ -75,8 +76,8 @@ def use(model: torch.nn.Module) -> bool:
 def used_by(model: torch.nn.Module) -> bool:
     """Return whether the layers of ``model`` see no padding now."""
     hooks = model._forward_pre_hooks.values()
-    ours = any(isinstance(getattr(hook, "__self__", None), _Hooks) for hook in hooks)
-    return ours and attention.used_by(model)
+    is_hooked = any(isinstance(getattr(hook, "__self__", None), _Hooks) for hook in hooks)
+    return is_hooked and attention.used_by(model)
 
 
 def computed(lengths: np.ndarray, padded: int) -> int:
@@ -84,83 +85,84 @@ def computed(lengths: np.ndarray, padded: int) -> int:
     ``padded`` tokens each, or without padding.
     """
     tokens, cells = int(lengths.sum()) + 1, len(lengths) * padded
-    found = _whole(tokens, max(_MULTIPLE, 2 ** (tokens.bit_length() - 5)))
-    return found if found < MOST_TOKENS * cells else cells
+    rounded = _round_up(tokens, max(_MULTIPLE, 2 ** (tokens.bit_length() - 5)))
+    return rounded if rounded < MOST_TOKENS * cells else cells
 
 
 def _stack(model: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Return the list of layers, if there is one only and every module in it is known."""
-    stacks = [each for each in model.modules() if isinstance(each, torch.nn.ModuleList)]
+    """Return the list of layers, if there is one only and every module in it is supported."""
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     if len(stacks) != 1 or not len(stacks[0]):
         return None
-    layers_only = all(isinstance(each, GradientCheckpointingLayer) for each in stacks[0])
-    return stacks[0] if layers_only and all(map(_is_known, stacks[0].modules())) else None
+    layers_only = all(isinstance(layer, GradientCheckpointingLayer) for layer in stacks[0])
+    return stacks[0] if layers_only and all(map(_is_supported, stacks[0].modules())) else None
 
 
-def _is_known(module: torch.nn.Module) -> bool:
-    mixes = isinstance(module, torch.nn.MultiheadAttention)
-    if mixes or not type(module).__module__.startswith(_TOKEN_BY_TOKEN):
+def _is_supported(module: torch.nn.Module) -> bool:
+    is_mixing = isinstance(module, torch.nn.MultiheadAttention)
+    if is_mixing or not type(module).__module__.startswith(_TOKEN_BY_TOKEN):
         return False
     if module._forward_hooks or module._forward_pre_hooks:
         return False
     # of an attention: what the configuration says may have been changed in the model since
     if getattr(module, "is_causal", None) is None:
         return True
-    dropped = module.dropout
-    return not module.is_causal and isinstance(dropped, torch.nn.Dropout) and not dropped.p
+    is_plain = isinstance(module.dropout, torch.nn.Dropout) and not module.dropout.p
+    return not module.is_causal and is_plain
 
 
 class _Hooks:
+    """Takes the padding out before the first layer, and puts it back after the last one."""
+
     def __init__(self, model: PreTrainedModel) -> None:
         stack = _stack(model)
         assert stack is not None
-        self.inside = False
+        self.is_active = False  # inside a forward pass of the model that needs no hidden states
         self.layout: _Layout | None = None
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         stack[0].register_forward_pre_hook(self._enter, with_kwargs=True)
         stack[-1].register_forward_hook(self._leave)
         model.register_forward_hook(self._end, always_call=True)
 
-    def _begin(self, model: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        wanted = (
-            named.get(name) or getattr(model.config, name)
+    def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        asks_for_states = any(
+            kwargs.get(name) or getattr(model.config, name)
             for name in ("output_hidden_states", "output_attentions")
         )
-        self.inside = attention.used_by(model) and not any(wanted)
+        self.is_active = attention.used_by(model) and not asks_for_states
 
-    def _end(self, model: Any, given: tuple[Any, ...], found: Any) -> None:
-        self.inside = False
+    def _end(self, model: Any, args: tuple[Any, ...], output: Any) -> None:
+        self.is_active = False
 
     def _enter(
-        self, layer: Any, given: tuple[Any, ...], named: dict[str, Any]
+        self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self.layout = None
-        if not self.inside or layer.gradient_checkpointing or not _is_known_call(given, named):
-            return None
-        hidden, mask, *others = given
-        self.layout = _layout(mask, hidden)
+        if self.is_active and not layer.gradient_checkpointing and _is_known_call(args, kwargs):
+            hidden, mask, *nothing = args
+            self.layout = _layout(mask, hidden)
         if self.layout is None:
             return None
         setattr(mask, attention.GROUPS, self.layout.groups)
-        return (hidden.flatten(0, 1)[None, self.layout.source], mask, *others), named
+        return (hidden.flatten(0, 1)[None, self.layout.source], mask, *nothing), kwargs
 
-    def _leave(self, layer: Any, given: tuple[Any, ...], found: torch.Tensor) -> torch.Tensor:
+    def _leave(self, layer: Any, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         layout, self.layout = self.layout, None
         if layout is None:
-            return found
+            return output
         rows, tokens = layout.shape
-        padded = found.new_zeros(rows * tokens, found.shape[-1])
-        padded = padded.index_copy(0, layout.source[: layout.real], found[0, : layout.real])
+        padded = output.new_zeros(rows * tokens, output.shape[-1])
+        padded = padded.index_copy(0, layout.source[: layout.real], output[0, : layout.real])
         return padded.view(rows, tokens, -1)
 
 
-def _is_known_call(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+def _is_known_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a layer is handed hidden states and their mask by position, in a dtype that
     the attention multiplies, and nothing else that depends on the positions of the tokens.
     """
-    if len(given) < 2 or any(each is not None for each in given[2:]):
+    if len(args) < 2 or any(argument is not None for argument in args[2:]):
         return False
-    hidden, mask = given[:2]
+    hidden, mask = args[:2]
     return (
         isinstance(hidden, torch.Tensor)
         and isinstance(mask, torch.Tensor)
@@ -169,8 +171,8 @@ def _is_known_call(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
         and _dtype_of_products(hidden) in attention.DTYPES
         and mask.dtype == torch.bool
         and mask.shape == (len(hidden), 1, hidden.shape[1], hidden.shape[1])
-        and attention.nothing_else(named)
-        and not attention.recorded()
+        and attention.has_no_effect(kwargs)
+        and not attention.is_recorded()
     )
 
 
@@ -197,50 +199,50 @@ def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
     rows, _, _, tokens = mask.shape
     seen = mask[:, 0, 0]
     lengths = seen.sum(1).numpy()
-    if not seen[:, 0].all() or (every := computed(lengths, tokens)) == rows * tokens:
+    if not seen[:, 0].all() or (total := computed(lengths, tokens)) == rows * tokens:
         return None
     if not torch.equal(mask, seen[:, None, None].expand_as(mask)):
         return None
     sequences, groups = _sequences(lengths), list[attention.Group]()
-    for mine in _alike(sequences, lengths):
+    for of_group in _by_length(sequences, lengths):
         first = groups[-1].tokens.stop if groups else 0
-        groups.append(_group(mine, lengths, first, _dtype_of_products(hidden)))
+        groups.append(_group(of_group, lengths, first, _dtype_of_products(hidden)))
     places = np.split(np.flatnonzero(seen.numpy()), np.cumsum(lengths)[:-1])
     real = np.concatenate([places[row] for sequence in sequences for row in sequence])
-    source = np.concatenate([real, np.repeat(real[:1], every - len(real))])
+    source = np.concatenate([real, np.repeat(real[:1], total - len(real))])
     return _Layout((rows, tokens), torch.from_numpy(source), len(real), groups)
 
 
 def _group(
     sequences: list[list[int]], lengths: np.ndarray, first: int, dtype: torch.dtype
 ) -> attention.Group:
-    """Return sequences, each the rows in it, as a group whose first token is ``first``."""
-    length = _filled(sequences[0], lengths)
-    count = len(sequences) if len(sequences) < 4 else _whole(len(sequences), 4)
+    """Return sequences, each a list of rows, as a group whose first token is ``first``."""
+    length = _padded_length(sequences[0], lengths)
+    count = len(sequences) if len(sequences) < 4 else _round_up(len(sequences), 4)
     owner = np.full((count, length), -1)  # the row of each token
     for number, rows in enumerate(sequences):
         owner[number, : sum(lengths[rows])] = np.repeat(rows, lengths[rows])
     real = np.flatnonzero(owner.ravel() >= 0)
-    here = slice(first, first + len(real))
+    tokens = slice(first, first + len(real))
     if len(real) == owner.size and all(len(rows) == 1 for rows in sequences):
-        return attention.Group(here, count, length)
+        return attention.Group(tokens, count, length)
     taken = np.full(owner.size, lengths.sum())  # a token of no row
-    taken[real] = np.arange(here.start, here.stop)
+    taken[real] = np.arange(tokens.start, tokens.stop)
     if any(len(rows) > 1 for rows in sequences):
         visible = owner[:, None] == owner[:, :, None]
     else:
         visible = ((owner >= 0) | (owner[:, :1] < 0))[:, None]
     unseen = ~torch.from_numpy(visible)[:, None]
     bias = torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, attention.lowest(dtype))
-    return attention.Group(here, count, length, bias, *map(torch.from_numpy, (taken, real)))
+    return attention.Group(tokens, count, length, bias, *map(torch.from_numpy, (taken, real)))
 
 
-def _alike(sequences: list[list[int]], lengths: np.ndarray) -> Iterator[list[list[int]]]:
+def _by_length(sequences: list[list[int]], lengths: np.ndarray) -> Iterator[list[list[int]]]:
     """Yield sequences of one length with what fills them up, as many as make a group."""
-    for length, mine in groupby(sequences, lambda rows: _filled(rows, lengths)):
-        every, some = list(mine), attention.at_once(length)
-        for first in range(0, len(every), some):
-            yield every[first : first + some]
+    for length, alike in groupby(sequences, lambda rows: _padded_length(rows, lengths)):
+        of_length, size = list(alike), attention.at_once(length)
+        for first in range(0, len(of_length), size):
+            yield of_length[first : first + size]
 
 
 def _sequences(lengths: np.ndarray) -> list[list[int]]:
@@ -257,11 +259,11 @@ def _sequences(lengths: np.ndarray) -> list[list[int]]:
     return sorted(sequences, key=lambda rows: -sum(lengths[rows]))
 
 
-def _filled(rows: list[int], lengths: np.ndarray) -> int:
+def _padded_length(rows: list[int], lengths: np.ndarray) -> int:
     """Return the length of the sequence of these rows, with what fills it up."""
     tokens = int(sum(lengths[rows]))
-    return _whole(tokens, _SHORT if tokens <= _SHARED else _LONG)
+    return _round_up(tokens, _SHORT if tokens <= _SHARED else _LONG)
 
 
-def _whole(tokens: int, multiple: int) -> int:
+def _round_up(tokens: int, multiple: int) -> int:
     return -(-tokens // multiple) * multiple

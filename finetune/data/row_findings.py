@@ -1,20 +1,13 @@
-"""Findings about rows: how one is made, and the exit status of ``check``."""
+"""Findings about rows of a split of the source."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 import numpy as np
+from datasets import Dataset
 
 from finetune.data import ROW
-from finetune.errors import SEVERITIES, Finding, Severity, Suspect, counted
+from finetune.errors import Finding, Severity, Suspect, counted
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-#: The exit status of ``check`` for the worst finding.
-STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
 #: The share of the rows above which something that is normal in a few of them is suspicious.
 SUSPICIOUS_SHARE = 0.01
 #: Rows that a finding lists as suspects.
@@ -41,7 +34,7 @@ def describe_rows(
         name: See :class:`~finetune.errors.Finding`.
         description: What the rows have in common, to follow "3 of 100 train rows".
         fix: See :class:`~finetune.errors.Finding`.
-        positions: Of the rows in ``rows``, sorted.
+        positions: Of the rows in ``rows``.
         rows: The split, with the column ``_row``.
         split: Its name in the source.
         examined: How many rows were looked at, if not all.
@@ -50,9 +43,9 @@ def describe_rows(
     if not len(positions):
         return []
     total = len(rows) if examined is None else examined
-    sampled = f" looked at, of {len(rows):,}" if total < len(rows) else ""
+    sampled = f" looked at (of {len(rows):,})" if total < len(rows) else ""
     is_common = len(positions) > SUSPICIOUS_SHARE * total
-    numbers = row_numbers(rows, positions[:MOST_SUSPECTS])
+    numbers = row_numbers(rows, np.asarray(positions)[:MOST_SUSPECTS])
     subject = f"{len(positions):,} of {counted(total, f'{split} row')}{sampled}"
     return [
         Finding(
@@ -72,9 +65,3 @@ def describe_rows(
 def row_numbers(rows: Dataset, positions: np.ndarray) -> list[int]:
     """Return the row numbers in the source of the rows at some positions."""
     return [int(number) for number in rows.select_columns([ROW]).select(positions)[ROW][:]]
-
-
-def exit_status(findings: Sequence[Finding]) -> int:
-    """Return the exit status of the worst finding, 0 without any."""
-    worst = min((SEVERITIES.index(finding.severity) for finding in findings), default=2)
-    return STATUS[SEVERITIES[worst]]

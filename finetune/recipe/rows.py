@@ -1,0 +1,174 @@
+"""The rows of a recipe: from its source to labelled rows, and to checked splits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from datasets import DatasetDict
+
+from finetune.data import ROW, corrections, labels, numbers, requirements, sources, splits
+from finetune.data.comma_list import split_values
+from finetune.data.files_of_splits import parse_split_names
+from finetune.data.plan import Plan
+from finetune.data.read import ReadOptions
+from finetune.data.sources import Source
+from finetune.runtime import hub
+from finetune.tasks import decision
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from finetune.data.label_columns import LabelOptions
+    from finetune.recipe.base import Recipe
+
+
+R = TypeVar("R", bound="Recipe")
+
+
+def read(recipe: Recipe) -> DatasetDict:
+    """Return the rows of the source that the options of a recipe name."""
+    options = ReadOptions(
+        quoting=recipe.csv_quoting,
+        separator=recipe.csv_separator,
+        encoding=recipe.encoding,
+        sheet=recipe.sheet,
+    )
+    names = parse_split_names(recipe.dataset_splits)
+    recipe.row_source = Source(
+        recipe.dataset, recipe.dataset_revision, recipe.dataset_config, names, options
+    )
+    recipe.report.locate = recipe.row_source.locate
+    return recipe.row_source.load(recipe.report)
+
+
+def split_plan(recipe: Recipe) -> Plan:
+    """Return how the options of a recipe split rows."""
+    options = {option.name for option in dataclasses.fields(recipe)}
+    names = options & {field.name for field in dataclasses.fields(Plan)}
+    return Plan(
+        seed=recipe.split_seed,
+        drop=bool(getattr(recipe, "drop_invalid", False)),
+        **{name: getattr(recipe, name) for name in names},
+    )
+
+
+def divide(recipe: Recipe, dataset: DatasetDict) -> DatasetDict:
+    """Return ``train``, ``validation`` and ``test`` as the options of a recipe split rows."""
+    dataset, recipe.split_how = splits.make_splits(
+        dataset, split_plan(recipe), column=recipe.input_column, report=recipe.report
+    )
+    return dataset
+
+
+def split_columns(recipe: Recipe) -> dict[str, str]:
+    """Return the columns that rows are split by, by the options that name them."""
+    columns = {"--group_column": recipe.group_column, "--time_column": recipe.time_column}
+    return {flag: name for flag, name in columns.items() if name is not None}
+
+
+def correction_files(recipe: Recipe) -> dict[str, list[str]]:
+    """Return the names of the files of corrections, by the option that names them."""
+    options = {"relabel": recipe.relabel, "exclude": recipe.exclude}
+    return {name: split_values(value or "") for name, value in options.items()}
+
+
+def warn_of_missing_header(recipe: Recipe, dataset: DatasetDict, text: str, label: str) -> None:
+    """Warn of files whose first line is probably a row, not the names of the columns."""
+    if recipe.row_source is None or recipe.row_source.kind != "local":
+        return
+    for split, rows in dataset.items():
+        if column := sources.names_are_values(rows, [text, label]):
+            columns = [name for name in rows.column_names if name != ROW]
+            names = {text: "text", label: "label"}
+            line = ",".join(names.get(name, f"column_{i}") for i, name in enumerate(columns, 1))
+            recipe.report.warning(
+                f"the first line of the {split} data looks like a row, not like column names: "
+                f"'{column}' is both the name of a column and a value in it",
+                "missing_header",
+                split=split,
+                fix=f"add a line with the names of the columns on top, such as '{line}'",
+            )
+
+
+def add_labels(
+    recipe: Recipe, dataset: DatasetDict, texts: Sequence[str], options: LabelOptions
+) -> tuple[DatasetDict, str]:
+    """Return the rows with ``label`` instead of the columns of labels, and their task.
+
+    A single text is then called ``text``.
+
+    Args:
+        recipe: Its report takes the findings.
+        dataset: With the columns of labels.
+        texts: The columns of texts, none of whose values may be missing.
+        options: How labels are written; the task may be open.
+
+    Raises:
+        UserError: If a label cannot be read, or it is not clear which task they are.
+    """
+    columns = decision.read_columns(dataset, texts, options, recipe.report)
+    if options.task == decision.AUTO:
+        task, recipe.task_reason = decision.decide_task(columns["train"], options, recipe.report)
+        options = dataclasses.replace(options, task=task)
+    encoded = decision.encode_labels(columns, options, recipe.report)
+    recipe.label_name, recipe.unmapped_labels = options.columns[0], encoded.unmapped
+    dataset = dataset.remove_columns([*options.columns])
+    if len(texts) == 1 and texts[0] != "text":
+        dataset = dataset.rename_column(texts[0], "text")
+    return encoded.added_to(dataset), options.task
+
+
+def read_source(recipe: Recipe) -> DatasetDict:
+    """Return what a recipe loads, numbered, with labels.
+
+    Raises:
+        UserError: If columns are missing, or there are no rows.
+    """
+    hub.require({**vars(recipe), "model": None}, embedded=bool(recipe.embedded))
+    dataset = sources.number_rows(recipe.load())
+    requirements.require_labelled(dataset, recipe.input_column, recipe.report)
+    requirements.require_rows(dataset, recipe.label_name, recipe.report)
+    return dataset
+
+
+def make_splits(recipe: Recipe) -> DatasetDict:
+    """Return the splits of a recipe's source, corrected and checked.
+
+    Raises:
+        UserError: With all errors of the report, if there are any.
+    """
+    from finetune.checking import tiers
+
+    source, report = recipe.source, recipe.report
+    can_rename, split_by = hasattr(recipe, "label_map"), split_columns(recipe)
+    report.add(*labels.find_doubtful_names(source, can_rename=can_rename))
+    labels.check_label_map(recipe.unmapped_labels, source, report)
+    report.raise_errors()
+    dataset = recipe.split(source)
+    if any((files := correction_files(recipe)).values()):
+        dataset, recipe.corrections = corrections.apply(
+            dataset, source, recipe.input_column, report=report, **files
+        )
+    requirements.require_splits(
+        dataset, source, recipe.label_name, report, can_rename=can_rename, split_by=split_by
+    )
+    targets = recipe.target_names or [recipe.label_name]
+    for split, rows in dataset.items():
+        numbers.check_targets(rows, split, targets, report)
+    report.raise_errors()
+    report.add(*tiers.check_rows(source, dataset, recipe.columns_read(), targets, split_by))
+    return dataset
+
+
+def with_rows(recipe: R, rows: Dataset) -> R:
+    """Return a copy of a recipe with raw rows as each of its splits, prepared once."""
+    # nothing is trained on them, and they may lack classes that have a weight
+    copy = dataclasses.replace(recipe, class_weights="none")
+    names = ("train", "validation", "test")
+    copy.splits = DatasetDict(dict.fromkeys(names, rows))
+    prepared = copy.prepare(DatasetDict(test=rows))["test"]
+    copy.check_prepared(DatasetDict(test=prepared))
+    copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
+    return copy
