@@ -67,13 +67,13 @@ def of_predict(
     import transformers
     from scipy.special import softmax
 
-    from finetune.predicting.engine import Predictor
+    from finetune.predicting.predictor import Predictor
     from finetune.runs.run import Run
 
     transformers.logging.disable_progress_bar()
     predictor = Predictor(Run.load(run), precision)
     predictor.recipe.max_length = max_length
-    return lambda: np.asarray(softmax(predictor.texts(texts), axis=1))
+    return lambda: np.asarray(softmax(predictor.predict(texts), axis=1))
 
 
 def measure(run: str, texts: list[str], max_length: int, rounds: int) -> dict[str, turns.Way]:

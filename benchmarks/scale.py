@@ -14,7 +14,7 @@ import json
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -244,17 +244,20 @@ def of_baseline(rows: int, classes: int, train_rows: int) -> Measured:
 
 
 class Free:
-    """A model that costs nothing, in place of :class:`finetune.predicting.engine.Predictor`."""
+    """A model that costs nothing, in place of :class:`finetune.predicting.predictor.Predictor`."""
 
-    reads_text = True
+    def __init__(self, *options: Any) -> None:
+        self.rows = 0
 
-    def __init__(self, *given: Any) -> None:
-        self.recipe = None
-
-    def texts(self, texts: list[str], advance: Callable[[int], object]) -> np.ndarray:
-        """Return logits by the length of a text."""
-        lengths = np.array([len(text) for text in texts])
-        return np.stack([lengths % 3, lengths % 2], axis=1).astype(np.float32)
+    def stream(
+        self, chunks: Iterable[list[str]], progress: Callable[[int], object], **options: Any
+    ) -> Iterator[np.ndarray]:
+        """Yield logits by the length of a text."""
+        for texts in chunks:
+            lengths = np.array([len(text) for text in texts])
+            yield np.stack([lengths % 3, lengths % 2], axis=1).astype(np.float32)
+            self.rows += len(texts)
+            progress(self.rows)
 
 
 def of_prediction(rows: int, suffix: str) -> Measured:
@@ -264,9 +267,9 @@ def of_prediction(rows: int, suffix: str) -> Measured:
     import pyarrow.parquet as pq
 
     from finetune.pipeline.predict import predict_file
-    from finetune.predicting import engine
+    from finetune.predicting import request
 
-    engine.Predictor = Free  # type: ignore[assignment,misc]
+    request.Predictor = Free  # type: ignore[assignment,misc]
     process, seen = psutil.Process(), dict[int, float]()
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)

@@ -140,8 +140,8 @@ MUTATIONS = (
     Mutation(
         "predict --calibrated does not apply the temperature",
         "finetune/predicting/request.py",
-        "self.temperature = float(temperature or 1.0)",
-        "self.temperature = 1.0",
+        "self._temperature = float(temperature or 1.0)",
+        "self._temperature = 1.0",
         ("E4",),
     ),
     Mutation(
@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "--csv_safe has no effect on cells",
         "finetune/predicting/output.py",
-        "[escape_formula(cell) for cell in row] if csv_safe else row for row in cells",
-        "row for row in cells",
+        "[escape(_cell(value)) for value in row] for row in rows(chunk, added)",
+        "[_cell(value) for value in row] for row in rows(chunk, added)",
         ("F5",),
     ),
     Mutation(

@@ -330,7 +330,7 @@ def test_inputs_that_cannot_be_predicted(run: Run, photos: Path, tmp_path: Path)
     assert [each.partition(" ")[0] for each in named] == [
         str(folder / f"bad{number}.png") for number in range(5)
     ]
-    assert re.fullmatch(r"\d more images cannot be decoded", more)
+    assert re.fullmatch(r"\d images cannot be decoded", more)
     place = table(photos, photos.parent / "again.csv")
     refused(place, "--image_column: no column 'image' in .*available: photo, kind, light")
     refused(place, "reads images: --image_column", text_column="photo")

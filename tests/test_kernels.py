@@ -18,7 +18,7 @@ from finetune import UserError
 from finetune.cli.screen import Screen
 from finetune.models.cpu import allocator, attention, dropout, exchange, kernels, packing, unpadded
 from finetune.pipeline.evaluate import evaluate
-from finetune.predicting.engine import Predictor
+from finetune.predicting.predictor import Predictor
 from finetune.recipe import TextRecipe, catalog
 from finetune.runtime import distributed, precision
 from finetune.training.arguments import FinetuneArguments, resolve_values
@@ -371,7 +371,7 @@ def test_a_run_without_kernels_is_evaluated_and_predicted_without(
     assert "cpu kernels  off\n" in capfd.readouterr().out
     assert run.manifest["arguments"]["cpu_kernels"] == "off"
     assert evaluate(run).metrics == pytest.approx(run.metrics["test"], abs=1e-6)
-    logits = Predictor(run).texts(["so good"])
+    logits = Predictor(run).predict(["so good"])
     assert logits.shape == (1, len(run.labels))
     for wanted in (
         lambda: evaluate(run, cpu_kernels="auto"),

@@ -114,15 +114,11 @@ def test_the_command_line_reads_pairs(
     assert label in capfd.readouterr().out
     assert cli.main(["predict", str(run.path), *words[:2]]) == 2
     assert "reads 2 texts (premise, guess)" in capfd.readouterr().err
-    for line in (
-        f"{row['premise']}\t{row['guess']}\n",
-        pd.DataFrame([row]).to_json(orient="records", lines=True),
-    ):
-        (tmp_path / "lines").write_text(line, encoding="utf-8")
-        with (tmp_path / "lines").open("rb") as file:
-            monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=file))
-            assert cli.main(["predict", str(run.path), "-"]) == 0
-        assert label in capfd.readouterr().out
+    (tmp_path / "lines").write_text(f"{row['premise']}\t{row['guess']}\n", encoding="utf-8")
+    with (tmp_path / "lines").open("rb") as file:
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=file))
+        assert cli.main(["predict", str(run.path), "-"]) == 0
+    assert label in capfd.readouterr().out
     renamed = pd.read_csv(table).rename(columns={"premise": "a", "guess": "b"})
     renamed.to_csv(tmp_path / "renamed.csv", index=False)
     evaluate = ["evaluate", str(run.path), "--data", str(tmp_path / "renamed.csv")]

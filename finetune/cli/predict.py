@@ -24,8 +24,7 @@ line of a .txt or the standard input, are predicted. A blank line of a .csv or .
 column is a row without a text; other blank lines are no rows.
 
 A run that was trained with --text_columns reads these columns of INPUT; from the standard input the
-texts of a line, separated by tabs, or, if the first line is a JSON object, JSON lines with these
-keys. A row is predicted if none of its texts is missing.
+texts of a line, separated by tabs. A row is predicted if none of its texts is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import os
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -45,35 +43,34 @@ from finetune.cli import console, imports
 from finetune.cli.parser import Parser, load_run
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Event, Predicted, Progress, Seldom
-from finetune.predicting.options import Options
-from finetune.predicting.options import mistakes as option_mistakes
+from finetune.predicting.options import Options, find_mistakes
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 
 _SHOWN_CLASSES = 5
-#: Options about the file that is read.
-_READING = (
-    *("text_column", "text_columns", "image_column"),
-    *("csv_quoting", "csv_separator", "encoding", "sheet"),
+#: Options that ``--text`` has no use for.
+_OF_FILES = (
+    *("text_column", "text_columns", "image_column", "csv_quoting", "csv_separator"),
+    *("encoding", "sheet", "csv_safe"),
 )
 
 
 def main(words: Sequence[str]) -> int:
     """``finetune predict RUN INPUT [flags]``."""
-    given = _parser().parse_args(words)
-    options = {option.name: getattr(given, option.name) for option in fields(Options)}
-    _refuse_contradictions(given, options)
-    run = load_run(given.run, given.trust_recipe)
-    hub.go_offline()  # everything is in the run: the libraries shall not ask the network
+    typed = _parser().parse_args(words)
+    options = {option.name: getattr(typed, option.name) for option in fields(Options)}
+    _refuse_contradictions(typed, options)
+    run = load_run(typed.run, typed.trust_recipe)
+    hub.go_offline()  # everything is in the run
     imports.at_once("datasets", "finetune.predicting.request")
     console.quiet()
-    if given.text is not None:
-        _say_of_one_text(run, given.text, options)
-    elif given.output is None:
-        _to_screen(run, given.input, options)
+    if typed.text is not None:
+        _answer(run, typed.text, options)
+    elif typed.output is None:
+        _write_to_screen(run, typed.input, options)
     else:
-        _to_file(run, given, options, words)
+        _write_to_file(run, typed, options, words)
     return 0
 
 
@@ -103,102 +100,94 @@ def _parser() -> Parser:
     return parser
 
 
-def _refuse_contradictions(given: argparse.Namespace, options: dict[str, Any]) -> None:
+def _refuse_contradictions(typed: argparse.Namespace, options: dict[str, Any]) -> None:
     """Refuse what can be refused before anything is read, all at once."""
-    from finetune.pipeline.predict import input_mistakes, output_mistakes
+    from finetune.pipeline.predict import find_output_mistakes
 
-    has_text, has_file = given.text is not None, given.input not in (None, "", "-")
-    wrong = {
-        "expected a file, a folder of images, - for the standard input, or --text": not given.input
-        and not has_text,
-        '--text "one sentence" stands for INPUT: give one of the two': has_text and given.input,
-        "--resume: needs --output, and an INPUT that can be read again": given.resume
-        and not (given.output and has_file),
-        "several processes share a file and write a file: name INPUT and --output, or start one "
-        "process": distributed.ranks().world_size > 1 and not (given.output and has_file),
-    }
-    if has_text:
-        names = ("output", *_READING, "csv_safe")
-        wrong |= {f"--{name}: not with --text": getattr(given, name) for name in names}
-    mistakes = [message for message, is_so in wrong.items() if is_so]
-    if has_file:
-        mistakes += input_mistakes(given.input, given.run)
-    if given.output is not None:
-        mistakes += output_mistakes(given.input or "", given.output)
-    if mistakes := [*mistakes, *option_mistakes(options)]:
+    mistakes, is_stdin = find_mistakes(options), typed.input == "-"
+    if typed.text is not None:
+        if typed.input is not None:
+            mistakes.append('--text "one sentence" replaces INPUT: give one of the two')
+        of_files = [*_OF_FILES, *(["output"] if typed.output else [])]
+        mistakes += [f"--{name}: not with --text" for name in of_files if getattr(typed, name)]
+    elif not typed.input:
+        mistakes.append(
+            "INPUT is missing: name a file, a folder of images, or - for the standard input, or "
+            'give --text "one sentence"'
+        )
+    if typed.resume and (typed.output is None or is_stdin):
+        mistakes.append("--resume: needs --output, and an INPUT that can be read again")
+    if distributed.ranks().world_size > 1 and (typed.output is None or is_stdin):
+        mistakes.append(
+            "several processes read a file and write a file: name INPUT and --output, or start one "
+            "process"
+        )
+    if typed.output is not None:
+        mistakes += find_output_mistakes(typed.input or "", typed.output)
+    if mistakes:
         raise UserError(*mistakes)
 
 
-def _say_of_one_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
-    from finetune.data.read_json import refuse_half_characters
+def _answer(run: Run, texts: list[str], options: dict[str, Any]) -> None:
+    """Print the prediction of one row as a line."""
     from finetune.pipeline.predict import predict
 
-    for text in texts:
-        refuse_half_characters(text, "--text")
     if not isinstance(recipe := run.recipe(scores=False), TextRecipe):
         raise UserError(f"--text: the model of {run.path} does not read text")
-    if len(texts) != len(read := recipe.columns_read()):
-        expected = f"{counted(len(read), 'text')} ({', '.join(read)})"
+    names = recipe.columns_read()
+    if len(texts) != len(names):
         raise UserError(
-            f"--text is there {counted(len(texts), 'time')}: the model of {run.path} reads "
-            f"{expected if len(read) > 1 else 'one text'}"
+            f"--text: the model of {run.path} reads {counted(len(names), 'text')} "
+            f"({', '.join(names)}), found {len(texts)}"
         )
-    data = [tuple(texts)] if recipe.text_columns else texts
+    rows = [tuple(texts)] if recipe.text_columns else texts
     task, most = run.kind, None if options["all_probabilities"] else _SHOWN_CLASSES
-    row = predict(run, data, **{**options, "all_probabilities": task.has_probabilities}).iloc[0]
+    row = predict(run, rows, **{**options, "all_probabilities": task.has_probabilities}).iloc[0]
     print(console.data(task.sentence(row, most)))
 
 
-def _to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
+def _write_to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
     """Write lines as they are predicted, in UTF-8; all else goes to standard error."""
-    from finetune.pipeline.predict import stream
-    from finetune.predicting import output
-    from finetune.predicting.inputs import Input
-    from finetune.predicting.request import Request, columns_read, read_options
+    from finetune.pipeline.predict import predict_stream
 
-    opened = Input.open(source, read_options(run, source, options), columns_read(run, options))
-    request = Request(run, opened, options)
-    suffix = output.screen_format(request.input.kind)
-    output.refuse_csv_safe(suffix, options["csv_safe"])
-    descriptor = os.dup(sys.stdout.fileno())
-    with open(descriptor, "w", encoding="utf-8", newline="") as screen, _bar() as bar:
-        lines = io.StringIO(newline="")
-        output.write_header(lines, suffix, request.columns, options["csv_safe"])
-        for chunk, added in stream(request, bar):
-            safe = options["csv_safe"]
-            output.write_rows(lines, suffix, request.input.columns, chunk, added, safe)
-            screen.write(console.data(lines.getvalue()))
-            screen.flush()
-            lines = io.StringIO(newline="")
-    for note in request.notes:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="")
+
+    def write(text: str) -> None:
+        sys.stdout.write(console.data(text))
+        sys.stdout.flush()
+
+    with _bar() as bar:
+        notes = predict_stream(run, source, write, progress=bar, **options)
+    for note in notes:
         console.tell(note)
 
 
-def _to_file(
-    run: Run, given: argparse.Namespace, options: dict[str, Any], words: Sequence[str]
+def _write_to_file(
+    run: Run, typed: argparse.Namespace, options: dict[str, Any], words: Sequence[str]
 ) -> None:
     from finetune.pipeline.predict import predict_file
 
-    if Path(given.output).expanduser().exists():
-        console.tell(f"--output {given.output} exists: replaced when all rows are done")
+    if Path(typed.output).expanduser().exists():
+        console.tell(f"--output {typed.output} exists: replaced when all rows are done")
     try:
         with _bar() as bar:
-            found = predict_file(
-                run, given.input, given.output, resume=given.resume, progress=bar, **options
+            done = predict_file(
+                run, typed.input, typed.output, resume=typed.resume, progress=bar, **options
             )
     except KeyboardInterrupt as interruption:
-        again = [*words, *([] if given.resume else ["--resume"])]
+        again = [*words, *([] if typed.resume else ["--resume"])]
         command = [*distributed.launcher(), "-m", "finetune", "predict", *again]
         interruption.args = (f"interrupted; to resume: {shlex.join(command)}",)
         console.say(f"\n{interruption}")
         raise
-    before = found.rows_before
+    before = done.rows_before
     console.say(
-        f"{counted(found.rows, 'row')} saved to {found.output}"
+        f"{counted(done.rows, 'row')} saved to {done.output}"
         + (f" ({before:,} of them before resuming)" if before else "")
-        + f"; throughput: {found.samples_per_second:,.1f} samples/s in {found.precision}"
+        + f"; throughput: {done.samples_per_second:,.1f} samples/s in {done.precision}"
     )
-    for note in found.notes:
+    for note in done.notes:
         console.say(note)
 
 

@@ -18,7 +18,6 @@ from finetune.errors import UserError
 from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.recipe.scoring import without_counted
-from finetune.runs import classes
 from finetune.runs.run import Run
 from finetune.statistics import baseline as baseline_models
 from finetune.statistics.resampling import Budget
@@ -65,7 +64,7 @@ def assess(
     metric = str(run.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
     best = task.threshold(chosen_on.rows, assessment.rows, metric, recipe.known_scoring)
     thresholds = task.thresholds_of(after) if after else None
-    statistics = _statistics(run, found, assessment)
+    statistics = _statistics(found, assessment)
     statistics = replace(statistics, threshold=best, thresholds=thresholds)
     metrics = replace(run.metrics, statistics=statistics)
     metrics.write(run.path)
@@ -131,7 +130,7 @@ def assess_again(run: Run) -> None:
         scoring=manifest.scoring,
         compute=without_counted(run.compute_metrics, manifest.scoring, task),
     )
-    statistics = _statistics(run, assessment.statistics(manifest.temperature), assessment)
+    statistics = _statistics(assessment.statistics(manifest.temperature), assessment)
     lacking = " and no temperature" if task.calibrates and not manifest.temperature else ""
     statistics.notes.append(
         "computed from predictions.parquet after the run had ended without statistics: there are "
@@ -140,9 +139,7 @@ def assess_again(run: Run) -> None:
     replace(run.metrics, statistics=statistics).write(run.path)
 
 
-def _statistics(run: Run, found: dict[str, Any], assessment: Assessment) -> Statistics:
-    if found.get("classes"):
-        found = {**found, "classes": classes.written(run.path, found["classes"])}
+def _statistics(found: dict[str, Any], assessment: Assessment) -> Statistics:
     statistics = Statistics(**found, beyond={})
     if own := assessment.own:
         budget = assessment.budget

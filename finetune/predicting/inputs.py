@@ -1,18 +1,16 @@
 """Inputs of a prediction: a file, a folder of images, standard input or a data frame.
 
-All but the standard input are a table that is cut into chunks by row number, so that processes
-divide the chunks among themselves, and an interrupted prediction goes on with the next one.
+All but the standard input are a table that is read in chunks of consecutive rows, so that processes
+share the chunks, and an interrupted prediction continues with the next one.
 """
 
 from __future__ import annotations
 
 import codecs
-import itertools
 import json
 import os
-import select
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from finetune.data import image_files, images, read
-from finetune.data.read_json import parse_line
 from finetune.data.read_text import ReadOptions
 from finetune.errors import Report, UserError
 from finetune.runtime import formats
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
 CHUNK_ROWS = 1024
-_MORE_MAY_COME = 0.05  # seconds
 _LONGEST_READ = 2**16  # bytes
 
 
@@ -74,7 +70,7 @@ class Input:
             a single one.
         columns: The names of its columns.
         rows: All rows, as :class:`Chunk` has some of them; None for standard input.
-        options: What the user said about a file.
+        options: How a file is read.
         notes: Sentences about how a file is read.
     """
 
@@ -91,7 +87,7 @@ class Input:
 
         Args:
             name: A file, a folder, an image or ``-``.
-            options: What the user said about a file.
+            options: How to read a file.
             columns: Those of the standard input.
 
         Raises:
@@ -103,7 +99,10 @@ class Input:
         if path.is_dir() or image_files.is_image(path):
             names = image_files.below(path) if path.is_dir() else [path.name]
             if not names:
-                raise UserError(f"{name} holds no images ({', '.join(images.SUFFIXES)})")
+                raise UserError(
+                    f"{name} holds no images ({', '.join(images.SUFFIXES)}); predict reads one "
+                    "table at a time"
+                )
             return cls(str(path), "folder", ["file"], pa.table({"file": pa.array(names)}))
         if formats.suffix(path) not in read.READABLE:
             raise UserError(
@@ -112,13 +111,12 @@ class Input:
                 "input"
             )
         report = Report()
-        rows = read.read_file(path, options, report)
+        table = read.read_file(path, options, report).data.table
         notes = report.sentences("info")
-        table = rows.data.table
-        return cls(str(path), formats.suffix(path), rows.column_names, table, options, notes)
+        return cls(str(path), formats.suffix(path), table.column_names, table, options, notes)
 
     @classmethod
-    def of_frame(cls, frame: pd.DataFrame) -> Input:
+    def from_frame(cls, frame: pd.DataFrame) -> Input:
         """Return the rows of a data frame; missing values become None.
 
         Raises:
@@ -131,7 +129,7 @@ class Input:
 
     @property
     def total(self) -> int | None:
-        """How many rows it has; None of the standard input, which has not ended."""
+        """The number of rows; None for standard input."""
         return None if self.rows is None else len(Chunk(0, 0, self.rows))
 
     def chunks(self, rank: int = 0, world_size: int = 1) -> Iterator[Chunk]:
@@ -143,10 +141,9 @@ class Input:
         """
         if self.rows is None:
             start = 0
-            for number, lines in enumerate(_standard_input(self.columns)):
-                columns = [list(column) for column in zip(*lines, strict=True)]
-                yield Chunk(number, start, dict(zip(self.columns, columns, strict=True)))
-                start += len(lines)
+            for number, rows in enumerate(_standard_input(self.columns)):
+                yield Chunk(number, start, rows)
+                start += len(rows[self.columns[0]])
             return
         for number in range(rank, -(-(self.total or 0) // CHUNK_ROWS), world_size):
             start = number * CHUNK_ROWS
@@ -165,59 +162,28 @@ class Input:
         return f"{noun} {number}"
 
 
-def _standard_input(columns: Sequence[str]) -> Iterator[list[Sequence[Any]]]:
-    """Yield lines as they arrive, so that an answer need not wait for a whole chunk."""
-    source, rest, numbers = sys.stdin.buffer.fileno(), b"", itertools.count(1)
-    parse = _line_parser(columns)
-    rows: list[Sequence[Any]] = []
-    is_first = True
-    while block := os.read(source, _LONGEST_READ):
-        *lines, rest = (rest + block).split(b"\n")
-        if is_first and lines:
-            lines[0], is_first = lines[0].removeprefix(codecs.BOM_UTF8), False
-        rows += [parse(line, next(numbers)) for line in lines]
-        while len(rows) >= CHUNK_ROWS:
-            yield rows[:CHUNK_ROWS]
-            del rows[:CHUNK_ROWS]
-        if rows and not select.select([source], [], [], _MORE_MAY_COME)[0]:
-            yield rows
-            rows = []
-    if rest:
-        rows.append(parse(rest.removeprefix(codecs.BOM_UTF8), next(numbers)))
-    if rows:
-        yield rows
-
-
-def _line_parser(columns: Sequence[str]) -> Callable[[bytes, int], Sequence[Any]]:
-    """Return what reads the texts of a line: a single one, several separated by tabs, or an object
-    with these keys if the first line is one.
-    """
-    is_json: bool | None = None
-
-    def parse(line: bytes, number: int) -> Sequence[Any]:
-        nonlocal is_json
-        place = f"standard input, line {number}"
+def _standard_input(columns: Sequence[str]) -> Iterator[dict[str, list[Any]]]:
+    """Yield the rows of lines as they arrive, so that an answer need not wait for a whole chunk."""
+    descriptor, decoder = sys.stdin.buffer.fileno(), codecs.getincrementaldecoder("utf-8-sig")()
+    rest, count, block = "", 0, b"-"
+    while block:
+        block = os.read(descriptor, _LONGEST_READ)
         try:
-            text = line.decode().removesuffix("\r")
+            *lines, rest = (rest + decoder.decode(block, final=not block)).split("\n")
         except UnicodeDecodeError as error:
-            raise UserError(
-                f"{place}: not UTF-8 ({error.reason}); convert it, e.g. iconv -f latin1 -t utf-8"
-            ) from error
-        if len(columns) == 1:
-            return [text]
-        if is_json is None:
-            is_json = text.startswith("{")
-        if is_json:
-            row = parse_line(text, place)
-            if missing := [name for name in columns if name not in row]:
-                raise UserError(f"{place}: no '{missing[0]}' (keys: {', '.join(row) or 'none'})")
-            return [row[name] for name in columns]
-        texts = text.split("\t")
-        if len(texts) != len(columns):
-            raise UserError(
-                f"{place}: expected {len(columns)} texts separated by tabs "
-                f"({', '.join(columns)}), found {len(texts)}; or JSON lines with these keys"
-            )
-        return texts
-
-    return parse
+            number = count + error.object[: error.start].count(b"\n") + 1
+            raise UserError(f"standard input, line {number}: not UTF-8") from error
+        if not block and rest:
+            lines.append(rest)
+        rows = [[line.removesuffix("\r")] for line in lines]
+        if len(columns) > 1:
+            rows = [line.split("\t") for (line,) in rows]
+        for number, row in enumerate(rows, count + 1):
+            if len(row) != len(columns):
+                raise UserError(
+                    f"standard input, line {number}: expected {len(columns)} texts separated by "
+                    f"tabs ({', '.join(columns)}), found {len(row)}"
+                )
+        count += len(rows)
+        if rows:
+            yield dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))

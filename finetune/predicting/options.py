@@ -85,18 +85,18 @@ class Options:
     )
 
 
-def mistakes(options: Mapping[str, Any]) -> list[str]:
+def find_mistakes(options: Mapping[str, Any]) -> list[str]:
     """Return a line for each unknown option and each invalid value."""
-    known = [option.name for option in fields(Options)]
-    found = [
-        f"unknown option '{name}'{suggestion(name, known)} (available: {', '.join(known)})"
+    names = [option.name for option in fields(Options)]
+    mistakes = [
+        f"unknown option '{name}'{suggestion(name, names)} (available: {', '.join(names)})"
         for name in options
-        if name not in known
+        if name not in names
     ]
     for option in fields(Options):
         value, choices = options.get(option.name), option.metadata.get("choices")
         if choices and value not in (None, *choices):
-            found.append(f"--{option.name} {value}: expected {' or '.join(choices)}")
+            mistakes.append(f"--{option.name} {value}: expected {' or '.join(choices)}")
     if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
-        found.append(f"--batch_tokens {tokens}: expected 1 or more")
-    return found
+        mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
+    return mistakes

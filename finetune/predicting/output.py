@@ -1,8 +1,9 @@
-"""Write rows with their predictions as CSV, TSV, JSON lines or parquet, resumably.
+"""Write rows with their predictions as CSV, TSV, JSON lines or parquet.
 
-Finished chunks are stored beside the output, in ``OUTPUT.part/``, one file per chunk. Each file is
-written atomically, so a resumed prediction, with any number of processes, skips the existing ones.
-The output appears when all are done: joined in that directory, then moved into place.
+The predictions of each chunk are stored beside the output, in ``OUTPUT.part/``, one parquet file
+per chunk, so that a resumed prediction, with any number of processes, skips those that are there.
+When all are done, the input is read again and joined with them, in order, into a file in that
+directory, which is then moved into place.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -21,38 +23,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from finetune.errors import UserError
-from finetune.predicting.inputs import STANDARD_INPUT, Chunk
+from finetune.predicting.inputs import CHUNK_ROWS, STANDARD_INPUT, Chunk, Input
 from finetune.runtime.files import refuse_link, replacing, to_json, write_whole
 from finetune.runtime.formats import SEPARATORS, escape_formula
 
-#: The values of the added columns, by name.
-Added = Mapping[str, list[Any]]
+#: Writes a chunk with the columns that are added to it.
+Writer = Callable[[Chunk, pa.Table], object]
 _MANIFEST = "manifest.json"
-_PARTS_OF_A_GROUP = 16
+_CHUNKS_AT_ONCE = 16  # in memory; one row group of parquet
 
 
-@dataclass(frozen=True)
-class PartialOutput:
-    """The parts of one output.
+class Parts:
+    """The predictions of the chunks of an input, on the disk of the output until it is written.
 
-    Attributes:
+    Args:
         output: The file that they will become.
-        csv_safe: Whether to escape formulas, see :func:`write_rows`.
+        facts: Everything that the predictions depend on, by names that a user knows.
     """
 
-    output: Path
-    csv_safe: bool = False
+    def __init__(self, output: Path, facts: Mapping[str, Any]) -> None:
+        self.output, self.directory = output, output.with_name(f"{output.name}.part")
+        self._facts: dict[str, Any] = json.loads(to_json(facts))
 
-    @property
-    def directory(self) -> Path:
-        """Beside the output, on the same disk."""
-        return self.output.with_name(self.output.name + ".part")
-
-    def begin(self, facts: Mapping[str, Any], resume: bool) -> None:
+    def begin(self, resume: bool) -> None:
         """Create the directory, or check the one that an interrupted prediction left.
 
         Args:
-            facts: Everything that the predictions depend on, by names that a user knows.
             resume: Whether to continue an interrupted prediction.
 
         Raises:
@@ -60,12 +56,11 @@ class PartialOutput:
         """
         if not self.output.parent.is_dir():
             raise UserError(f"--output {self.output}: no such directory: {self.output.parent}")
-        refuse_csv_safe(self.output.suffix, self.csv_safe)
         refuse_link(self.directory)
         manifest = self.directory / _MANIFEST
         if not self.directory.exists():
             self.directory.mkdir()
-            write_whole(manifest, to_json(facts, indent=2) + "\n")
+            write_whole(manifest, to_json(self._facts, indent=2) + "\n")
             return
         if not resume:
             raise UserError(
@@ -76,75 +71,135 @@ class PartialOutput:
         if changes := [
             f"--resume: {name} has changed (was {recorded.get(name)}, is {value}); remove "
             f"{self.directory} to start again"
-            for name, value in json.loads(to_json(facts)).items()
+            for name, value in self._facts.items()
             if value != recorded.get(name)
         ]:
             raise UserError(*changes)
 
-    @contextlib.contextmanager
-    def explain_mistakes(self, is_remover: bool = True) -> Iterator[None]:
-        """On a mistake, name the directory of the finished parts, or remove it if there are none.
+    def remove_if_empty(self) -> None:
+        """Remove the directory if it has no part: nothing would be gained by a resume."""
+        if not any(self.directory.glob("[0-9]*.parquet")):
+            shutil.rmtree(self.directory)
+
+    def complete(self, total: int) -> dict[int, int]:
+        """Return the number of rows of each chunk that is done, by the number of the chunk.
+
+        A part that cannot be read, or has another number of rows, is predicted again.
 
         Args:
-            is_remover: Whether this process may remove it: one may, of several that write.
-
-        Raises:
-            UserError: The mistake.
+            total: The rows of the input.
         """
-        try:
-            yield
-        except UserError as error:
-            if is_remover and not any(self.directory.glob(f"[0-9]*{self.output.suffix}")):
-                shutil.rmtree(self.directory)
-                raise
-            raise UserError(
-                *error.mistakes,
-                f"finished parts are kept in {self.directory}; remove it if you change INPUT",
-            ) from error
+        complete = {}
+        for number, start in enumerate(range(0, total, CHUNK_ROWS)):
+            with contextlib.suppress(FileNotFoundError, pa.ArrowInvalid):
+                rows = pq.read_metadata(self._path(number)).num_rows
+                if rows == min(CHUNK_ROWS, total - start):
+                    complete[number] = rows
+        return complete
 
-    def has(self, number: int) -> bool:
-        """Return whether a chunk is done."""
-        return self._path(number).exists()
+    def write(self, number: int, predictions: pa.Table) -> None:
+        """Write the predictions of a chunk."""
+        with replacing(self._path(number)) as new:
+            pq.write_table(predictions, new)
+            _flush(new)
 
-    def write(self, columns: Sequence[str], chunk: Chunk, added: Added) -> None:
-        """Write a chunk with its predictions.
-
-        Raises:
-            UserError: If the format cannot store a column.
-        """
-        with replacing(self._path(chunk.number)) as new:
-            if self.output.suffix == ".parquet":
-                pq.write_table(_table(chunk, added), new)
-            else:
-                with new.open("w", encoding="utf-8", newline="") as file:
-                    write_rows(file, self.output.suffix, columns, chunk, added, self.csv_safe)
-
-    def finish(self, count: int, columns: Sequence[str]) -> None:
-        """Join the parts into the output, a few in memory at a time, and remove the directory.
+    def join(self, source: Input, columns: Sequence[str], csv_safe: bool) -> int:
+        """Write the output, some chunks in memory at a time, and remove the parts.
 
         Args:
-            count: How many chunks there are, all of them done.
+            source: What was predicted; every chunk is done.
             columns: Of the input and added.
+            csv_safe: See :func:`text_writer`.
+
+        Returns:
+            The number of rows without a prediction.
         """
-        parts = [self._path(number) for number in range(count)]
-        with replacing(self.output, self.directory) as whole:
-            if self.output.suffix == ".parquet":
-                # a part may lack a value in a column, and with it the type
-                schemas = [pq.read_schema(part) for part in parts]
-                schema = pa.unify_schemas(schemas, promote_options="permissive")
-                with pq.ParquetWriter(whole, schema) as writer:
-                    for start in range(0, count, _PARTS_OF_A_GROUP):
-                        group = parts[start : start + _PARTS_OF_A_GROUP]
-                        writer.write_table(pq.read_table(group, schema=schema))
-            else:
-                with whole.open("w", encoding="utf-8", newline="") as file:
-                    write_header(file, self.output.suffix, columns, self.csv_safe)
-                with whole.open("ab") as joined:
-                    joined.writelines(part.read_bytes() for part in parts)
+        missing, rows, count = 0, source.rows, _CHUNKS_AT_ONCE
+        assert isinstance(rows, pa.Table)
+        with open_writer(self.output, columns, csv_safe, self.directory) as write:
+            for number in range(0, -(-len(rows) // CHUNK_ROWS), count):
+                start, end = number * CHUNK_ROWS, min((number + count) * CHUNK_ROWS, len(rows))
+                paths = [self._path(n // CHUNK_ROWS) for n in range(start, end, CHUNK_ROWS)]
+                predictions = pa.concat_tables(map(pq.read_table, paths))
+                write(Chunk(number, start, rows.slice(start, end - start)), predictions)
+                missing += predictions.column(0).null_count
         shutil.rmtree(self.directory)
+        return missing
 
     def _path(self, number: int) -> Path:
-        return self.directory / f"{number:08d}{self.output.suffix}"
+        return self.directory / f"{number:08d}.parquet"
+
+
+@contextlib.contextmanager
+def open_writer(
+    output: Path, columns: Sequence[str], csv_safe: bool, directory: Path | None = None
+) -> Iterator[Writer]:
+    """Give what writes rows into a file that appears when all are written.
+
+    Args:
+        output: The file.
+        columns: Of the input and added.
+        csv_safe: See :func:`text_writer`.
+        directory: Of the unfinished file, on the same disk; that of ``output`` if None.
+    """
+    with replacing(output, directory) as new:
+        with contextlib.ExitStack() as stack:
+            if output.suffix == ".parquet":
+                yield _parquet_writer(new, stack)
+            else:
+                file = stack.enter_context(new.open("w", encoding="utf-8", newline=""))
+                yield text_writer(file, output.suffix, columns, csv_safe)
+        _flush(new)
+
+
+def text_writer(
+    file: IO[str], suffix: str, columns: Sequence[str], csv_safe: bool = False
+) -> Writer:
+    """Return what writes rows as text; the names of the columns are written now.
+
+    Args:
+        file: Opened with ``newline=""``.
+        suffix: ``.csv``, ``.tsv`` or ``.jsonl``.
+        columns: Of the input and added.
+        csv_safe: Whether to put an apostrophe before what a spreadsheet would run as a formula.
+    """
+
+    def rows(chunk: Chunk, added: pa.Table) -> Iterator[tuple[Any, ...]]:
+        names = columns[: len(columns) - added.num_columns]
+        predictions = [column.to_pylist() for column in added.columns]
+        return zip(*map(chunk.values, names), *predictions, strict=True)
+
+    if suffix == ".jsonl":
+        return lambda chunk, added: file.writelines(
+            _json(dict(zip(columns, row, strict=True))) + "\n" for row in rows(chunk, added)
+        )
+    # the writer quotes fields that hold a character of its line end; a newline alone is written
+    lines = SimpleNamespace(write=lambda line: file.write(line.removesuffix("\r\n") + "\n"))
+    table = csv.writer(lines, delimiter=SEPARATORS[suffix], lineterminator="\r\n")
+    escape = escape_formula if csv_safe else lambda cell: cell
+    table.writerow(map(escape, columns))
+    return lambda chunk, added: table.writerows(
+        [escape(_cell(value)) for value in row] for row in rows(chunk, added)
+    )
+
+
+def _parquet_writer(path: Path, stack: contextlib.ExitStack) -> Writer:
+    """Return what writes rows as parquet, in which JSON is text."""
+    file: pq.ParquetWriter | None = None
+
+    def write(chunk: Chunk, added: pa.Table) -> None:
+        nonlocal file
+        rows = chunk.rows if isinstance(chunk.rows, pa.Table) else pa.table(chunk.rows)
+        columns = [
+            column.cast(pa.string()) if column.type == pa.json_() else column
+            for column in (*rows.columns, *added.columns)
+        ]
+        # without the metadata of the input, in which `datasets` would miss the new columns
+        table = pa.table(columns, names=[*rows.column_names, *added.column_names])
+        file = file or stack.enter_context(pq.ParquetWriter(path, table.schema))
+        file.write_table(table)
+
+    return write
 
 
 def screen_format(kind: str) -> str:
@@ -153,92 +208,33 @@ def screen_format(kind: str) -> str:
     return tabular.get(kind, ".csv")
 
 
-def refuse_csv_safe(suffix: str, csv_safe: bool) -> None:
-    """Refuse ``--csv_safe`` where no spreadsheet would read formulas.
+def refuse_impossible(source: Input, suffix: str, csv_safe: bool) -> None:
+    """Refuse what a format cannot hold, before anything is predicted.
 
     Raises:
-        UserError: If the output is neither ``.csv`` nor ``.tsv``.
+        UserError: If bytes are to be text, or ``csv_safe`` is for another format than ``.csv`` and
+            ``.tsv``.
     """
     if csv_safe and suffix not in SEPARATORS:
         raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
+    for column in source.rows.schema if isinstance(source.rows, pa.Table) else ():
+        # a field of a structure may have that name
+        if suffix != ".parquet" and re.search(r"binary(?!:)", str(column.type)):
+            raise UserError(
+                f"{source.name}: the column '{column.name}' holds bytes, which a text file cannot "
+                "store: write parquet, e.g. --output predicted.parquet"
+            )
 
 
-def write_header(
-    file: IO[str], suffix: str, columns: Sequence[str], csv_safe: bool = False
-) -> None:
-    """Write the names of the columns, where the format has them on top."""
-    if suffix in SEPARATORS:
-        names = map(escape_formula, columns) if csv_safe else columns
-        _csv_writer(file, suffix).writerow(names)
-
-
-def write_rows(
-    file: IO[str],
-    suffix: str,
-    columns: Sequence[str],
-    chunk: Chunk,
-    added: Added,
-    csv_safe: bool = False,
-) -> None:
-    """Write the rows of a chunk as text.
-
-    Args:
-        file: Opened with ``newline=""``.
-        suffix: Of a text format.
-        columns: Of the input.
-        chunk: The rows.
-        added: The predictions.
-        csv_safe: Whether to put an apostrophe before what a spreadsheet would run as a formula.
-
-    Raises:
-        UserError: If a column holds bytes.
-    """
-    names = [*columns, *added]
-    values = [*(chunk.values(name) for name in columns), *added.values()]
-    rows = zip(*values, strict=True)
-    if suffix == ".jsonl":
-        file.writelines(_json(dict(zip(names, row, strict=True))) + "\n" for row in rows)
-        return
-    cells = ([_cell(value) for value in row] for row in rows)
-    _csv_writer(file, suffix).writerows(
-        [escape_formula(cell) for cell in row] if csv_safe else row for row in cells
-    )
-
-
-def _table(chunk: Chunk, added: Added) -> pa.Table:
-    """Return the rows with their predictions; JSON is text in Parquet."""
-    table = chunk.rows if isinstance(chunk.rows, pa.Table) else pa.table(chunk.rows)
-    for number, field in enumerate(table.schema):
-        if field.type == pa.json_():
-            texts = table.column(number).cast(pa.string())
-            table = table.set_column(number, field.name, texts)
-    for name, values in added.items():
-        table = table.append_column(name, pa.array(values))
-    metadata = dict(table.schema.metadata or {})
-    metadata.pop(b"huggingface", None)  # `datasets` would miss the new columns in it
-    return table.replace_schema_metadata(metadata)
-
-
-def _csv_writer(file: IO[str], suffix: str) -> Any:
-    # with this end of a line, fields that hold either character of it are quoted; a newline alone
-    # is written, row by row
-    unix = SimpleNamespace(write=lambda row: file.write(row.removesuffix("\r\n") + "\n"))
-    return csv.writer(unix, delimiter=SEPARATORS[suffix], lineterminator="\r\n")
+def _flush(path: Path) -> None:
+    """Put the content of a file on the disk before it gets its name."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _cell(value: Any) -> Any:
-    return _json(value) if isinstance(value, (list, dict, bytes)) else value
+    return _json(value) if isinstance(value, (list, dict)) else value
 
 
 def _json(value: Any) -> str:
-    return to_json(value, ensure_ascii=False, default=_as_text)
-
-
-def _as_text(value: Any) -> str:
-    """Return a date or a decimal number as JSON has it, which has neither."""
-    if isinstance(value, bytes):
-        raise UserError(
-            "a column holds bytes, which a text file cannot store: write parquet, e.g. "
-            "--output predicted.parquet"
-        )
-    return str(value)
+    return to_json(value, ensure_ascii=False, default=str)  # dates and decimal numbers are text

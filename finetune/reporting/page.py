@@ -11,7 +11,6 @@ from typing import Any
 from finetune.reporting import facts, html, wording
 from finetune.reporting.figure import Plot
 from finetune.reporting.sections import SECTIONS, WORDS, Shown
-from finetune.runs import classes
 from finetune.runs.run import Run
 from finetune.runtime.files import refuse_link
 from finetune.training.manifest import Statistics
@@ -42,7 +41,7 @@ def write(run: Run) -> Path:
 def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     manifest, metrics, table, task = run.manifest, run.metrics, run.predicted_rows, run.kind
     statistics, headline = run.statistics, run.headline
-    rows, every = run.scored(table), classes.scores(run)
+    rows, every = run.scored(table), statistics.classes or {}
     about = Shown(run, manifest, statistics, table, rows, every)
     drawn = {name: SECTIONS[name](about) for name in task.sections}
     every = {name: plot for each in drawn.values() for name, plot in each.figures.items()}

@@ -14,7 +14,6 @@ import pandas as pd
 from finetune.data.prediction_columns import THUMBNAIL
 from finetune.reporting import course, curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
-from finetune.runs import classes as of_classes
 from finetune.runs.run import Run
 from finetune.statistics import (
     average_precision,
@@ -25,9 +24,11 @@ from finetune.statistics import (
     threshold,
 )
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
-from finetune.training.manifest import Manifest, Statistics
+from finetune.training.manifest import METRICS, Manifest, Statistics
 
 _MISTAKES, _SLICES, _TARGETS, _CLASSES = 20, 10, 6, 50
+#: Of more classes those with the lowest F1 are shown.
+_MOST_SHOWN = 200
 _NONE = np.array([], dtype=np.int64)
 #: What a reader calls the plots that a run of few steps or rows does not have.
 WORDS = {
@@ -118,10 +119,10 @@ def classes(shown: Shown) -> Section:
         figures = {"confusion": plots.confusion(matrix, rows.names), **figures}
     else:
         confused = _confused(matrix, rows.names)
-    if len(found) > of_classes.MOST_WRITTEN:
+    if len(found) > _MOST_SHOWN:
         lowest = sorted(found, key=lambda name: found[name]["f1"]["value"])[:_CLASSES]
         some = {name: found[name] for name in lowest}
-    about = {"all": len(found), "table": of_classes.CLASSES, "confused": confused}
+    about = {"all": len(found), "table": METRICS, "confused": confused}
     return Section(figures, {"classes": some, **about})
 
 

@@ -29,12 +29,13 @@ def write(
     tokens: Sequence[int] | None = None,
     column: str = "text",
 ) -> np.ndarray:
-    """Write ``predictions.parquet``: id, text and tokens, or a digest; label, prediction, and
-    what else the task has; then what other columns the data has, and small copies of the images
-    that the report shows. Of many classes ``logits.npy`` beside it has the outputs.
+    """Write ``predictions.parquet``: the test rows with what the model predicted.
 
-    The columns of the data keep their names; one of the toolkit's that would have the same gets the
-    prefix ``model_``, which :attr:`Run.predicted_rows` takes off again.
+    Its columns are id, text and tokens, or a digest; label, prediction, and what else the task has;
+    the other columns of the data; and small copies of the images that the report shows. Of many
+    classes ``logits.npy`` beside it has the outputs. The columns of the data keep their names; one
+    of the toolkit's that would have the same gets the prefix ``model_``, which
+    :attr:`Run.predicted_rows` takes off again.
 
     Args:
         directory: Of the run.
@@ -42,19 +43,19 @@ def write(
         rows: The raw test rows, with ``id`` and ``label``.
         outputs: Of the model, in the order of ``rows``.
         tokens: Of each text, before truncation.
-        column: What the model sees of a row; hashes of it tell rows apart that have no text.
+        column: What the model reads of a row; digests of it tell rows without a text apart.
 
     Returns:
-        The outputs as the files have them, which statistics are to be computed from.
+        The outputs as the files have them, from which statistics are to be computed.
     """
-    found: np.ndarray = np.asarray(outputs)
-    kept = task.kept(found)
-    if kept is None:
+    logits: np.ndarray = np.asarray(outputs)
+    stored = task.kept(logits)
+    if stored is None:
         (directory / LOGITS).unlink(missing_ok=True)
     else:
-        found = kept
+        logits = stored
         with replacing(directory / LOGITS) as new, new.open("wb") as file:
-            np.lib.format.write_array(file, kept, allow_pickle=False)
+            np.lib.format.write_array(file, stored, allow_pickle=False)
     user_columns = [
         name
         for name in rows.column_names
@@ -64,31 +65,32 @@ def write(
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]
     else:
-        columns[DIGEST] = [each.tobytes().hex() for each in digests.hash_rows(rows, column)]
+        columns[DIGEST] = [value.tobytes().hex() for value in digests.hash_rows(rows, column)]
     if tokens is not None:
         columns["tokens"] = tokens
     targets = task.targets(rows["label"][:])
-    columns |= task.columns(targets, found)
+    columns |= task.columns(targets, logits)
     if isinstance(rows.features.get("image"), Image):
-        wrong: np.ndarray = np.array([], dtype=np.int64)
-        if task.has_one_class:
-            wrong = mistakes.most_confident(task.scored(targets, found))
-        columns[THUMBNAIL] = _thumbnails(rows, wrong[:_MOST_THUMBNAILS])
+        scored = task.scored(targets, logits) if task.has_one_class else None
+        wrong: Iterable[int] = (
+            [] if scored is None else mistakes.most_confident(scored)[:_MOST_THUMBNAILS]
+        )
+        columns[THUMBNAIL] = _thumbnails(rows, wrong)
+    new_names = {name: free_name(name, user_columns) for name in columns}
+    ids = rows["id" if "id" in user_columns else ROW][:]
+    table = {"id": ids, **{new_names[name]: values for name, values in columns.items()}}
+    frame = pd.DataFrame(table | {name: rows[name][:] for name in user_columns})
+    frame.attrs[USER_COLUMNS] = user_columns
+    frame.attrs[RENAMED] = {name: new for name, new in new_names.items() if name != new}
     with replacing(directory / PREDICTIONS) as new:
-        renamed = {name: free_name(name, user_columns) for name in columns}
-        row_ids = rows["id" if "id" in user_columns else ROW][:]
-        table = {"id": row_ids, **{renamed[name]: values for name, values in columns.items()}}
-        frame = pd.DataFrame(table | {name: rows[name][:] for name in user_columns})
-        frame.attrs[USER_COLUMNS] = user_columns
-        frame.attrs[RENAMED] = {name: new for name, new in renamed.items() if name != new}
         frame.to_parquet(new, index=False)
-    return found
+    return logits
 
 
-def _thumbnails(rows: Dataset, chosen: Iterable[int]) -> list[bytes | None]:
+def _thumbnails(rows: Dataset, numbers: Iterable[int]) -> list[bytes | None]:
     """Return a JPEG of each of some rows, None of all others."""
-    found: list[bytes | None] = [None] * len(rows)
+    thumbnails: list[bytes | None] = [None] * len(rows)
     undecoded = rows.cast_column("image", Image(decode=False))
-    for index in map(int, chosen):
-        found[index] = images.thumbnail(undecoded[index]["image"])
-    return found
+    for number in map(int, numbers):
+        thumbnails[number] = images.thumbnail(undecoded[number]["image"])
+    return thumbnails

@@ -7,8 +7,7 @@ runs/yelp/
   predictions.parquet   the test rows: id, text, label, prediction, probability of every class;
                         above 50 classes of the five most probable ones and the true one
   logits.npy            above 50 classes: those of all, float16, in the order of these rows
-  classes.csv           above 200 classes: the scores of each
-  report.html plots/    what the run is worth, to look at
+  report.html plots/    the report
   README.md             the model card
   checkpoint-N/         resumable
   profile/              with --profile: a trace, and where the time of a step went
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from finetune.tasks.base import Task
 
 PREDICTIONS, LOGITS = "predictions.parquet", "logits.npy"
-PROFILE = Path("profile", "operators.txt")
 
 
 @dataclass(frozen=True)
@@ -53,33 +51,33 @@ class Run:
         Args:
             path: The directory.
             trust_recipe: Whether to import the recipe file and the metric files that the manifest
-                names, if it names any; a warning gives path and hash of each.
+                names; a warning gives path and hash of each.
 
         Raises:
-            UserError: if there is none.
+            UserError: If there is none.
         """
         if not isinstance(path, str | Path | Run):
             raise UserError(f"expected the directory of a run, as a path or a Run, found {path!r}")
+        run = path if isinstance(path, Run) else cls(Path(path).expanduser())
+        if not (run.path / MANIFEST).exists():
+            reason = f"no {MANIFEST} in it" if run.path.exists() else "no such directory"
+            runs = [str(other.parent) for folder in (run.path.parent, Path("runs"))
+                    for other in folder.glob(f"*/{MANIFEST}")]  # fmt: skip
+            raise UserError(
+                f"{path} is not the directory of a run: {reason}{suggestion(str(run.path), runs)}"
+            )
         if trust_recipe:
-            cls.load(path).trust(functools.partial(warnings.warn, stacklevel=5))
-        if isinstance(path, Run):
-            return path
-        directory = Path(path).expanduser()
-        if not (directory / MANIFEST).exists():
-            found = f"no {MANIFEST} in it"
-            if not directory.exists():
-                found = f"no such directory{_nearest(directory)}"
-            raise UserError(f"{path} is not the directory of a run: {found}")
-        return cls(directory)
+            run.trust(functools.partial(warnings.warn, stacklevel=5))
+        return run
 
     def trust(self, tell: Callable[[str], object]) -> None:
         """Import the recipe file and the metrics that the manifest names; the user trusts them.
 
         Args:
-            tell: Is given a sentence with file and hash, before it is imported.
+            tell: Called with a sentence with file and hash, before it is imported.
 
         Raises:
-            UserError: if there is no such recipe, or a file cannot be imported.
+            UserError: If there is no such recipe, or a file cannot be imported.
         """
         from finetune.recipe import catalog, metric_modules
 
@@ -93,35 +91,38 @@ class Run:
         """Refuse a run whose training has left no model.
 
         Raises:
-            UserError: with what to type next.
+            UserError: With the command that continues it.
         """
         if any(self.path.glob("*.safetensors*")) or any(self.path.glob("pytorch_model*.bin*")):
             return
         raise UserError(
             f"{self.path} has no model (status '{self.status}'): expected a finished run; "
-            f"{self.how_to_go_on()}"
+            f"{self._next_command}"
         )
 
-    def how_to_go_on(self) -> str:
-        """Return how a run that is not finished is resumed, or trained where nothing was saved."""
-        manifest, checkpoints = self.manifest, any(self.path.glob("checkpoint-*"))
-        command = manifest.command
-        more = {"output_dir": str(self.path), "resume_from_checkpoint": "last"}
-        if not checkpoints:
-            more.clear()
-        elif "--resume" in command.split() or "resume=True" in command:
-            del more["resume_from_checkpoint"]
-        if Path(str(manifest.arguments.get("output_dir"))).resolve() == self.path.resolve():
-            more.pop("output_dir", None)  # else it was moved aside
+    @property
+    def _next_command(self) -> str:
+        """How a run that is not finished is resumed, or trained where nothing was saved."""
+        command, flags = self.manifest.command, {}
+        has_checkpoint = any(self.path.glob("checkpoint-*"))
+        if has_checkpoint:
+            if (
+                Path(str(self.manifest.arguments.get("output_dir"))).resolve()
+                != self.path.resolve()
+            ):
+                flags["output_dir"] = str(self.path)  # it was moved
+            if "--resume" not in command and "resume=True" not in command:
+                flags["resume_from_checkpoint"] = "last"
         if command.startswith("finetune."):
-            command = "".join([command[:-1], *(f", {n}={each!r}" for n, each in more.items()), ")"])
+            keywords = [f", {name}={value!r}" for name, value in flags.items()]
+            command = "".join([command[:-1], *keywords, ")"])
         else:
-            command = "".join([command, *(f" --{n} {each}" for n, each in more.items())])
-        return f"to {'resume' if checkpoints else 'train'} it: {command}"
+            command = " ".join([command, *(f"--{name} {value}" for name, value in flags.items())])
+        return f"to {'resume' if has_checkpoint else 'train'} it: {command}"
 
     @property
     def status(self) -> str:
-        """What ``run.json`` says, but ``stale`` of a running one whose process is gone."""
+        """The status in ``run.json``; ``stale`` of a running one whose process is gone."""
         status = self.manifest.status
         if status != "running":
             return status
@@ -132,7 +133,7 @@ class Run:
         """``run.json``.
 
         Raises:
-            UserError: if it cannot be read.
+            UserError: If it cannot be read.
         """
         return Manifest.read(self.path)
 
@@ -141,20 +142,20 @@ class Run:
         """``metrics.json``: of validation, of test, and of the baselines on the same test rows.
 
         Raises:
-            UserError: if it is not there, or cannot be read.
+            UserError: If it is not there, or cannot be read.
         """
         if not (self.path / METRICS).exists():
             raise UserError(
-                f"{self.path} has no {METRICS} (status '{self.status}'); {self.how_to_go_on()}"
+                f"{self.path} has no {METRICS} (status '{self.status}'); {self._next_command}"
             )
         return Metrics.read(self.path)
 
     @property
     def statistics(self) -> Statistics:
-        """What ``metrics.json`` says of the test rows beyond the metrics of the recipe.
+        """The statistics of the test rows in ``metrics.json``.
 
         Raises:
-            UserError: if it says nothing: the run did not finish, or is of an older release.
+            UserError: If it has none: the run did not finish, or is of an older release.
         """
         statistics = self.metrics.statistics
         if statistics is None:
@@ -167,12 +168,10 @@ class Run:
 
     @property
     def headline(self) -> list[str]:
-        """The metrics of the recipe that are numbers: the one that decides verdicts, by which the
-        best checkpoint is chosen (``metric_for_best_model``), then the others in its order.
-        """
-        known = self.statistics.metrics
+        """The metrics of the recipe that have an interval, first ``metric_for_best_model``."""
+        metrics = self.statistics.metrics
         chosen = str(self.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
-        names = [name for name in self.metrics.test if name in known]
+        names = [name for name in self.metrics.test if name in metrics]
         return sorted(names, key=lambda name: name != chosen)
 
     @property
@@ -182,7 +181,7 @@ class Run:
             return None
         return (
             f"{self.path}: its training was continued and has not ended (status '{self.status}'), "
-            f"the model and its results are those of before; {self.how_to_go_on()}"
+            f"the model and its results are those of before; {self._next_command}"
         )
 
     @property
@@ -208,19 +207,17 @@ class Run:
         """The test rows with what the model predicted.
 
         Raises:
-            UserError: if there are none.
+            UserError: If there are none.
         """
         import pandas as pd
 
-        if not (self.path / PREDICTIONS).exists():
-            raise UserError(f"{self.path} has no {PREDICTIONS}: its status is '{self.status}'")
         path = self.path / PREDICTIONS
         if not path.is_file():
-            raise UserError(f"{path} is damaged: it is no file")
+            raise UserError(f"{self.path} has no {PREDICTIONS}: its status is '{self.status}'")
         try:
             return pd.read_parquet(path)
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} is damaged: {str(error).partition(chr(10))[0]}") from error
+            raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
 
     @property
     def predicted_rows(self) -> pd.DataFrame:
@@ -243,48 +240,40 @@ class Run:
             task: Of the labels in another order; :attr:`kind` if None.
 
         Raises:
-            UserError: if ``logits.npy`` is needed, and is missing or not that of the table.
+            UserError: If ``logits.npy`` is needed, and is missing or not that of the table.
         """
         import numpy as np
 
         from finetune.data.prediction_columns import LABEL, PREDICTION
         from finetune.statistics.scored import numbers_in
 
-        own = self.kind
-        task = task or own
-        if not own.needs_kept(table):
+        kind = self.kind
+        task = task or kind
+        if not kind.needs_kept(table):
             return task.scored_in(table)
-        path, shape = self.path / LOGITS, (len(table), own.width)
+        path, shape = self.path / LOGITS, (len(table), kind.width)
+        copy = "copy it from where the run was trained, or train the run again"
         if not path.is_file():
-            raise UserError(
-                f"{path} is missing: of {own.width:,} classes {PREDICTIONS} has the most probable "
-                "ones only; copy the file from where the run was trained, or train the run again"
-            )
+            raise UserError(f"{path} is missing, with the logits of {shape[1]:,} classes: {copy}")
         try:
             logits = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} is damaged: {str(error).partition(chr(10))[0]}") from error
+            raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}; {copy}") from error
         if logits.shape != shape or logits.dtype.kind != "f":
             raise UserError(
-                f"{path} is damaged: expected {shape[0]:,} rows of {shape[1]:,} logits, found "
-                f"{logits.dtype} of shape {logits.shape}"
+                f"{path} is damaged: expected logits of shape {shape}, found {logits.dtype} of "
+                f"shape {logits.shape}; {copy}"
             )
-        if task.labels != own.labels:
-            logits = logits[:, [own.labels.index(name) for name in task.labels]]
-        names = np.array(task.labels, dtype=object)
+        if task.labels != kind.labels:
+            logits = logits[:, [kind.labels.index(name) for name in task.labels]]
         rows = task.scored(numbers_in(table, LABEL, task.labels), logits)
-        if apart := int((names[rows.classes] != table[PREDICTION].to_numpy()).sum()):
+        predicted = np.array(task.labels, dtype=object)[rows.classes]
+        if differing := int((predicted != table[PREDICTION].to_numpy()).sum()):
             raise UserError(
-                f"{path} is not that of {PREDICTIONS}: {apart:,} of {len(table):,} rows have "
-                "another most probable class; copy both from where the run was trained"
+                f"{path} is not that of {PREDICTIONS}: {differing:,} of {len(table):,} rows have "
+                f"another most probable class; {copy}"
             )
         return rows
-
-    @property
-    def profile(self) -> str | None:
-        """The table of the slowest operators of a few steps; None without ``--profile``."""
-        path = self.path / PROFILE
-        return path.read_text(encoding="utf-8") if path.exists() else None
 
     def recipe(self, *, scores: bool = True) -> Recipe:
         """Return the recipe with the options it had; model and tokenizer are those of the run.
@@ -294,7 +283,7 @@ class Run:
                 the run names by path.
 
         Raises:
-            UserError: if the recipe, or a metric that the run names by path, is neither installed
+            UserError: If the recipe, or a metric that the run names by path, is neither installed
                 nor imported: a manifest is data, which may come from elsewhere.
         """
         from finetune.recipe import catalog, metric_modules
@@ -308,14 +297,14 @@ class Run:
             options["metrics"] = None
         if "model" in options:
             options |= {"model": str(self.path), "model_revision": None}
-        found = catalog.of_run(manifest.recipe, self.path / MANIFEST)
-        known = {each.name for each in dataclasses.fields(found)}
-        if other := sorted(options.keys() - known):
+        recipe = catalog.of_run(manifest.recipe, self.path / MANIFEST)
+        names = {option.name for option in dataclasses.fields(recipe)}
+        if unknown := sorted(options.keys() - names):
             raise UserError(
                 f"{self.path / MANIFEST} names options that the recipe '{manifest.recipe}' has "
-                f"not: {', '.join(other)}"
+                f"not: {', '.join(unknown)}"
             )
-        return found(**options)
+        return recipe(**options)
 
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -337,16 +326,8 @@ class Run:
         """Change fields of ``run.json``.
 
         Raises:
-            RunError: if it was removed.
+            RunError: If it was removed.
         """
         if not (self.path / MANIFEST).exists():
             raise RunError(f"{self.path / MANIFEST} was removed while the run was in progress")
         dataclasses.replace(self.manifest, **changes).write(self.path)
-
-
-def _nearest(directory: Path) -> str:
-    """Return which run beside ``directory``, or in ``runs``, was probably meant."""
-    places = (directory.parent, Path("runs"))
-    runs = [str(each.parent) for place in places for each in place.glob(f"*/{MANIFEST}")]
-    some = sorted(set(runs))[:5]
-    return suggestion(str(directory), runs) + (f" (runs: {', '.join(some)})" if some else "")

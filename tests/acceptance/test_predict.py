@@ -669,6 +669,30 @@ def test_an_interrupted_prediction_is_resumed(
 
 
 @pytest.mark.contract("E4")
+def test_a_half_written_part_is_predicted_again(
+    single_label_run: finetune.Run, many_rows: Path, whole_output: bytes, tmp_path: Path
+) -> None:
+    """As after a power cut: parts that are cut off, or empty, do not count as done."""
+
+    def interrupt(event: Any) -> None:
+        if type(event).__name__ == "Predicted" and event.rows >= 4000:
+            raise KeyboardInterrupt
+
+    source, output = tmp_path / "in.csv", tmp_path / "out.csv"
+    shutil.copy2(many_rows, source)
+    options: dict[str, Any] = dict(precision="fp32")
+    with pytest.raises(KeyboardInterrupt):
+        finetune.predict_file(single_label_run, source, output, progress=interrupt, **options)
+    parts = sorted((tmp_path / "out.csv.part").glob("[0-9]*"))
+    assert len(parts) >= 2
+    parts[0].write_bytes(parts[0].read_bytes()[: parts[0].stat().st_size // 2])
+    parts[1].write_bytes(b"")
+    rest = finetune.predict_file(single_label_run, source, output, resume=True, **options)
+    assert rest.rows_before == 1024 * (len(parts) - 2)
+    assert output.read_bytes() == whole_output
+
+
+@pytest.mark.contract("E4")
 def test_a_resume_with_another_input_is_refused(
     single_label_run: finetune.Run, many_rows: Path, tmp_path: Path
 ) -> None:
