@@ -76,7 +76,7 @@ def test_a_training_that_explodes_is_verified_to_stop(launcher: Launcher) -> Non
     assert not (launcher.directory / "explodes" / "model.safetensors").exists()
 
 
-@pytest.mark.slow  # test_predict.py has two processes that write what one writes
+@pytest.mark.slow  # acceptance: two processes write what one writes
 @pytest.mark.processes
 def test_predictions_of_two_processes_are_those_of_one(launcher: Launcher) -> None:
     one, two = (Launch(f"{count}-predicts", gpus=0, processes=count, mode="") for count in (0, 2))
