@@ -130,46 +130,6 @@ def _write_reviews(directory: Path, longest: int) -> Path:
 
 
 @pytest.fixture(scope="session")
-def short_model(tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tiny model, with 32 positions."""
-    import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-
-    directory = tmp_path_factory.mktemp("model") / "tiny"
-    config = AutoConfig.from_pretrained(tiny_model, max_position_embeddings=32)
-    torch.manual_seed(0)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(directory)
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(directory)
-    return str(directory)
-
-
-@pytest.fixture(scope="session")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 documents of 4 to 130 words, good or bad."""
-    path = tmp_path_factory.mktemp("data") / "documents.csv"
-    words = {"bad": ["awful", "dull", "bland"], "good": ["great", "lovely", "fine"]}
-    lines = ["text,label"]
-    for number in range(120):
-        label = ("bad", "good")[number % 2]
-        body = " ".join(words[label][each % 3] for each in range((1, 4, 20, 130)[number // 2 % 4]))
-        lines.append(f"place {number} was {body},{label}")
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="session")
-def windowed(documents: Path, short_model: str, tmp_path_factory: pytest.TempPathFactory) -> "Run":  # noqa: F821
-    """A run on these documents in windows."""
-    import finetune
-    from tests.long_texts import reviews
-
-    directory = tmp_path_factory.mktemp("runs") / "reviews"
-    return finetune.train(
-        reviews(documents, short_model), output_dir=str(directory), baseline=False
-    )
-
-
-@pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Servers"]:  # noqa: F821
     """Starts commands without their imports, see `tests/warm.py`."""
     from tests.warm import Servers
