@@ -21,8 +21,6 @@ from finetune.runtime import formats
 
 _BLOCK = 2**20  # bytes that are read at once; the first of them show an encoding
 _BYTE_ORDER_MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",  # begins like that of UTF-16
-    codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",

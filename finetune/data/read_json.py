@@ -163,8 +163,6 @@ def _document_rows(text: str, path: Path) -> list[Row]:
         keys = values[0].keys()
         if keys and all(column.keys() == keys for column in values):
             return [{name: column[key] for name, column in content.items()} for key in keys]
-    if content in ([], {}):
-        raise UserError(f"{path} holds no rows")
     raise UserError(
         f"{path}: expected an array of objects, found {text.strip()[:_SHOWN]!r}: write one object "
         "per line, as .jsonl"
