@@ -630,6 +630,8 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
     "nested without end": ("a.jsonl", '{"text": "x", "m": ' + "[" * 100_000, ["line 1"]),
     "key twice": ("a.jsonl", '{"text": "x", "label": "y", "text": "z"}\n', ["line 1", "'text'"]),
     "cut off line": ("a.jsonl", '{"text": "x", "label": "y"}\n\n{"text": "z", "la', ["line 3"]),
+    "key twice in an array": ("a.json", '[{"text": "x", "text": "y"}]', ["'text'"]),
+    "other keys": ("a.json", '{"text": {"1": "a", "2": "b"}, "label": {"1": "x"}}', []),
     "cut off array": ("a.json", '[\n{"text": "x", "label": "y"},\n{"text": "z", "l', ["line 3"]),
 }  # fmt: skip
 
