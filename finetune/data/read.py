@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from finetune.errors import Report
 
 #: Part of the key of a copy: raise it when the same file is read in another way.
-VERSION = 2
+VERSION = 3
 #: The folders of the copies, and of the records of files, in the cache of ``datasets``.
 FOLDER, RECORDS = "finetune-files", "finetune-records"
 #: Suffixes of the files that can be read, without that of a compression.

@@ -59,8 +59,12 @@ def _typed_table(rows: Sequence[Row]) -> pa.Table:
             array = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             array = None
-        is_json = array is None or _has_empty_object(array.type)
-        columns[name] = _as_json(values) if is_json else array
+        has_booleans = any(isinstance(value, bool) for value in values)
+        if array is None or _has_empty_object(array.type):
+            array = _as_json(values)
+        elif has_booleans and not pa.types.is_boolean(array.type):  # `true` would become 1.0
+            array = _as_json(values)
+        columns[name] = array
     return pa.table(columns)
 
 

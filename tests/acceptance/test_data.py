@@ -630,6 +630,8 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
     "nested without end": ("a.jsonl", '{"text": "x", "m": ' + "[" * 100_000, ["line 1"]),
     "key twice": ("a.jsonl", '{"text": "x", "label": "y", "text": "z"}\n', ["line 1", "'text'"]),
     "cut off line": ("a.jsonl", '{"text": "x", "label": "y"}\n\n{"text": "z", "la', ["line 3"]),
+    "key twice in an array": ("a.json", '[{"text": "x", "text": "y"}]', ["'text'"]),
+    "other keys": ("a.json", '{"text": {"1": "a", "2": "b"}, "label": {"1": "x"}}', []),
     "cut off array": ("a.json", '[\n{"text": "x", "label": "y"},\n{"text": "z", "l', ["line 3"]),
 }  # fmt: skip
 
@@ -745,6 +747,15 @@ def test_a_file_that_can_be_read_in_one_way_only_is_read_and_reported(
     assert len(recipe.notes) == bool(fragments)
     for fragment in fragments:
         assert re.search(rf"(?<!\d){re.escape(fragment)}(?!\d)", recipe.notes[0]), fragment
+
+
+@pytest.mark.contract("C4")
+def test_a_boolean_among_fractions_stays_a_boolean(tmp_path: Path) -> None:
+    """Arrow would make it the number 1."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"x": 1.5, "label": "p"}\n{"x": true, "label": "n"}\n', encoding="utf-8")
+    values = list(text_recipe(path).read()["train"]["x"])
+    assert [(value, type(value)) for value in values] == [(1.5, float), (True, bool)]
 
 
 @pytest.mark.contract("C3")
