@@ -60,9 +60,11 @@ def _typed_table(rows: Sequence[Row]) -> pa.Table:
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             array = None
         has_booleans = any(isinstance(value, bool) for value in values)
-        if array is None or _has_empty_object(array.type):
-            array = _as_json(values)
-        elif has_booleans and not pa.types.is_boolean(array.type):  # `true` would become 1.0
+        if (
+            array is None
+            or _has_empty_object(array.type)
+            or (has_booleans and not pa.types.is_boolean(array.type))
+        ):
             array = _as_json(values)
         columns[name] = array
     return pa.table(columns)
