@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from finetune.data.prediction_columns import THUMBNAIL
-from finetune.reporting import course, curves, html, plots, ranking, residuals, wording
+from finetune.reporting import curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
 from finetune.statistics import (
@@ -85,11 +85,7 @@ def training(shown: Shown) -> Section:
     """Show how the training went."""
     history = shown.manifest.history
     learned = curves.learning_curves(history, shown.manifest.best_step)
-    told = course.of(shown.manifest)
-    return Section(
-        {"learning_curves": learned, "speed": curves.speed(history)},
-        {"course": told} if told.sentences else {},
-    )
+    return Section({"learning_curves": learned, "speed": curves.speed(history)})
 
 
 def predictions(shown: Shown) -> Section:

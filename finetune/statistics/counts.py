@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from finetune.statistics import groups
-
 #: The tallies of a class: rows of the class that are right, rows of the class, rows predicted to be
 #: of it; then over the rows of the class how far off their predictions are, and that squared.
 RIGHT, TRUE, PREDICTED, OFF, OFF_SQUARED = range(5)
@@ -228,26 +226,6 @@ def resampled(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Return ``metric`` as it is to be computed on resamples of the rows with these tallies."""
     return replace(metric, sample=sample) if isinstance(metric, Macro) else metric
-
-
-def in_groups(
-    metric: Callable[[np.ndarray], np.ndarray],
-    labels: np.ndarray,
-    predicted: np.ndarray,
-    classes: int,
-) -> np.ndarray:
-    """Return what each group of rows adds to a metric, see :mod:`finetune.statistics.groups`.
-
-    Args:
-        metric: Of tallies.
-        labels: The true class of each row, shape ``(rows,)``.
-        predicted: The predicted class of each row, shape ``(rows,)``.
-        classes: How many classes there are.
-    """
-    place = placement(labels, predicted, classes)
-    whole = np.asarray(place.sum(axis=0)).reshape(5, classes)
-    found = resampled(metric, whole)
-    return groups.of_sums(lambda sums: found(sums.reshape(len(sums), 5, classes)), place)
 
 
 def _occurs(found: np.ndarray) -> np.ndarray:

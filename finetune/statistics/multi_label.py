@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from finetune.statistics import average_precision, groups, intervals, label_f1, pairs
+from finetune.statistics import average_precision, intervals, label_f1, pairs
 from finetune.statistics.classification import f1_of_class
 from finetune.statistics.counts import divide
 from finetune.statistics.intervals import Interval
@@ -79,28 +79,6 @@ def of_labels(rows: ScoredLabels) -> dict[str, Any]:
             if true >= average_precision.FEWEST_ROWS:
                 found[name] |= {"pr_area": asdict(area)}
     return found
-
-
-def in_groups(rows: ScoredLabels, name: str) -> np.ndarray | None:
-    """Return what each group of the rows adds to a metric of :func:`scores`, see
-    :mod:`finetune.statistics.groups`; None of average precision, which is no score of sums.
-    """
-    if name == "f1_samples":
-        return groups.of_mean(_of_rows(rows)[name])
-    if name == "subset_accuracy":
-        return groups.of_mean(rows.right.astype(np.float64))
-    if name not in ("f1_micro", "f1_macro"):
-        return None
-    has, given, labels = rows.labels, rows.decided, len(rows.names)
-
-    def f1(sums: np.ndarray) -> np.ndarray:
-        both, either = sums[:, :labels], sums[:, labels:]
-        if name == "f1_macro":
-            return np.asarray(divide(2 * both, either).mean(axis=1))
-        return divide(2 * both.sum(axis=1), either.sum(axis=1))
-
-    entries = [has & given, has.astype(np.float64) + given]
-    return groups.of_sums(f1, np.concatenate(entries, axis=1, dtype=np.float64))
 
 
 def differences(first: ScoredLabels, second: ScoredLabels) -> dict[str, Any]:

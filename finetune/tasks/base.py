@@ -331,12 +331,6 @@ class Task(ABC, Generic[S]):
         """Return those of the local metrics that are known, and need no evaluation of resamples."""
         return {}
 
-    def in_groups(self, rows: S, metric: Any) -> np.ndarray | None:
-        """Return what each group of the rows adds to a metric, one of the values of
-        :meth:`counted`, see :mod:`finetune.statistics.groups`; None if it is not known.
-        """
-        return None
-
     @abstractmethod
     def scores(self, rows: S, counted: Metrics) -> dict[str, Any]:
         """Return the interval of each metric that is known without evaluating resamples."""

@@ -241,9 +241,6 @@ class MultiLabel(Task[ScoredLabels]):
                     found[name] = statistic
         return found
 
-    def in_groups(self, rows: ScoredLabels, metric: Any) -> np.ndarray | None:
-        return multi_label.in_groups(rows, metric)
-
     def scores(self, rows: ScoredLabels, counted: Metrics) -> dict[str, Any]:
         return _named(multi_label.scores(rows), counted)
 

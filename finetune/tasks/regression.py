@@ -11,7 +11,7 @@ import numpy as np
 from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.data.targets import values as label_values
 from finetune.errors import UserError
-from finetune.statistics import groups, number_baseline, numbers, resampling
+from finetune.statistics import number_baseline, numbers, resampling
 from finetune.statistics.resampling import Metrics, Scoring
 from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks import number_losses
@@ -233,10 +233,6 @@ class Regression(Task[ScoredNumbers]):
             for name, (module, arguments) in found.items()
             if module in numbers.METRICS and not arguments
         }
-
-    def in_groups(self, rows: ScoredNumbers, metric: Any) -> np.ndarray | None:
-        found = numbers.mean(numbers.estimates(metric, rows.targets, rows.outputs))
-        return groups.of_mean(len(rows) * found.value - (len(rows) - 1) * found.without)
 
     def scores(self, rows: ScoredNumbers, counted: Metrics) -> dict[str, Any]:
         found = numbers.scores(counted, rows.targets, rows.outputs)

@@ -185,11 +185,6 @@ class SingleLabel(Task[ScoredRows]):
     def counted(self, scoring: Scoring) -> Metrics:
         return {**resampling.of_counts(scoring), **ranking.of_scoring(scoring)}
 
-    def in_groups(self, rows: ScoredRows, metric: Any) -> np.ndarray | None:
-        if isinstance(metric, ranking.Ranked):
-            return None
-        return counts.in_groups(metric, rows.labels, rows.classes, len(self.labels))
-
     def scores(self, rows: ScoredRows, counted: Metrics) -> dict[str, Any]:
         return classification.scores(rows, counted)
 
