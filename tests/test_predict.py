@@ -302,7 +302,7 @@ def test_pictures_in_a_table(digits: Run, tmp_path: Path) -> None:
     with torch.inference_mode():
         logits = digits.model()(pixel_values=batch["pixel_values"])["logits"]
     assert np.allclose(found["probability"], logits.softmax(-1).max(-1).values, atol=1e-5)
-    assert "a column holds bytes, which a text file cannot" in refusal(digits, source)
+    assert "the column 'image' holds bytes, which a text file" in refusal(digits, source)
 
 
 def test_a_regression_predicts_a_number(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ class Request:
         if is_folder:
             return ["file"]
         flag, columns = "--text_column", [options.text_column or recipe.input_column]
+        if not isinstance(recipe, TextRecipe):
+            flag = f"the model of {self.run.path} does not read text"
         if isinstance(recipe, ImageRecipe):
             usual = (recipe.image_column, "image", "file")
             default = next((name for name in usual if name in names), recipe.input_column)
