@@ -192,7 +192,8 @@ class Predictor:
         label = self._task.feature
         empty = [0] * max(0, label.length) if isinstance(label, List) else 0  # has no effect
         rows = rows.add_column("label", [empty] * len(values), feature=label)
-        rows = rows.add_column(ROW, np.arange(len(values)))
+        for number in (ROW, "id"):  # which recipes have from `load` and may remove again
+            rows = rows.add_column(number, np.arange(len(values)))
         prepared = self.recipe.prepare(DatasetDict(test=rows))["test"]
         self.recipe.check_prepared(DatasetDict(test=prepared))
         documents = documents_of(prepared)

@@ -92,9 +92,8 @@ class Request:
                 "improves its probabilities"
             )
         if self.input.kind in (STANDARD_INPUT, "folder", "frame"):
-            flags = read_options(self.run, "", vars(self.options)).flags
-            mistakes += [f"{flag} {value}: {self.input.name} is no file"
-                         for flag, value in flags.items()]  # fmt: skip
+            for flag, value in read_options(self.run, "", vars(self.options)).flags.items():
+                mistakes.append(f"{flag} {value}: {self.input.name} is no file")
         if mistakes:
             raise UserError(*mistakes)
 
@@ -103,18 +102,21 @@ class Request:
         else the usual ones.
         """
         recipe, options, names = self._recipe, self.options, self.input.columns
+        is_folder, is_image = self.input.kind == "folder", isinstance(recipe, ImageRecipe)
         text_options = options.text_column or options.text_columns
-        if isinstance(recipe, ImageRecipe) and text_options:
+        if is_image and text_options:
             raise UserError(f"{self.run.path} reads images: --image_column, not --text_column")
-        if options.image_column and not isinstance(recipe, ImageRecipe):
+        is_text = isinstance(recipe, TextRecipe) or text_options
+        if not is_image and (options.image_column or (is_folder and is_text)):
             raise UserError(
-                f"--image_column: the model of {self.run.path} reads no column of images"
+                f"{self.run.path} reads no images: expected a table, with --text_column instead of "
+                "--image_column"
             )
-        if self.input.kind == "folder":
-            if isinstance(recipe, TextRecipe) or text_options:
-                raise UserError(f"{self.input.name} is a folder, but {self.run.path} reads texts")
+        if is_folder:
             return ["file"]
         flag, columns = "--text_column", [options.text_column or recipe.input_column]
+        if not isinstance(recipe, TextRecipe):
+            flag = f"the model of {self.run.path} does not read text"
         if isinstance(recipe, ImageRecipe):
             usual = (recipe.image_column, "image", "file")
             default = next((name for name in usual if name in names), recipe.input_column)
@@ -140,11 +142,7 @@ class Request:
         return [*self.input.columns, *self.added]
 
     def notes(self, missing: int) -> list[str]:
-        """Return sentences for the user when the prediction is done.
-
-        Args:
-            missing: The number of rows without a prediction.
-        """
+        """Return sentences for the user at the end, when ``missing`` rows have no prediction."""
         notes = [note for note in (self.run.unfinished, *self.input.notes) if note]
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             notes.append(
@@ -272,11 +270,8 @@ class Request:
         return {"bytes": None, "path": str(folder / Path(value).expanduser())}
 
     def _added_columns(self, logits: np.ndarray, has_value: np.ndarray) -> pa.Table:
-        """Return the columns that are added to a chunk, null where a value is missing.
-
-        Args:
-            logits: Of the rows that have a value, shape ``(rows, outputs)``.
-            has_value: Of each row of the chunk.
+        """Return the added columns of a chunk from the logits of those of its rows that have a
+        value; null for the others.
         """
         predictions = self._task.predicted(
             logits, self._temperature, every=self.options.all_probabilities
