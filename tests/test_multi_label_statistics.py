@@ -23,7 +23,7 @@ from transformers import EvalPrediction
 from finetune.recipe import scoring
 from finetune.recipe.scoring import Scoring, without_counted
 from finetune.statistics import average_precision, label_f1, multi_label
-from finetune.statistics.resampling import Budget
+from finetune.statistics.metrics import Budget
 from finetune.statistics.scored import ScoredLabels
 from finetune.tasks.assessment import Assessment
 from finetune.tasks.multi_label import MultiLabel

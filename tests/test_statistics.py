@@ -22,7 +22,7 @@ from finetune.statistics import (
     ranking,
 )
 from finetune.statistics.blocks import Summary
-from finetune.statistics.resampling import Budget
+from finetune.statistics.metrics import Budget
 from finetune.statistics.scored import ScoredRows
 from finetune.tasks.assessment import Assessment
 from finetune.tasks.ordinal import Ordinal

@@ -30,7 +30,7 @@ from finetune.reporting.figure import (
     styled,
     titled,
 )
-from finetune.statistics import intervals
+from finetune.statistics import estimates
 
 #: Test rows below which curves over groups of them are noise, and bars of classes are.
 _FEWEST_ROWS, _FEWEST_OF_CLASSES = 100, 30
@@ -216,7 +216,7 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
         group = np.clip(np.searchsorted(edges, seen, side="right") - 1, 0, len(edges) - 2)
         kinds, counts = np.unique(group, return_counts=True)
         found = [
-            asdict(intervals.of_share(right[group == each].sum(), count))
+            asdict(estimates.share(right[group == each].sum(), count))
             for each, count in zip(kinds, counts, strict=True)
         ]
         _with_bars(accuracy, ((edges[:-1] + edges[1:]) / 2)[kinds], found, GREEN)

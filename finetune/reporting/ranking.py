@@ -16,7 +16,6 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 from finetune.reporting import wording
 from finetune.reporting.figure import (
     COLOURS,
-    GREEN,
     GREY,
     INK,
     ORANGE,
@@ -58,7 +57,6 @@ def plots(
     predicted: ScoredRows,
     classes: Mapping[str, Mapping[str, Any]],
     positive: int,
-    threshold: Mapping[str, Any] | None,
 ) -> dict[str, Plot | None]:
     """Plot both kinds of curves.
 
@@ -66,7 +64,6 @@ def plots(
         predicted: The test rows.
         classes: The statistics of each class, by name.
         positive: The positive one of two classes.
-        threshold: Of two classes, the best one on the validation rows, if it is known.
 
     Returns:
         By name; None if there are too few rows of each class.
@@ -78,7 +75,7 @@ def plots(
     else:
         chosen = list(np.flatnonzero(enough))
     return {
-        name: _plot(kind, predicted, classes, chosen, threshold) if chosen else None
+        name: _plot(kind, predicted, classes, chosen) if chosen else None
         for name, kind in _KINDS.items()
     }
 
@@ -89,7 +86,6 @@ def _plot(
     predicted: ScoredRows,
     classes: Mapping[str, Mapping[str, Any]],
     chosen: list[int],
-    threshold: Mapping[str, Any] | None,
 ) -> Plot:
     names = predicted.names
     areas = {each: classes[names[each]][kind.area] for each in chosen}
@@ -117,7 +113,7 @@ def _plot(
         share = float((predicted.labels == shown[0]).mean())
         axes.axhline(share, color=GREY, linestyle=":", linewidth=1.5)
     if is_binary:
-        _mark_thresholds(kind, axes, predicted, shown[0], threshold)
+        _mark_decision(kind, axes, predicted, shown[0])
     axes.set(xlim=(-0.01, 1.01), ylim=(0, 1.02))
     titled(axes, title, x=kind.x, y=kind.y)
     figure.legend(loc="outside lower left", ncols=1 if is_binary else 2)
@@ -135,28 +131,16 @@ def _curve(kind: _Kind, predicted: ScoredRows, each: int) -> tuple[np.ndarray, n
     return (x, y) if len(x) <= len(_GRID) else (_GRID, np.interp(_GRID, x, y))
 
 
-def _mark_thresholds(
-    kind: _Kind,
-    axes: Axes,
-    predicted: ScoredRows,
-    positive: int,
-    threshold: Mapping[str, Any] | None,
-) -> None:
-    """Mark where the model stands that predicts the more probable class, and where it would."""
-    true = predicted.labels == positive
-    marked = [(0.5, "o", ORANGE, "threshold 0.5")]
-    if threshold is not None:
-        value = threshold["value"]
-        marked.append((value, "D", GREEN, f"best on validation rows: {value:.3f}"))
+def _mark_decision(kind: _Kind, axes: Axes, predicted: ScoredRows, positive: int) -> None:
+    """Mark where the model stands, which predicts the more probable class."""
+    true, chosen = predicted.labels == positive, predicted.column(positive) >= 0.5
+    hits, false = (chosen & true).sum(), (chosen & ~true).sum()
+    recall = hits / true.sum()
+    x, y = recall, hits / max(1, chosen.sum())
+    if kind.area == "roc_area":
+        x, y = false / (~true).sum(), recall
     style: Any = {"markeredgecolor": INK, "linestyle": "", "markersize": 7, "zorder": 3}
-    for value, marker, colour, label in marked:
-        chosen = predicted.column(positive) >= value
-        hits, false = (chosen & true).sum(), (chosen & ~true).sum()
-        recall = hits / true.sum()
-        x, y = (recall, hits / max(1, chosen.sum()))
-        if kind.area == "roc_area":
-            x, y = (false / (~true).sum(), recall)
-        axes.plot(x, y, marker=marker, color=colour, label=label, **style)
+    axes.plot(x, y, marker="o", color=ORANGE, label="threshold 0.5", **style)
 
 
 def _alt(
@@ -176,18 +160,3 @@ def _alt(
 
 def _value(interval: Mapping[str, float]) -> str:
     return wording.rounded(interval)[0]
-
-
-def sentence(threshold: Mapping[str, Any]) -> str:
-    """Tell the best threshold on the validation rows, and what it changes on the test rows."""
-    metric, gain = wording.name(threshold["metric"]), threshold["test"]
-    if threshold["validation"] <= threshold["validation_at_half"]:
-        return f"On the validation rows no threshold has a higher {metric} than 0.5."
-    amount, low, high = wording.rounded(gain, signed=True)
-    chance = "; the difference may be chance" if gain["low"] <= 0 <= gain["high"] else ""
-    return (
-        f"Threshold: {metric} on the validation rows is highest, {threshold['validation']:.3f} "
-        f"({threshold['validation_at_half']:.3f} at 0.5), where '{threshold['class']}' is "
-        f"predicted from the probability {threshold['value']:.3f} on. On the test rows that "
-        f"changes {metric} by {amount} (95% CI {low} to {high}){chance}."
-    )

@@ -16,13 +16,13 @@ from finetune.reporting import curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
 from finetune.statistics import (
-    average_precision,
     calibration,
     classification,
     mistakes,
     multi_label,
-    threshold,
 )
+from finetune.statistics.metrics import Scoring
+from finetune.statistics.ranking import FEWEST_ROWS
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 from finetune.training.manifest import METRICS, Manifest, Statistics
 
@@ -150,7 +150,7 @@ def labels(shown: Shown) -> Section:
         {"labels": plots.classes(found, "label")},
         {
             "classes": found,
-            "fewest": average_precision.FEWEST_ROWS,
+            "fewest": FEWEST_ROWS,
             "thresholds": shown.statistics.thresholds or {},
             "right": f"{rows.right.sum():,} of {len(rows):,}",
             "mistakes": [
@@ -184,25 +184,22 @@ def probabilities(shown: Shown) -> Section:
     """Show what the probabilities are worth."""
     rows: ScoredRows = shown.rows
     statistics = shown.statistics
-    best = statistics.threshold
     figures = {
         "reliability": plots.reliability(statistics.calibration or {}),
         "coverage": plots.coverage(statistics.coverage or [], statistics.rows),
-        **ranking.plots(
-            rows,
-            shown.classes,
-            threshold.positive_class(shown.manifest.scoring),
-            best,
-        ),
+        **ranking.plots(rows, shown.classes, _positive_class(shown.manifest.scoring)),
     }
     order = ("roc", "precision_recall", "reliability", "coverage")
     return Section(
         {name: figures[name] for name in order if name in figures},
-        {
-            "calibration": _of_calibration(statistics),
-            "threshold": ranking.sentence(best) if best else "",
-        },
+        {"calibration": _of_calibration(statistics)},
     )
+
+
+def _positive_class(scoring: Scoring) -> int:
+    """Return the number of the positive one of two classes: the ``pos_label`` of a metric, or 1."""
+    declared = (arguments.get("pos_label") for arguments in scoring.values())
+    return next((int(number) for number in declared if number is not None), 1)
 
 
 def length(shown: Shown) -> Section:
@@ -268,9 +265,10 @@ def _of_calibration(statistics: Statistics) -> str:
     found = statistics.calibration
     if found is None:
         return ""
-    error = wording.interval(found["interval"])
     said = (
-        f"The expected calibration error, the mean gap between confidence and accuracy, is {error}."
+        "The expected calibration error, the mean gap between confidence and accuracy, is "
+        f"{found['expected_calibration_error']:.3f}; that of a calibrated model of so many rows "
+        f"would be {found['calibrated_model']:.3f}."
     )
     if "temperature" not in found:
         return said

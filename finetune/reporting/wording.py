@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from finetune.statistics.directions import DIRECTIONS
+from finetune.statistics.metrics import DIRECTIONS
 from finetune.training.manifest import Manifest, Statistics
 
 _WORDS = {

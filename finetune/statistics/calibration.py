@@ -45,6 +45,15 @@ def expected_calibration_error(rows: Summary, bins: int = BINS) -> float:
     return float(np.average(np.abs(found.accuracy - found.confidence), weights=found.rows))
 
 
+def error_of_calibrated_model(rows: Summary, bins: int = BINS) -> float:
+    """Return the expected calibration error that chance alone gives a calibrated model of so many
+    rows with these confidences: the mean distance of a normal approximation.
+    """
+    numbers, variances = bins_of(rows.confidence, bins), rows.confidence * (1 - rows.confidence)
+    sums = np.bincount(numbers, variances, minlength=bins)
+    return float(np.sqrt(2 * sums / np.pi).sum() / max(1, len(rows.confidence)))
+
+
 def brier_scores(rows: Summary) -> np.ndarray:
     """Return the squared distance of the probabilities from the truth, summed over the classes
     (Brier, Monthly Weather Review 78, 1950): 0 is best, 2 is worst.

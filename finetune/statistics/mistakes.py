@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from finetune.data.prediction_columns import is_predicted
-from finetune.statistics import intervals
-from finetune.statistics.intervals import Interval
+from finetune.statistics import estimates
+from finetune.statistics.estimates import Estimate
 from finetune.statistics.scored import ScoredRows
 
 _FEWEST_ROWS = 20
@@ -27,7 +27,7 @@ class Slice:
 
     name: str
     rows: int
-    accuracy: Interval
+    accuracy: Estimate
     lower: bool
 
 
@@ -44,7 +44,7 @@ class Suspicion:
 
     rows: np.ndarray
     confident: int
-    wrong: Interval
+    wrong: Estimate
 
 
 def most_confident(predicted: ScoredRows) -> np.ndarray:
@@ -72,7 +72,7 @@ def suspicion(predicted: ScoredRows) -> Suspicion | None:
     confident = len(predicted) // _TENTH
     order = np.argsort(-predicted.summary.confidence, kind="stable")[:confident]
     rows = order[wrong[order]]
-    return Suspicion(rows, confident, intervals.of_share(float(len(rows)), confident))
+    return Suspicion(rows, confident, estimates.share(float(len(rows)), confident))
 
 
 def worst_slices(predicted: ScoredRows, table: pd.DataFrame, most: int) -> list[Slice]:
@@ -124,5 +124,5 @@ def _by_length(tokens: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _slice(name: str, rows: int, hits: float, overall: float) -> Slice:
-    accuracy = intervals.of_share(hits, rows)
+    accuracy = estimates.share(hits, rows)
     return Slice(name, rows, accuracy, accuracy.high < overall)

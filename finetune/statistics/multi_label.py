@@ -1,5 +1,4 @@
-"""What the predictions of a model that gives each row any number of labels are worth, as it stands
-in ``metrics.json``.
+"""Metrics of a model that gives each row any number of labels.
 
 The values are those of scikit-learn with ``zero_division=0``: F1 is 0 of a label that no row has or
 is given, and of a row that neither has nor is given a label, though it is right.
@@ -7,92 +6,126 @@ is given, and of a row that neither has nor is given a label, though it is right
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from finetune.statistics import average_precision, intervals, label_f1, pairs
-from finetune.statistics.classification import f1_of_class
+from finetune.data.label_columns import list_names
+from finetune.statistics import blocks, estimates, pairs, ranking
 from finetune.statistics.counts import divide
-from finetune.statistics.intervals import Interval
+from finetune.statistics.estimates import Estimate, Measured, sum_groups
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.scored import ScoredLabels
 
-#: Rows that each label has, below which macro F1 has no interval: it would cover 90 to 93% only.
-FEWEST_OF_EACH = 2
-_MOST_NAMED = 5
+#: Rows of each label, below which macro F1 has no interval.
+FEWEST_OF_EACH = 5
 #: Co-occurrences of more labels are not written down: they would be most of ``metrics.json``.
 MOST_TOGETHER = 100
 
 
-def of(rows: ScoredLabels) -> dict[str, Any]:
-    """Return all of it but :func:`scores`: facts by name.
-
-    An interval is ``{"value": ..., "low": ..., "high": ...}`` with a confidence of 95%.
-    """
+def describe(rows: ScoredLabels) -> dict[str, Any]:
+    """Return the fields of :class:`~finetune.training.manifest.Statistics` but the metrics."""
     together = rows.labels.T.astype(np.int64) @ rows.labels
     return {
         "rows": len(rows),
-        "classes": of_labels(rows),
+        "classes": describe_labels(rows),
         "together": together.tolist() if len(together) <= MOST_TOGETHER else None,
     }
 
 
-def scores(rows: ScoredLabels) -> dict[str, Any]:
-    """Return each metric with its interval: F1 in three averages, the share of rows that are right
-    in every label, the mean average precision, the share of wrong labels, and the log loss of a
-    label in nats.
+def describe_labels(rows: ScoredLabels) -> dict[str, Any]:
+    """Return precision, recall, F1, average precision and support of each label, by name."""
+    has, given = rows.labels, rows.decided
+    right, true, predicted = ((has & given).sum(axis=0), has.sum(axis=0), given.sum(axis=0))
+    precision, recall = estimates.shares(right, predicted), estimates.shares(right, true)
+    f1 = f1_of_classes(right, true, predicted)
+    areas = rows.once(ranking.of_labels).labels
+    table: dict[str, Any] = {}
+    for number, name in enumerate(rows.names):
+        scores = {"precision": precision[number], "recall": recall[number], "f1": f1[number]}
+        table[name] = {score: asdict(estimate) for score, estimate in scores.items()}
+        table[name]["support"] = int(true[number])
+        if area := areas[number]:
+            table[name]["average_precision"] = area["average_precision"].value
+            table[name]["pr_area"] = asdict(area["average_precision"])
+    return table
+
+
+def f1_of_classes(right: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> list[Estimate]:
+    """Return F1 of classes from counts of rows, shape ``(classes,)`` each: ``2 J / (1 + J)`` of the
+    share J of the rows that have or are given the class that are right.
     """
-    of_rows = _of_rows(rows)
+    return [
+        Estimate(*(2 * end / (1 + end) for end in (jaccard.value, jaccard.low, jaccard.high)))
+        for jaccard in estimates.shares(right, true + predicted - right)
+    ]
+
+
+def scores(rows: ScoredLabels) -> dict[str, Estimate]:
+    """Return each metric: F1 in three averages, the share of rows that are right in every label,
+    the mean average precision, the share of wrong labels, and the log loss of a label in nats.
+    """
+    measured, count = _measure(rows), len(rows)
+    entries = (rows.labels.sum(axis=0) + rows.decided.sum(axis=0)).astype(np.float64)
+    occurring = entries[entries > 0]
+    macro = len(entries) ** 2 / (1 / np.maximum(entries, 1)).sum()
     found = {
-        **_f1(rows, rows.decided),
-        "f1_samples": _of_shares(of_rows["f1_samples"]),
-        "subset_accuracy": intervals.of_share(int(rows.right.sum()), len(rows)),
-        "average_precision": average_precision.mean(rows),
-        "hamming_loss": _of_shares(of_rows["hamming_loss"]),
-        "log_loss": intervals.of_mean(of_rows["log_loss"]),
+        "f1_micro": measured["f1_micro"].bounded(max(1.0, float(occurring.sum()))),
+        "f1_macro": measured["f1_macro"].bounded(float(macro)),
+        "f1_samples": measured["f1_samples"].bounded(count),
+        "subset_accuracy": estimates.share(int(rows.right.sum()), count),
+        "average_precision": rows.once(ranking.of_labels).means["average_precision"].estimate(),
+        "hamming_loss": measured["hamming_loss"].bounded(count * len(rows.names)),
+        "log_loss": measured["log_loss"].scaled(np.log, np.exp),
     }
-    return {name: asdict(each) for name, each in found.items()}
-
-
-def of_labels(rows: ScoredLabels) -> dict[str, Any]:
-    """Return precision, recall, F1, average precision and support of each label, by name.
-
-    The average precision is left out where no row, or every row, has the label, and its interval,
-    ``pr_area``, where fewer than :data:`average_precision.FEWEST_ROWS` have it.
-    """
-    decided, found = rows.decided, {}
-    for index, name in enumerate(rows.names):
-        has, given = rows.labels[:, index], decided[:, index]
-        right, true, said = (int(each.sum()) for each in (has & given, has, given))
-        found[name] = {
-            "precision": asdict(intervals.of_share(right, said)),
-            "recall": asdict(intervals.of_share(right, true)),
-            "f1": asdict(f1_of_class(right, true, said)),
-            "support": true,
-        }
-        if 0 < true < len(rows):
-            area = average_precision.of_label(rows.probabilities[:, index], has)
-            found[name] |= {"average_precision": area.value}
-            if true >= average_precision.FEWEST_ROWS:
-                found[name] |= {"pr_area": asdict(area)}
+    if _rare(rows):
+        found["f1_macro"] = Estimate(found["f1_macro"].value)
     return found
 
 
-def differences(first: ScoredLabels, second: ScoredLabels) -> dict[str, Any]:
+def differences(first: ScoredLabels, second: ScoredLabels) -> dict[str, Estimate]:
     """Return how much more of each metric the second model has than the first on the same rows."""
-    one, other = _of_rows(first), _of_rows(second)
-    found = {
-        **_f1(first, first.decided, second.decided),
-        **{name: intervals.of_mean(other[name] - one[name]) for name in one},
-        "subset_accuracy": pairs.accuracy_difference(
-            np.ones(len(first)), first.right.astype(int), second.right.astype(int)
-        ),
-        "average_precision": average_precision.difference(first, second),
+    before, after = _measure(first), _measure(second)
+    found = {name: (after[name] - before[name]).difference() for name in before}
+    ones = np.ones(len(first), dtype=np.int64)
+    right = [rows.right.astype(np.int64) for rows in (first, second)]
+    found["subset_accuracy"] = pairs.accuracy_difference(ones, *right)
+    areas = [rows.once(ranking.of_labels).means["average_precision"] for rows in (first, second)]
+    found["average_precision"] = areas[1].minus(areas[0])
+    if _rare(first):
+        found["f1_macro"] = Estimate(found["f1_macro"].value)
+    return found
+
+
+def _measure(rows: ScoredLabels) -> dict[str, Measured]:
+    has, given = rows.labels, rows.decided
+    both, sizes = has & given, has.sum(axis=1) + given.sum(axis=1)
+    groups = np.stack([sum_groups(both), sum_groups(has) + sum_groups(given)], axis=1)
+    losses = np.empty(len(rows))
+    for some in blocks.slices(*has.shape):
+        true = np.where(has[some], rows.probabilities[some], 1 - rows.probabilities[some])
+        losses[some] = -np.log(np.maximum(true, np.finfo(np.float64).eps)).mean(axis=1)
+
+    def micro(sums: np.ndarray) -> np.ndarray:
+        return divide(2 * sums[..., 0, :].sum(axis=-1), sums[..., 1, :].sum(axis=-1))
+
+    def macro(sums: np.ndarray) -> np.ndarray:
+        return np.asarray(divide(2 * sums[..., 0, :], sums[..., 1, :]).mean(axis=-1))
+
+    return {
+        "f1_micro": _jackknife(micro, groups),
+        "f1_macro": _jackknife(macro, groups),
+        "f1_samples": Measured.of_mean(divide(2 * both.sum(axis=1), sizes)),
+        "hamming_loss": Measured.of_mean((has != given).mean(axis=1)),
+        "log_loss": Measured.of_mean(losses),
     }
-    return {name: asdict(each) for name, each in found.items()}
+
+
+def _jackknife(function: Callable[[np.ndarray], np.ndarray], groups: np.ndarray) -> Measured:
+    whole = groups.sum(axis=0)
+    return Measured.of_jackknife(float(function(whole)), function(whole - groups))
 
 
 def test(first: ScoredLabels, second: ScoredLabels) -> McNemar:
@@ -111,60 +144,38 @@ def threshold(probabilities: np.ndarray, has: np.ndarray) -> float:
         has: Whether the label is there, of the same shape.
     """
     order = np.argsort(-probabilities, axis=None, kind="stable")
-    sure, right = probabilities.ravel()[order], has.ravel()[order]
+    scores, right = probabilities.ravel()[order], has.ravel()[order]
     if not right.any():
         return 0.5
-    given = np.arange(1, len(sure) + 1)
+    given = np.arange(1, len(scores) + 1)
     f1 = 2 * np.cumsum(right) / (given + right.sum())
-    f1[:-1][sure[:-1] == sure[1:]] = -1  # no threshold lies between equal ones
+    f1[:-1][scores[:-1] == scores[1:]] = -1  # no threshold lies between equal ones
     best = int(np.argmax(f1))
-    below = sure[best + 1] if best + 1 < len(sure) else 0.0
-    return float((sure[best] + below) / 2)
+    below = scores[best + 1] if best + 1 < len(scores) else 0.0
+    return float((scores[best] + below) / 2)
 
 
-def _of_rows(rows: ScoredLabels) -> dict[str, np.ndarray]:
-    """Return the metrics that are means over rows, shape ``(rows,)`` each."""
-    has, given = rows.labels, rows.decided
-    both = (has & given).sum(axis=1)
-    of_truth = np.where(has, rows.probabilities, 1 - rows.probabilities)
-    return {
-        "f1_samples": divide(2 * both, has.sum(axis=1) + given.sum(axis=1)),
-        "hamming_loss": (has != given).mean(axis=1),
-        "log_loss": -np.log(np.maximum(of_truth, np.finfo(np.float64).eps)).mean(axis=1),
-    }
+def _rare(rows: ScoredLabels) -> list[str]:
+    """Return the labels that too few rows have for an interval of macro F1."""
+    return [rows.names[n] for n in np.flatnonzero(rows.labels.sum(axis=0) < FEWEST_OF_EACH)]
 
 
-def _of_shares(values: np.ndarray) -> Interval:
-    """Return the interval of the mean of a share of each row: Wilson's where all are the same."""
-    if (values == values[0]).all():
-        return intervals.of_share(float(values.sum()), len(values))
-    return intervals.of_mean(values)
+def remarks(name: str, statistic: str, rows: ScoredLabels) -> list[str]:
+    """Return what to know of a metric that has no interval.
 
-
-def _f1(rows: ScoredLabels, *given: np.ndarray) -> dict[str, Interval]:
-    """Return micro and macro F1 of one model; of two, how much more the second has."""
-    macro = label_f1.macro(rows.labels, *given)
-    if _rare(rows):
-        macro = Interval(macro.value, math.nan, math.nan)
-    return {"f1_micro": label_f1.micro(rows.labels, *given), "f1_macro": macro}
-
-
-def _rare(rows: ScoredLabels) -> dict[str, int]:
-    """Return the labels that fewer than :data:`FEWEST_OF_EACH` rows have, and how many do."""
-    support = dict(zip(rows.names, rows.labels.sum(axis=0).tolist(), strict=True))
-    return {name: count for name, count in support.items() if count < FEWEST_OF_EACH}
-
-
-def without_interval(name: str, rows: ScoredLabels) -> list[str]:
-    """Return what to know of macro F1, of that name, where it has no interval."""
-    if not (rare := _rare(rows)):
-        return []
-    named = ", ".join(f"'{name}' {count}" for name, count in [*rare.items()][:_MOST_NAMED])
-    more = f" and {len(rare) - _MOST_NAMED} more" if len(rare) > _MOST_NAMED else ""
-    return [
-        f"{name} has no confidence interval: a label needs {FEWEST_OF_EACH} rows that have it, "
-        f"and of these there are {named}{more}"
-    ]
+    Args:
+        name: What it is called.
+        statistic: Which of :func:`scores` it is.
+        rows: What it is computed of.
+    """
+    if statistic == "average_precision":
+        return ranking.remarks(name, rows.once(ranking.of_labels), rows.names)
+    if statistic == "f1_macro" and (rare := _rare(rows)):
+        return [
+            f"{name} has no confidence interval: fewer than {FEWEST_OF_EACH} test rows have "
+            f"{list_names(rare)}"
+        ]
+    return []
 
 
 def farthest(rows: ScoredLabels) -> np.ndarray:

@@ -1,218 +1,186 @@
 """How well the probabilities rank the rows: areas under the ROC and the precision-recall curve.
 
 Of several classes each is taken against the rest, and the mean over the classes is unweighted.
+Classes share their rows, so what a row adds to the error is added up over them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import expit, logit
-from scipy.stats import norm
 
-from finetune.statistics import average_precision, blocks, intervals
-from finetune.statistics.blocks import Probabilities
-from finetune.statistics.intervals import LEVEL, UNDEFINED, Interval
-from finetune.statistics.resampling import Scoring, module_of
-from finetune.statistics.scored import ScoredRows
+from finetune.data.label_columns import list_names
+from finetune.statistics import blocks
+from finetune.statistics.counts import divide
+from finetune.statistics.estimates import UNDEFINED, Estimate, Measured
+from finetune.statistics.scored import ScoredLabels, ScoredRows
 
-_FEWEST_ROWS = 100
-_TINY = 1e-9
-_REACH = norm.ppf((1 + LEVEL) / 2)
+#: Rows that have a label, and that have not, below which an area has no interval.
+FEWEST_ROWS = 5
+#: By the names of the folders in ``metrics/``.
+METRICS = ("roc_auc", "average_precision")
+
+
+@dataclass(frozen=True)
+class Area:
+    """The mean of an area over labels.
+
+    Attributes:
+        measured: None if no label has both rows with and rows without it.
+        rows: The most rows that it can rest on.
+        rarest: The rows of the rarest label, or those without the most frequent one.
+    """
+
+    measured: Measured | None
+    rows: float
+    rarest: int
+
+    def estimate(self) -> Estimate:
+        """Return it with its interval."""
+        if self.measured is None:
+            return UNDEFINED
+        if self.rarest < FEWEST_ROWS:
+            return Estimate(self.measured.value)
+        return self.measured.bounded(self.rows)
+
+    def minus(self, other: Area) -> Estimate:
+        """Return how much larger it is than that of another model on the same rows."""
+        if self.measured is None or other.measured is None:
+            return UNDEFINED
+        gap = self.measured - other.measured
+        return Estimate(gap.value) if self.rarest < FEWEST_ROWS else gap.difference(widest=1.0)
 
 
 @dataclass(frozen=True)
 class Areas:
-    """Areas under the ROC curve (how probable it is that a row of the class has a higher
-    probability of it than another row) and under the precision-recall curve (average precision;
-    of a random order it is the share of the class).
-    """
-
-    roc: Interval
-    precision_recall: Interval
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """A metric of how probabilities rank rows, as the mean over the classes that it is defined of.
+    """The areas of labels.
 
     Attributes:
-        of: Of one model; :data:`~finetune.statistics.intervals.UNDEFINED` if it is of no class.
-        difference: How much more the second of two models has on the same rows, likewise.
+        labels: Of each label, by the name of the metric; None of one that no row, or every row,
+            has.
+        means: By the name of the metric.
     """
 
-    of: Callable[[ScoredRows], Interval]
-    difference: Callable[[ScoredRows, ScoredRows], Interval]
+    labels: list[dict[str, Estimate] | None]
+    means: dict[str, Area]
 
 
-def of_scoring(scoring: Scoring) -> dict[str, Ranked]:
-    """Return those of the local metrics that are rankings, averaged over the classes."""
-    found = {name: module_of(name, each) for name, each in scoring.items()}
-    return {
-        name: METRICS[module]
-        for name, (module, arguments) in found.items()
-        if module in METRICS and arguments in ({}, {"average": "macro"})
-    }
+def of_classes(rows: ScoredRows) -> Areas:
+    """Return the areas of classes; of two, the mean is that of the second."""
+    columns = enumerate(blocks.columns(rows.probabilities))
+    first = 1 if len(rows.names) == 2 else 0
+    return _sweep(((scores, rows.labels == number) for number, scores in columns), first)
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """What one pass over the classes gives.
-
-    Attributes:
-        classes: The areas of each class; None of one that no row, or every row, has.
-        influences: What each row adds to the error of the mean area under the ROC curves, shape
-            ``(rows,)``.
-        area: That mean over the classes that have one, of two classes that of the second; None
-            without any.
-    """
-
-    classes: list[Areas | None]
-    influences: np.ndarray
-    area: float | None
+def of_labels(rows: ScoredLabels) -> Areas:
+    """Return the areas of labels, of which a row has any number."""
+    return _sweep(zip(rows.probabilities.T, rows.labels.T, strict=True))
 
 
-def sweep(rows: ScoredRows) -> Sweep:
-    """Go through the classes of rows; see :meth:`~finetune.statistics.scored.ScoredRows.once`."""
-    return swept(rows.probabilities, rows.labels)
-
-
-def swept(probabilities: Probabilities, labels: np.ndarray) -> Sweep:
-    """Return the areas of each class against the rest, and of their mean.
+def remarks(name: str, areas: Areas, names: list[str]) -> list[str]:
+    """Return what to know of a mean: labels that it leaves out, or that have too few rows.
 
     Args:
-        probabilities: Shape ``(rows, classes)``.
-        labels: The true classes, shape ``(rows,)``.
+        name: Of the metric.
+        areas: Of all labels.
+        names: Of the labels.
     """
-    found, total, areas = list[Areas | None](), np.zeros(len(labels)), []
-    for number, scores in enumerate(blocks.columns(probabilities)):
-        own = np.flatnonzero(labels == number)
-        if not 0 < len(own) < len(labels):
-            found.append(None)
+    mean = areas.means["roc_auc"]
+    if mean.measured is None:
+        return [f"{name} is not defined: no label is that of some test rows and not of others"]
+    sentences = []
+    if missing := [names[n] for n, label in enumerate(areas.labels) if label is None]:
+        sentences.append(
+            f"{name} is the mean over {len(names) - len(missing):,} of {len(names):,} labels: "
+            f"every test row, or none, has {list_names(missing)}"
+        )
+    if mean.rarest < FEWEST_ROWS:
+        sentences.append(
+            f"{name} has no confidence interval: fewer than {FEWEST_ROWS} test rows have, or have "
+            "not, a label"
+        )
+    return sentences
+
+
+def _sweep(columns: Iterable[tuple[np.ndarray, np.ndarray]], first: int = 0) -> Areas:
+    """Return the areas of labels, given the scores of rows and whether they have the label."""
+    labels, counts = list[dict[str, Estimate] | None](), list[int]()
+    values: dict[str, list[float]] = {name: [] for name in METRICS}
+    errors: dict[str, np.ndarray | float] = dict.fromkeys(METRICS, 0.0)
+    for number, (scores, has) in enumerate(columns):
+        count = min(int(has.sum()), int((~has).sum()))
+        if not count:
+            labels.append(None)
             continue
-        influences, area, precision = _ranked(scores, own)
-        roc = _roc(area, influences, len(own), len(labels) - len(own))
-        found.append(Areas(roc, _binomial(precision, len(own))))
-        if number or probabilities.shape[1] != 2:  # of two classes, both have the same curve
-            total += influences
-            areas.append(area)
-    if not areas:
-        return Sweep(found, total, None)
-    return Sweep(found, total / len(areas), float(np.mean(areas)))
+        measured = {"roc_auc": roc_auc(scores, has), "average_precision": precision(scores, has)}
+        labels.append(
+            {name: Area(area, 2.0 * count, count).estimate() for name, area in measured.items()}
+        )
+        if number >= first:
+            counts.append(count)
+            for name, area in measured.items():
+                values[name].append(area.value)
+                errors[name] = errors[name] + area.errors
+    if not counts:
+        return Areas(labels, dict.fromkeys(METRICS, Area(None, 0, 0)))
+    size = len(counts)
+    rows = 2 * size**2 / float((1 / np.array(counts)).sum())
+    means = {
+        name: Measured(float(np.mean(values[name])), np.asarray(errors[name]) / size)
+        for name in METRICS
+    }
+    return Areas(labels, {name: Area(mean, rows, min(counts)) for name, mean in means.items()})
 
 
-def mean_roc(found: Sweep, labels: np.ndarray) -> Interval | None:
-    """Return the mean of the areas under the ROC curves of the classes; None if no class has one.
-
-    The classes share their rows, so the variance is that of the mean of their components.
-
-    Args:
-        found: Of all classes.
-        labels: The true classes, shape ``(rows,)``.
-    """
-    if found.area is None:
-        return None
-    influences, area = found.influences, found.area
-    supports = np.bincount(labels)
-    supports = supports[supports > 0]
-    if len(supports) > 2 and influences.any():  # together they are enough, if each has few rows
-        return _on_the_logit_scale(area, float(np.linalg.norm(influences)))
-    return _roc(area, influences, supports[-1], len(labels) - supports[-1])
-
-
-def mean_roc_difference(first: Sweep, second: Sweep) -> Interval | None:
-    """Return how much larger the mean area of the second model is on the same rows (DeLong et al.,
-    1988).
-    """
-    if first.area is None or second.area is None:
-        return None
-    gap = second.area - first.area
-    reach = _REACH * float(np.linalg.norm(second.influences - first.influences))
-    return Interval(gap, max(-1.0, gap - reach), min(1.0, gap + reach))
-
-
-def _ranked(scores: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """Return what each row adds to the error of the area under the ROC curve, that area, and the
-    average precision.
-
-    The structural components of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988), ties as
-    halves, each divided so that the sum of the squares is the variance of the area. Only the rows
-    of the class are sorted: of many classes each has few.
+def roc_auc(scores: np.ndarray, has: np.ndarray) -> Measured:
+    """Return how probable it is that a row with the label has a higher score than one without, ties
+    as halves, with the influences of DeLong, DeLong and Clarke-Pearson (Biometrics 44, 1988).
 
     Args:
-        scores: Probabilities of the class, shape ``(rows,)``.
-        own: The indices of its rows.
+        scores: That rank the rows, shape ``(rows,)``.
+        has: Whether a row has the label, shape ``(rows,)``; some have it, some have not.
     """
-    of_own = scores[own]
-    order = np.argsort(of_own, kind="stable")
-    ranked, count, rest = of_own[order], len(own), len(scores) - len(own)
-    # rows of the class below each row, and those at most as high; then the other way round
-    less, upto = (np.searchsorted(ranked, scores, side) for side in ("left", "right"))
-    until, under = (np.cumsum(np.bincount(each, minlength=count + 1)) for each in (less, upto))
-    own_less, own_upto = less[own][order], upto[own][order]
-    under, until = under[:count] - own_less, until[:count] - own_upto
-    beaten = np.empty(count)
-    beaten[order] = (under + until) / 2 / rest
-    area = float(beaten.mean())
-    by_own = (less + upto) / 2 / count
-    mean = float(by_own.sum() - by_own[own].sum()) / rest
-    # a row that is not of the class is right below, not above
-    influences = (mean - by_own) / np.sqrt(rest * max(1, rest - 1))
-    influences[own] = (beaten - area) / np.sqrt(count * max(1, count - 1))
-    hits = count - own_less
-    return influences, area, float(np.mean(hits / (hits + rest - under)))
+    with_label, without = np.sort(scores[has]), np.sort(scores[~has])
+    below = _share_below(without, scores[has])
+    above = 1 - _share_below(with_label, scores[~has])
+    area = float(below.mean())
+    influences = np.empty(len(scores))
+    influences[has] = (below - area) / np.sqrt(len(below) * max(1, len(below) - 1))
+    influences[~has] = (above - area) / np.sqrt(len(above) * max(1, len(above) - 1))
+    return Measured.of_influences(area, influences)
 
 
-def _roc(area: float, influences: np.ndarray, ones: float, zeros: float) -> Interval:
-    """DeLong's interval on the scale of the log-odds; of few rows of the class or few others, or
-    without any error, that of Newcombe (Statistics in Medicine 25, 2006, method 5), which then
-    holds the truth and this not.
+def _share_below(ordered: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return the share of ordered numbers below each score, equal ones as halves."""
+    less, up_to = (np.searchsorted(ordered, scores, side) for side in ("left", "right"))
+    return np.asarray((less + up_to) / (2 * len(ordered)))
+
+
+def precision(scores: np.ndarray, has: np.ndarray) -> Measured:
+    """Return the average precision as scikit-learn has it; the jackknife leaves out each row, which
+    takes a few sums after one sort. Arguments are those of :func:`roc_auc`.
     """
-    deviation = float(np.linalg.norm(influences))
-    if min(ones, zeros) >= _FEWEST_ROWS and deviation > 0:
-        return _on_the_logit_scale(area, deviation)
-    pairs, others = ones * zeros, (ones + zeros) / 2 - 1
+    ranked = np.sort(scores[has])
+    levels, gained = np.unique(ranked, return_counts=True)  # equal scores are one threshold
+    total = len(ranked)
+    positive = (total - np.searchsorted(ranked, levels)).astype(np.float64)
+    # the levels at or below each row: without the row, so many thresholds have one row fewer
+    reached = np.searchsorted(levels, scores, "right")
+    above = len(scores) - np.cumsum(np.bincount(reached, minlength=len(levels)))[: len(levels)]
+    parts = gained * positive / above
+    higher = np.append(np.cumsum(parts[::-1])[::-1], 0.0)
 
-    def apart(truth: float) -> float:
-        """Negative where the area is nearer to the truth than the interval reaches."""
-        spread = 1 + others * ((1 - truth) / (2 - truth) + truth / (1 + truth))
-        return float((area - truth) ** 2 - _REACH**2 * truth * (1 - truth) * spread / pairs)
+    def below(numerators: np.ndarray) -> np.ndarray:
+        """Sum over the levels before each one; the last has them all."""
+        return np.append(0.0, np.cumsum(divide(gained * numerators, above - 1.0)))
 
-    low = brentq(apart, 0.0, area - _TINY) if area - _TINY > 0 and apart(0.0) > 0 else 0.0
-    high = brentq(apart, area + _TINY, 1.0) if area + _TINY < 1 and apart(1.0) > 0 else 1.0
-    return Interval(area, low, high)
-
-
-def _on_the_logit_scale(value: float, deviation: float) -> Interval:
-    """Symmetric in the log-odds, so that it stays between 0 and 1."""
-    if not 0 < value < 1 or deviation == 0:
-        return Interval(value, value, value)
-    reach = _REACH * deviation / (value * (1 - value))
-    return Interval(value, float(expit(logit(value) - reach)), float(expit(logit(value) + reach)))
-
-
-def _binomial(precision: float, positives: int) -> Interval:
-    """Return the logit interval of Boyd, Eng and Page (ECML PKDD 2013) for an average precision;
-    of 1, where it has no width, Wilson's.
-    """
-    if precision > 1 - _TINY:  # the sum of its parts may be a rounding above
-        return intervals.of_share(positives, positives)
-    return _on_the_logit_scale(precision, float(np.sqrt(precision * (1 - precision) / positives)))
-
-
-#: By the names of the folders in ``metrics/``.
-METRICS: Mapping[str, Ranked] = {
-    "roc_auc": Ranked(
-        lambda rows: mean_roc(rows.once(sweep), rows.labels) or UNDEFINED,
-        lambda first, second: (
-            mean_roc_difference(first.once(sweep), second.once(sweep)) or UNDEFINED
-        ),
-    ),
-    "average_precision": Ranked(
-        lambda rows: average_precision.mean(rows.one_vs_rest),
-        lambda first, second: average_precision.difference(first.one_vs_rest, second.one_vs_rest),
-    ),
-}
+    place = np.arange(len(levels))
+    equal = divide((gained - 1) * (positive - 1), above - 1.0)
+    of_positive = below(positive - 1)[place] + equal + higher[place + 1]
+    value = float(parts.sum() / total)
+    without = (below(positive) + higher)[reached] / total
+    without[has] = of_positive[reached[has] - 1] / (total - 1) if total > 1 else value
+    count = len(without)
+    return Measured.of_influences(value, (without.mean() - without) * np.sqrt((count - 1) / count))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -33,8 +33,20 @@ class Scored(Protocol):
     def __len__(self) -> int: ...
 
 
+class Remembering:
+    """Computes what many statistics share once."""
+
+    def once(self, compute: Callable[[Any], _Remembered]) -> _Remembered:
+        """Return what a function computes of these rows, the first time only."""
+        memory: dict[Any, Any] = self.__dict__.setdefault("_memory", {})
+        if compute not in memory:
+            memory[compute] = compute(self)
+        result: _Remembered = memory[compute]
+        return result
+
+
 @dataclass(frozen=True, eq=False)
-class ScoredRows:
+class ScoredRows(Remembering):
     """Rows with their true class, shape ``(rows,)``, and the probability of every class, shape
     ``(rows, classes)``, float64; the names of the classes are in the order of their numbers.
     """
@@ -43,7 +55,6 @@ class ScoredRows:
     labels: np.ndarray
     probabilities: Probabilities
     _logits: np.ndarray | None = None
-    _memory: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of_table(cls, table: pd.DataFrame, names: list[str]) -> ScoredRows:
@@ -83,51 +94,12 @@ class ScoredRows:
         outputs: np.ndarray = np.log(np.maximum(self.probabilities, np.finfo(np.float64).tiny))
         return outputs
 
-    @property
-    def one_vs_rest(self) -> OneVsRest:
-        """Each class as a label of its own; of two classes, the second alone."""
-        return OneVsRest(self, int(len(self.names) == 2))
-
     def column(self, number: int) -> np.ndarray:
         """Return the probability of one class, shape ``(rows,)``."""
         return blocks.column(self.probabilities, number)
 
-    def once(self, compute: Callable[[ScoredRows], _Remembered]) -> _Remembered:
-        """Return what a function computes of these rows, which it does once."""
-        if compute not in self._memory:
-            self._memory[compute] = compute(self)
-        found: _Remembered = self._memory[compute]
-        return found
-
     def __len__(self) -> int:
         return len(self.labels)
-
-
-@dataclass(frozen=True, eq=False)
-class OneVsRest:
-    """The classes of rows from ``start`` on, each as a label that some rows have."""
-
-    rows: ScoredRows
-    start: int
-
-    @property
-    def names(self) -> list[str]:
-        """Those of the labels."""
-        return self.rows.names[self.start :]
-
-    @property
-    def supports(self) -> np.ndarray:
-        """How many rows have each label, shape ``(labels,)``."""
-        return np.bincount(self.rows.labels, minlength=len(self.rows.names))[self.start :]
-
-    def columns(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the probabilities of each label, and which rows have it; shape ``(rows,)``."""
-        every = blocks.columns(self.rows.probabilities, self.start)
-        for number, scores in enumerate(every, start=self.start):
-            yield scores, self.rows.labels == number
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 def numbers_in(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
@@ -194,8 +166,8 @@ class ScoredNumbers:
         return len(self.labels)
 
 
-@dataclass(frozen=True)
-class ScoredLabels:
+@dataclass(frozen=True, eq=False)
+class ScoredLabels(Remembering):
     """Rows with the labels that they have, of booleans, and the probability of each label, float64,
     both of shape ``(rows, labels)``; ``names`` are those of the labels in their order.
     """
@@ -215,15 +187,6 @@ class ScoredLabels:
         """Whether each row is given exactly the labels it has, shape ``(rows,)``."""
         right: np.ndarray = (self.decided == self.labels).all(axis=1)
         return right
-
-    @property
-    def supports(self) -> np.ndarray:
-        """How many rows have each label, shape ``(labels,)``."""
-        return np.asarray(self.labels.sum(axis=0))
-
-    def columns(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the probabilities of each label, and which rows have it; shape ``(rows,)``."""
-        return zip(self.probabilities.T, self.labels.T, strict=True)
 
     @property
     def outputs(self) -> np.ndarray:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from finetune.statistics.resampling import Budget, Compute, Resampled, Scoring, has_others
+from finetune.statistics.metrics import Compute, Custom, Scoring, has_others
 from finetune.statistics.scored import Scored
 from finetune.tasks.base import Task
 
@@ -27,7 +27,6 @@ class Assessment:
         scoring: The arguments of each local metric that ``compute`` is made of; empty if it is the
             recipe's own.
         compute: The metrics of the recipe.
-        budget: Of the metrics that ``scoring`` does not name.
     """
 
     task: Task[Any]
@@ -35,7 +34,6 @@ class Assessment:
     labels: np.ndarray
     scoring: Scoring
     compute: Compute
-    budget: Budget = field(default_factory=Budget)
 
     @functools.cached_property
     def rows(self) -> Scored:
@@ -44,11 +42,11 @@ class Assessment:
         return rows
 
     @functools.cached_property
-    def own(self) -> Resampled | None:
-        """The metrics of which nothing is known; None if there are none."""
+    def custom(self) -> Custom | None:
+        """The metrics that the task does not know; None if there are none."""
         if not has_others(self.scoring, self.task.counted(self.scoring)):
             return None
-        return Resampled(self.compute, self.outputs, self.labels, self.budget)
+        return Custom(self.compute, self.outputs, self.labels)
 
     def statistics(self, temperature: float | None = None) -> dict[str, Any]:
         """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``.
@@ -58,17 +56,19 @@ class Assessment:
         """
         counted = self.task.counted(self.scoring)
         found = self.task.statistics(self.rows, counted, temperature)
-        own = self.own.metrics() if self.own else {}
-        return {**found, "metrics": found["metrics"] | own}
+        custom = self.custom.estimates() if self.custom else {}
+        return {**found, "metrics": found["metrics"] | custom}
 
     def beyond(self, baseline: np.ndarray) -> dict[str, Any]:
         """Return the difference of each metric to a baseline, whose outputs are those of a model:
         an interval of the paired difference.
         """
-        own = self.own.beyond(baseline) if self.own else {}
+        custom = {}
+        if self.custom:
+            custom = self.custom.beyond(Custom(self.compute, baseline, self.labels))
         counted = self.task.counted(self.scoring)
         other = self.task.scored(self.labels, baseline)
-        return self.task.beyond(self.rows, other, counted) | own
+        return self.task.beyond(self.rows, other, counted) | custom
 
 
 def compared(
@@ -88,5 +88,6 @@ def compared(
     more = task.differences(first, second, counted)
     if not has_others(scoring, counted):
         return judged, more
-    own = Resampled(compute, second.outputs, second.labels, Budget())
-    return judged | own.metrics(), more | own.beyond(first.outputs)
+    custom = Custom(compute, second.outputs, second.labels)
+    before = Custom(compute, first.outputs, first.labels)
+    return judged | custom.estimates(), more | custom.beyond(before)

@@ -15,8 +15,8 @@ import numpy as np
 
 from finetune.errors import UserError, suggestion
 from finetune.statistics import numbers
+from finetune.statistics.metrics import MODULE, Metrics, Scoring, module_of
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.resampling import MODULE, Metrics, Scoring, module_of
 from finetune.statistics.scored import Scored
 from finetune.tasks import weights
 
@@ -370,12 +370,6 @@ class Task(ABC, Generic[S]):
 
     def temperature(self, outputs: np.ndarray, labels: np.ndarray) -> float | None:
         """Return the temperature that was fitted on validation rows; None without one."""
-        return None
-
-    def threshold(
-        self, validated: S, tested: S, metric: str, scoring: Scoring
-    ) -> dict[str, Any] | None:
-        """Return the threshold chosen on validation rows; None where there is none to choose."""
         return None
 
     @abstractmethod

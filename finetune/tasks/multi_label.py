@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from scipy.special import expit, logit
 from finetune.data import labels as class_labels
 from finetune.data import targets
 from finetune.data.prediction_columns import LABEL, PREDICTION, probability_of
-from finetune.statistics import average_precision, label_baseline, multi_label
+from finetune.statistics import baselines, multi_label
+from finetune.statistics.estimates import Estimate
+from finetune.statistics.metrics import Metrics, Scoring, module_of
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.resampling import Metrics, Scoring, module_of
 from finetune.statistics.scored import ScoredLabels
 from finetune.tasks import losses, weights
 from finetune.tasks.base import Affine, RowLoss, Task, Tell
@@ -247,18 +248,13 @@ class MultiLabel(Task[ScoredLabels]):
     def statistics(
         self, rows: ScoredLabels, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        remarks = {
-            "f1_macro": multi_label.without_interval,
-            "average_precision": average_precision.remarks,
-        }
         notes = [
             remark
             for name, statistic in counted.items()
-            if statistic in remarks
-            for remark in remarks[statistic](name, rows)
+            for remark in multi_label.remarks(name, statistic, rows)
         ]
         return {
-            **multi_label.of(rows),
+            **multi_label.describe(rows),
             "metrics": self.scores(rows, counted),
             "notes": notes,
         }
@@ -293,9 +289,7 @@ class MultiLabel(Task[ScoredLabels]):
         fit: bool,
         note: Tell,
     ) -> Iterator[tuple[str, np.ndarray]]:
-        found = label_baseline.of_labels(
-            splits, input_column, seed, fingerprint, fit=fit, note=note
-        )
+        found = baselines.of_labels(splits, input_column, seed, fingerprint, fit=fit, note=note)
         held = self.targets(targets.values(splits["validation"]))
         for name, *both in found:
             validated, tested = (
@@ -305,6 +299,7 @@ class MultiLabel(Task[ScoredLabels]):
             yield name, tested if after is None else after(tested)
 
 
-def _named(found: dict[str, Any], counted: Metrics) -> dict[str, Any]:
+def _named(found: dict[str, Estimate], counted: Metrics) -> dict[str, Any]:
     """Return statistics with those that a recipe declares under the names it gives them."""
-    return found | {name: found[statistic] for name, statistic in counted.items()}
+    plain = {name: asdict(estimate) for name, estimate in found.items()}
+    return plain | {name: plain[statistic] for name, statistic in counted.items()}

@@ -11,8 +11,8 @@ import numpy as np
 from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.data.targets import values as label_values
 from finetune.errors import UserError
-from finetune.statistics import number_baseline, numbers, resampling
-from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics import baselines, numbers
+from finetune.statistics.metrics import Metrics, Scoring, module_of
 from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks import number_losses
 from finetune.tasks.base import Task, Tell
@@ -227,7 +227,7 @@ class Regression(Task[ScoredNumbers]):
         )
 
     def counted(self, scoring: Scoring) -> Metrics:
-        found = {name: resampling.module_of(name, each) for name, each in scoring.items()}
+        found = {name: module_of(name, each) for name, each in scoring.items()}
         return {
             name: numbers.METRICS[module]
             for name, (module, arguments) in found.items()
@@ -244,10 +244,14 @@ class Regression(Task[ScoredNumbers]):
         found: dict[str, Any] = {"rows": len(rows), "metrics": self.scores(rows, counted)}
         found["notes"] = numbers.remarks(counted, rows.targets, rows.outputs, self.labels)
         if self.labels:
-            each = numbers.of_targets(counted, rows.targets, rows.outputs)
             found["targets"] = {
-                name: {metric: asdict(interval) for metric, interval in scores.items()}
-                for name, scores in zip(self.labels, each, strict=True)
+                name: {
+                    metric: asdict(estimate)
+                    for metric, estimate in numbers.scores(
+                        counted, rows.targets[:, [place]], rows.outputs[:, [place]]
+                    ).items()
+                }
+                for place, name in enumerate(self.labels)
             }
         return found
 
@@ -280,7 +284,7 @@ class Regression(Task[ScoredNumbers]):
         note: Tell,
     ) -> Iterator[tuple[str, np.ndarray]]:
         targets = self.targets(label_values(splits["train"]))
-        return number_baseline.of_numbers(
+        return baselines.of_numbers(
             splits,
             input_column,
             seed,

@@ -21,19 +21,17 @@ from finetune.data.prediction_columns import (
     probability_of,
 )
 from finetune.statistics import (
-    baseline,
+    baselines,
     calibration,
     classification,
     counts,
     pairs,
     ranking,
-    resampling,
     scored,
-    threshold,
 )
 from finetune.statistics.blocks import Softmax
+from finetune.statistics.metrics import Metrics, Scoring, module_of
 from finetune.statistics.pairs import McNemar
-from finetune.statistics.resampling import Metrics, Scoring
 from finetune.statistics.scored import ScoredRows
 from finetune.tasks import losses, weights
 from finetune.tasks.base import OF_AN_ORDER, OF_LABEL_SETS, RowLoss, Task, Tell
@@ -183,7 +181,14 @@ class SingleLabel(Task[ScoredRows]):
         )
 
     def counted(self, scoring: Scoring) -> Metrics:
-        return {**resampling.of_counts(scoring), **ranking.of_scoring(scoring)}
+        known: dict[str, Any] = {}
+        for name, declared in scoring.items():
+            module, arguments = module_of(name, declared)
+            if module in ranking.METRICS and arguments in ({}, {"average": "macro"}):
+                known[name] = module
+            elif function := counts.metric(module, arguments):
+                known[name] = function
+        return known
 
     def scores(self, rows: ScoredRows, counted: Metrics) -> dict[str, Any]:
         return classification.scores(rows, counted)
@@ -191,7 +196,7 @@ class SingleLabel(Task[ScoredRows]):
     def statistics(
         self, rows: ScoredRows, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        found = classification.of(rows, counted, ordered=self.is_ordered)
+        found = classification.describe(rows, counted, ordered=self.is_ordered)
         if temperature is not None:
             found["calibration"]["temperature"] = temperature
         if temperature not in (None, 1.0):
@@ -220,21 +225,6 @@ class SingleLabel(Task[ScoredRows]):
     def temperature(self, outputs: np.ndarray, labels: np.ndarray) -> float | None:
         return calibration.temperature(outputs, labels)
 
-    def threshold(
-        self, validated: ScoredRows, tested: ScoredRows, metric: str, scoring: Scoring
-    ) -> dict[str, Any] | None:
-        """Return it if there are two classes and the metric is one that a threshold weighs:
-        precision alone is best where hardly anything is predicted, recall where everything is.
-        """
-        if len(self.labels) != 2 or metric not in scoring:
-            return None
-        module, arguments = resampling.module_of(metric, scoring[metric])
-        counted = counts.metric(module, arguments)
-        if counted is None or module in ("precision", "recall"):
-            return None
-        positive = threshold.positive_class(scoring)
-        return threshold.chosen(metric, counted, validated, tested, positive)
-
     def baselines(
         self,
         splits: DatasetDict,
@@ -245,7 +235,6 @@ class SingleLabel(Task[ScoredRows]):
         fit: bool,
         note: Tell,
     ) -> Iterator[tuple[str, np.ndarray]]:
-        found = baseline.of_classes(
+        return baselines.of_classes(
             splits, input_column, seed, fingerprint, len(self.labels), fit=fit, note=note
         )
-        yield from found.items()
