@@ -232,15 +232,15 @@ def of_baseline(rows: int, classes: int, train_rows: int) -> Measured:
     import sklearn.linear_model
     import sklearn.naive_bayes  # noqa: F401
 
-    from finetune.statistics import baseline
+    from finetune.statistics import baselines
 
     train, test = labels_of(train_rows, classes, 1), labels_of(rows, classes)
     texts, others = texts_of(train, 1), texts_of(test)
     before, started = peak_memory(), _now()
-    bounds = baseline.bounds(classes)
-    fitted = baseline.bag_of_words(texts, train, others, 42, *bounds, classes=classes)
+    terms = baselines.terms_of(texts, others, 42, *baselines.bounds(classes))
+    baselines.classifier(terms.train, train[terms.rows], classes)(terms.test)
     seconds = _now() - started
-    return {"s": _shown(seconds), "MiB": peak_memory() - before, "bounded": ", ".join(fitted[1])}
+    return {"s": _shown(seconds), "MiB": peak_memory() - before, "bounded": ", ".join(terms.limits)}
 
 
 class Free:

@@ -41,9 +41,8 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety", "statisti
 #: Unit tests that are quick and hold a subtle rule. The other old ones are slow: the acceptance
 #: tests hold what users rely on, and each goes with the code that it tests.
 QUICK = {
-    *("class_weights", "cpu", "exchange", "head", "kappa", "kernels"),
-    *("losses", "multi_label_statistics", "number_losses", "number_metrics", "recipe"),
-    *("rooms", "statistics", "threshold", "words"),
+    *("class_weights", "cpu", "estimates", "exchange", "head", "kernels"),
+    *("losses", "number_losses", "recipe", "rooms", "words"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

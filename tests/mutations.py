@@ -76,9 +76,9 @@ MUTATIONS = (
     ),
     Mutation(
         "intervals of 80% are given as those of 95%",
-        "finetune/statistics/intervals.py",
-        "LEVEL, DRAWS, SEED = 0.95, 1000, 0",
-        "LEVEL, DRAWS, SEED = 0.8, 1000, 0",
+        "finetune/statistics/estimates.py",
+        "LEVEL = 0.95",
+        "LEVEL = 0.8",
         ("E2",),
     ),
     Mutation(
@@ -287,8 +287,8 @@ MUTATIONS = (
     Mutation(
         "the difference of two models in F1 has the wrong sign",
         "finetune/statistics/pairs.py",
-        "return np.asarray(other - one)",
-        "return np.asarray(one - other)",
+        "gap = (after - before).difference()",
+        "gap = (before - after).difference()",
         ("E6", "E3"),
     ),
     Mutation(

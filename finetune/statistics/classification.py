@@ -43,21 +43,21 @@ def describe(predicted: ScoredRows, metrics: Metrics, *, ordered: bool) -> dict[
         "notes": remarks(predicted, metrics),
     }
     if ordered and len(predicted.names) > 2:
-        groups = predicted.once(tallies)
+        tally = predicted.once(tallies)
         near = int((np.abs(predicted.classes - predicted.labels) <= 1).sum())
         fields["ordered"] = _plain(
             {
-                "mean_absolute_error": counts.estimate(counts.mean_absolute_error, groups),
-                "quadratic_kappa": counts.estimate(counts.quadratic_kappa, groups),
+                "mean_absolute_error": tally.estimate(counts.mean_absolute_error),
+                "quadratic_kappa": tally.estimate(counts.quadratic_kappa),
                 "within_one": estimates.share(near, len(predicted)),
             }
         )
     return fields
 
 
-def tallies(predicted: ScoredRows) -> np.ndarray:
-    """Return those of groups of rows; see :meth:`ScoredRows.once`."""
-    return counts.tallies(predicted.labels, predicted.classes, len(predicted.names))
+def tallies(predicted: ScoredRows) -> counts.Tallies:
+    """Return those of the rows; see :meth:`ScoredRows.once`."""
+    return counts.Tallies.of(predicted.labels, predicted.classes, len(predicted.names))
 
 
 def scores(predicted: ScoredRows, metrics: Metrics) -> dict[str, Any]:
@@ -66,13 +66,13 @@ def scores(predicted: ScoredRows, metrics: Metrics) -> dict[str, Any]:
     found = {
         name: areas.means[metric].estimate()
         if metric in ranking.METRICS
-        else counts.estimate(metric, predicted.once(tallies))
+        else predicted.once(tallies).estimate(metric)
         for name, metric in metrics.items()
     }
     for name in _without_interval(predicted, metrics):
         found[name] = Estimate(found[name].value)
     found["log_loss"] = losses["log_loss"].scaled(np.log, np.exp)
-    found["brier_score"] = losses["brier_score"].bounded(len(predicted), high=2.0)
+    found["brier_score"] = losses["brier_score"].scaled(np.log, np.exp)
     if areas.means["roc_auc"].measured is not None:
         found["roc_area"] = areas.means["roc_auc"].estimate()
     return _plain(found)
@@ -87,7 +87,7 @@ def _losses(predicted: ScoredRows) -> dict[str, Measured]:
 
 def _without_interval(predicted: ScoredRows, metrics: Metrics) -> list[str]:
     """Return the means over classes of which one has too few rows."""
-    whole = predicted.once(tallies).sum(axis=0)
+    whole = predicted.once(tallies).whole
     occurs = whole[counts.TRUE] + whole[counts.PREDICTED] > 0
     if not (whole[counts.TRUE][occurs] < FEWEST_OF_EACH).any():
         return []
@@ -167,7 +167,7 @@ def _plain(found: Mapping[str, Estimate]) -> dict[str, Any]:
 
 def _describe_classes(predicted: ScoredRows) -> dict[str, Any]:
     """Return precision, recall, F1, areas and rows of each class, by name."""
-    whole = predicted.once(tallies).sum(axis=0)
+    whole = predicted.once(tallies).whole
     right, true, said = whole[counts.RIGHT], whole[counts.TRUE], whole[counts.PREDICTED]
     precision, recall = estimates.shares(right, said), estimates.shares(right, true)
     f1, areas = f1_of_classes(right, true, said), predicted.once(ranking.of_classes).labels

@@ -20,27 +20,8 @@ from finetune.statistics.estimates import Estimate, Measured, group_of_rows, sha
 #: of it; then over the rows of the class how far off their predictions are, and that squared.
 RIGHT, TRUE, PREDICTED, OFF, OFF_SQUARED = range(5)
 Function = Callable[[np.ndarray], np.ndarray]
-
-
-def tallies(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """Return the tallies of each group of rows, shape ``(groups, 5, classes)``, float64.
-
-    Args:
-        labels: The true classes, shape ``(rows,)``.
-        predicted: The predicted classes, shape ``(rows,)``.
-        classes: How many classes there are.
-    """
-    groups, off = group_of_rows(len(labels)), np.abs(labels - predicted).astype(np.float64)
-    count = int(groups.max(initial=-1)) + 1
-
-    def sums(numbers: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-        cells = np.bincount(groups * classes + numbers, weights, minlength=count * classes)
-        return cells.reshape(count, classes).astype(np.float64)
-
-    right = sums(labels, (labels == predicted).astype(np.float64))
-    return np.stack(
-        [right, sums(labels), sums(predicted), sums(labels, off), sums(labels, off**2)], axis=1
-    )
+#: Of more classes groups of rows are left out, not rows.
+_MOST_CLASSES = 64
 
 
 def accuracy(tally: np.ndarray) -> np.ndarray:
@@ -178,26 +159,69 @@ def metric(name: str, arguments: Mapping[str, Any]) -> Function | None:
     return Average(of_classes, average, int(arguments.get("pos_label", 1)))
 
 
-def measure(function: Function, groups: np.ndarray) -> Measured:
-    """Return a metric of the tallies of groups of rows, shape ``(groups, 5, classes)``."""
-    whole = groups.sum(axis=0)
-    without = whole - groups
-    values = function(without, whole) if isinstance(function, Average) else function(without)
-    return Measured.of_jackknife(float(function(whole)), np.asarray(values))
+@dataclass(frozen=True, eq=False)
+class Tallies:
+    """Those of all rows and of their parts, each of which the jackknife leaves out.
+
+    Attributes:
+        whole: Shape ``(5, classes)``.
+        parts: Of each kind of row, a pair of true and predicted class, or of each group of rows
+            where there are many classes; shape ``(parts, 5, classes)``.
+        kinds: The kind of each row, shape ``(rows,)``; None where parts are groups.
+    """
+
+    whole: np.ndarray
+    parts: np.ndarray
+    kinds: np.ndarray | None
+
+    @classmethod
+    def of(cls, labels: np.ndarray, predicted: np.ndarray, classes: int) -> Tallies:
+        """Return those of rows with these classes, shape ``(rows,)`` each."""
+        whole = _tally(labels, predicted, np.zeros(len(labels), np.int64), classes)[0]
+        if classes > _MOST_CLASSES:
+            groups = group_of_rows(len(labels))
+            return cls(whole, _tally(labels, predicted, groups, classes), None)
+        pairs, kinds = np.unique(labels * classes + predicted, return_inverse=True)
+        true, said = np.divmod(pairs, classes)
+        return cls(whole, _tally(true, said, np.arange(len(pairs)), classes), kinds)
+
+    def measure(self, function: Function) -> Measured:
+        """Return a metric, with the errors of the jackknife."""
+        without = self.whole - self.parts
+        if isinstance(function, Average):
+            values = function(without, self.whole)
+        else:
+            values = function(without)
+        values = values if self.kinds is None else values[self.kinds]
+        return Measured.of_jackknife(float(function(self.whole)), values)
+
+    def estimate(self, function: Function) -> Estimate:
+        """Return a metric with its interval."""
+        measured, rows = self.measure(function), float(self.whole[TRUE].sum())
+        if function is accuracy:
+            return share(float(self.whole[RIGHT].sum()), rows)
+        if function is mean_absolute_error:
+            return measured.bounded(rows, high=max(1, self.whole.shape[-1] - 1))
+        if isinstance(function, Average):
+            return measured.bounded(min(rows, function.rows(self.whole)))
+        macro = Average(f1_of_classes, "macro").rows(self.whole)
+        return measured.bounded(min(rows, macro), low=-1.0)
 
 
-def estimate(function: Function, groups: np.ndarray) -> Estimate:
-    """Return a metric with its interval; the arguments are those of :func:`measure`."""
-    measured, whole = measure(function, groups), groups.sum(axis=0)
-    rows = float(whole[TRUE].sum())
-    if function is accuracy:
-        return share(float(whole[RIGHT].sum()), rows)
-    if function is mean_absolute_error:
-        return measured.bounded(rows, high=max(1, whole.shape[-1] - 1))
-    if isinstance(function, Average):
-        return measured.bounded(min(rows, function.rows(whole)))
-    macro = Average(f1_of_classes, "macro").rows(whole)
-    return measured.bounded(min(rows, macro), low=-1.0)
+def _tally(
+    labels: np.ndarray, predicted: np.ndarray, parts: np.ndarray, classes: int
+) -> np.ndarray:
+    """Return the tallies of each part of the rows, shape ``(parts, 5, classes)``, float64."""
+    count, off = int(parts.max(initial=-1)) + 1, np.abs(labels - predicted).astype(np.float64)
+
+    def sums(numbers: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        cells = np.bincount(parts * classes + numbers, weights, minlength=count * classes)
+        return cells.reshape(count, classes).astype(np.float64)
+
+    right = sums(labels, (labels == predicted).astype(np.float64))
+    return np.stack(
+        [right, sums(labels), sums(predicted), sums(labels, off), sums(labels, off**2)], axis=1
+    )
 
 
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
 """A metric with its 95% confidence interval: what other test rows like these would have given.
 
-The standard error is that of the jackknife over 64 random groups of rows (Efron and Tibshirani, An
-Introduction to the Bootstrap, 1993, chapter 11). A metric with a lowest and a highest value has
+The standard error is that of the jackknife (Efron and Tibshirani, An Introduction to the Bootstrap,
+1993, chapter 11), which leaves out each row, or each of 64 random groups of rows where that would
+take too long. A metric with a lowest and a highest value has
 Wilson's interval of as many rows as would give that error; an error without a highest value and a
 correlation have one that is symmetric on the scale on which they are nearest to normal. Nothing is
 said of another training: another seed gives another model. ``benchmarks/coverage.py`` simulates how
@@ -42,21 +43,13 @@ def group_of_rows(rows: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(rows) % min(GROUPS, max(1, rows))
 
 
-def sum_groups(values: np.ndarray) -> np.ndarray:
-    """Return sums over the groups of rows, shape ``(groups, ...)``, float64; rows come first."""
-    groups = group_of_rows(len(values))
-    order = np.argsort(groups, kind="stable")
-    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
-    return np.asarray(np.add.reduceat(values[order], starts, axis=0, dtype=np.float64))
-
-
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A metric of some rows, and what each group of them adds to its error.
+    """A metric of some rows, and what each row, or group of rows, adds to its error.
 
     Attributes:
         value: NaN where the metric is not defined.
-        errors: Shape ``(groups,)``; the sum of their squares is the variance of the value.
+        errors: The sum of their squares is the variance of the value.
     """
 
     value: float
@@ -65,19 +58,12 @@ class Measured:
     @classmethod
     def of_mean(cls, values: np.ndarray) -> Measured:
         """Return the mean of what each row has, shape ``(rows,)``."""
-        mean = float(values.mean())
-        return cls.of_influences(mean, (values - mean) / len(values))
-
-    @classmethod
-    def of_influences(cls, value: float, influences: np.ndarray) -> Measured:
-        """Return a metric to whose error each row adds ``influences``, shape ``(rows,)``."""
-        sums = sum_groups(influences)
-        count = len(sums)
-        return cls(value, (sums - sums.mean()) * np.sqrt(count / max(1, count - 1)))
+        mean, rows = float(values.mean()), len(values)
+        return cls(mean, (values - mean) / np.sqrt(rows * max(1, rows - 1)))
 
     @classmethod
     def of_jackknife(cls, value: float, without: np.ndarray) -> Measured:
-        """Return a metric of which ``without`` are the values without each group of rows."""
+        """Return a metric of which ``without`` are the values without each row, or group."""
         count = len(without)
         return cls(value, (without.mean() - without) * np.sqrt((count - 1) / count))
 
@@ -99,7 +85,8 @@ class Measured:
         """Return Wilson's interval at the effective number of rows.
 
         Args:
-            rows: The most rows that the metric can rest on, as those of one class.
+            rows: The most rows that the metric can rest on, as those of one class; of a metric
+                whose error is zero, as many.
             low: The lowest value of the metric.
             high: The highest.
         """
@@ -107,9 +94,11 @@ class Measured:
             return Estimate(self.value)
         share = min(1.0, max(0.0, (self.value - low) / (high - low)))
         variance = (self.deviation / (high - low)) ** 2
+        deviations = _DEVIATIONS
         if variance > 0 and 0 < share < 1:
             rows = min(rows, share * (1 - share) / variance)
-        ends = wilson(np.array([share * rows]), np.array([rows]))
+            deviations = float(t.ppf((1 + LEVEL) / 2, len(self.errors) - 1))
+        ends = wilson(np.array([share * rows]), np.array([rows]), deviations)
         lower, upper = (low + (high - low) * float(end[0]) for end in ends)
         return Estimate(self.value, min(self.value, lower), max(self.value, upper))
 

@@ -6,7 +6,6 @@ is given, and of a row that neither has nor is given a label, though it is right
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from finetune.data.label_columns import list_names
 from finetune.statistics import blocks, estimates, pairs, ranking
 from finetune.statistics.counts import divide
-from finetune.statistics.estimates import Estimate, Measured, sum_groups
+from finetune.statistics.estimates import Estimate, Measured
 from finetune.statistics.pairs import McNemar
 from finetune.statistics.scored import ScoredLabels
 
@@ -74,15 +73,20 @@ def scores(rows: ScoredLabels) -> dict[str, Estimate]:
     found = {
         "f1_micro": measured["f1_micro"].bounded(max(1.0, float(occurring.sum()))),
         "f1_macro": measured["f1_macro"].bounded(float(macro)),
-        "f1_samples": measured["f1_samples"].bounded(count),
+        "f1_samples": _bound_mean(measured["f1_samples"], count),
         "subset_accuracy": estimates.share(int(rows.right.sum()), count),
         "average_precision": rows.once(ranking.of_labels).means["average_precision"].estimate(),
-        "hamming_loss": measured["hamming_loss"].bounded(count * len(rows.names)),
+        "hamming_loss": _bound_mean(measured["hamming_loss"], count),
         "log_loss": measured["log_loss"].scaled(np.log, np.exp),
     }
     if _rare(rows):
         found["f1_macro"] = Estimate(found["f1_macro"].value)
     return found
+
+
+def _bound_mean(mean: Measured, rows: int) -> Estimate:
+    """Return the interval of a mean over rows of shares, whose variance may be small."""
+    return mean.bounded(rows if mean.deviation == 0 else np.inf)
 
 
 def differences(first: ScoredLabels, second: ScoredLabels) -> dict[str, Estimate]:
@@ -102,30 +106,23 @@ def differences(first: ScoredLabels, second: ScoredLabels) -> dict[str, Estimate
 def _measure(rows: ScoredLabels) -> dict[str, Measured]:
     has, given = rows.labels, rows.decided
     both, sizes = has & given, has.sum(axis=1) + given.sum(axis=1)
-    groups = np.stack([sum_groups(both), sum_groups(has) + sum_groups(given)], axis=1)
-    losses = np.empty(len(rows))
+    right, entries = both.sum(axis=0), has.sum(axis=0) + given.sum(axis=0)
+    losses, macro = np.empty(len(rows)), np.empty(len(rows))
     for some in blocks.slices(*has.shape):
         true = np.where(has[some], rows.probabilities[some], 1 - rows.probabilities[some])
         losses[some] = -np.log(np.maximum(true, np.finfo(np.float64).eps)).mean(axis=1)
-
-    def micro(sums: np.ndarray) -> np.ndarray:
-        return divide(2 * sums[..., 0, :].sum(axis=-1), sums[..., 1, :].sum(axis=-1))
-
-    def macro(sums: np.ndarray) -> np.ndarray:
-        return np.asarray(divide(2 * sums[..., 0, :], sums[..., 1, :]).mean(axis=-1))
-
+        others = entries - has[some] - given[some]
+        macro[some] = divide(2 * (right - both[some]), others).mean(axis=1)
+    micro = divide(2 * (right.sum() - both.sum(axis=1)), entries.sum() - sizes)
+    f1_micro = float(divide(2 * right.sum(), entries.sum()))
+    f1_macro = float(divide(2 * right, entries).mean())
     return {
-        "f1_micro": _jackknife(micro, groups),
-        "f1_macro": _jackknife(macro, groups),
+        "f1_micro": Measured.of_jackknife(f1_micro, micro),
+        "f1_macro": Measured.of_jackknife(f1_macro, macro),
         "f1_samples": Measured.of_mean(divide(2 * both.sum(axis=1), sizes)),
         "hamming_loss": Measured.of_mean((has != given).mean(axis=1)),
         "log_loss": Measured.of_mean(losses),
     }
-
-
-def _jackknife(function: Callable[[np.ndarray], np.ndarray], groups: np.ndarray) -> Measured:
-    whole = groups.sum(axis=0)
-    return Measured.of_jackknife(float(function(whole)), function(whole - groups))
 
 
 def test(first: ScoredLabels, second: ScoredLabels) -> McNemar:

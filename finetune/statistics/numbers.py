@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata
 
-from finetune.statistics.estimates import Estimate, Measured, group_of_rows, sum_groups
+from finetune.statistics.estimates import Estimate, Measured, group_of_rows
 
 #: Rows below which there is no interval.
 FEWEST_ROWS = 10
@@ -93,12 +93,11 @@ def spearman(labels: np.ndarray, values: np.ndarray) -> Measured:
 
 def _jackknife(function: Callable[..., np.ndarray], *values: np.ndarray) -> Measured:
     """Return a function of the means of what each row has, shape ``(rows,)`` each."""
-    rows = len(values[0])
-    sums, counts = sum_groups(np.stack(values, axis=1)), sum_groups(np.ones(rows))
-    whole = sums.sum(axis=0)
+    rows, sums = len(values[0]), [each.sum() for each in values]
     with np.errstate(all="ignore"):
-        without = (whole - sums) / (rows - counts)[:, None]
-        return Measured.of_jackknife(float(function(*(whole / rows))), function(*without.T))
+        means = [(total - each) / (rows - 1) for total, each in zip(sums, values, strict=True)]
+        value = float(function(*(total / rows for total in sums)))
+        return Measured.of_jackknife(value, function(*means))
 
 
 def _is_constant(numbers: np.ndarray) -> bool:

@@ -52,7 +52,7 @@ def difference(
     if function is counts.accuracy:
         return accuracy_difference(labels, first, second)
     before, after = (
-        counts.measure(function, counts.tallies(labels, predicted, classes))
+        counts.Tallies.of(labels, predicted, classes).measure(function)
         for predicted in (first, second)
     )
     gap = (after - before).difference()

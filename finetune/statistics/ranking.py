@@ -149,7 +149,7 @@ def roc_auc(scores: np.ndarray, has: np.ndarray) -> Measured:
     influences = np.empty(len(scores))
     influences[has] = (below - area) / np.sqrt(len(below) * max(1, len(below) - 1))
     influences[~has] = (above - area) / np.sqrt(len(above) * max(1, len(above) - 1))
-    return Measured.of_influences(area, influences)
+    return Measured(area, influences)
 
 
 def _share_below(ordered: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -182,5 +182,4 @@ def precision(scores: np.ndarray, has: np.ndarray) -> Measured:
     value = float(parts.sum() / total)
     without = (below(positive) + higher)[reached] / total
     without[has] = of_positive[reached[has] - 1] / (total - 1) if total > 1 else value
-    count = len(without)
-    return Measured.of_influences(value, (without.mean() - without) * np.sqrt((count - 1) / count))
+    return Measured.of_jackknife(value, without)

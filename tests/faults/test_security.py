@@ -25,7 +25,7 @@ import finetune
 from finetune import Run, UserError
 from finetune.cli import dispatch
 from finetune.data.sources import Source
-from finetune.statistics import baseline
+from finetune.statistics import baselines
 from finetune.tasks import kinds
 from finetune.training import checkpoint as checkpoints
 from finetune.training.checkpoint import Checkpoint
@@ -641,11 +641,11 @@ def test_a_damaged_baseline_is_fitted_again_and_no_cache_is_a_pickle(
         ]
 
     expected = outputs()
-    (cached,) = cache.rglob("*.json")
+    (cached,) = cache.rglob("*.npz")
     assert [path.name for path in cached.parent.iterdir()] == [cached.name]
     with monkeypatch.context() as patched:
         patched.setattr(
-            baseline, "bag_of_words", lambda *_, **__: pytest.fail("it was fitted before")
+            baselines, "terms_of", lambda *_, **__: pytest.fail("it was fitted before")
         )
         assert outputs() == expected
     cut_off(cached)
