@@ -87,9 +87,7 @@ def _losses(predicted: ScoredRows) -> dict[str, Measured]:
 
 def _without_interval(predicted: ScoredRows, metrics: Metrics) -> list[str]:
     """Return the means over classes of which one has too few rows."""
-    whole = predicted.once(tallies).whole
-    occurs = whole[counts.TRUE] + whole[counts.PREDICTED] > 0
-    if not (whole[counts.TRUE][occurs] < FEWEST_OF_EACH).any():
+    if (predicted.once(tallies).whole[counts.TRUE] >= FEWEST_OF_EACH).all():
         return []
     return [
         name
