@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from finetune.data import embedded
 from finetune.data.comma_list import split_values
 from finetune.data.encoding import is_pair, separator
 from finetune.models.pretrained import load_tokenizer
@@ -43,13 +40,11 @@ def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
     on_hub = hub.names_repository(source)
     is_text, from_library = "max_length" in manifest.options, "model" in manifest.options
     task = run.kind.on_hub(is_text=is_text)
-    base, licence = _base(manifest)
     return ModelCardData(
         model_name=Path(manifest.recipe).stem,
         library_name="transformers" if from_library else "pytorch",
         pipeline_tag=task if from_library else None,
-        base_model=base,
-        license=licence,
+        base_model=_base_model(manifest),
         datasets=[source] if on_hub else None,
         metrics=list(scores),
         tags=["finetune"],
@@ -75,33 +70,14 @@ def _source(manifest: Manifest) -> str:
     return path.name if path.is_absolute() else str(manifest.data.source)
 
 
-def _base(manifest: Manifest) -> tuple[str | None, str | None]:
-    """Return the model on the Hub that was fine-tuned, and its licence where it is known."""
+def _base_model(manifest: Manifest) -> str | None:
+    """Return the model on the Hub that was fine-tuned, also by way of a card in a local model."""
     name = manifest.options.get("model")
-    if not name:
-        return None, None
     if on_hub := facts.base_on_hub(manifest):
-        if on_hub != name:  # an installed package has it
-            return on_hub, "apache-2.0"
-        found = _card_on_hub(name)
-        return name, found.license if found else None
-    own = Path(name) / CARD
-    if not own.is_file():
-        return None, None
-    found = ModelCard.load(own).data
-    return found.base_model, found.license
-
-
-def _card_on_hub(name: str) -> ModelCardData | None:
-    """Return the metadata of a model on the Hub, from the cache or, if it answers, from there."""
-    for from_cache in (True, False):
-        if not from_cache and (hub.offline() or not hub.answers(hub.endpoint())):
-            return None
-        with contextlib.suppress(EntryNotFoundError, RepositoryNotFoundError, HfHubHTTPError):
-            path = hf_hub_download(name, CARD, local_files_only=from_cache)
-            data: ModelCardData = ModelCard.load(path).data
-            return data
-    return None
+        return on_hub
+    card = Path(str(name)) / CARD
+    base: str | None = ModelCard.load(card).data.base_model if name and card.is_file() else None
+    return base
 
 
 def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
@@ -157,11 +133,8 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         "",
         "The confidence intervals cover the sampling of the test rows. They do not cover another "
         "training run, or data of another kind. Mistakes, slices and calibration are in "
-        "`report.html`.",
+        "`report.html`. The licence of the base model applies.",
     ]
-    base = str(manifest.options.get("model") or embedded.PREFIX)
-    if _base(manifest)[1] is None and not base.startswith(embedded.PREFIX):
-        lines.append("The licence of the base model applies; it could not be determined.")
     return "\n".join(lines) + "\n"
 
 

@@ -644,9 +644,7 @@ def test_a_damaged_baseline_is_fitted_again_and_no_cache_is_a_pickle(
     (cached,) = cache.rglob("*.npz")
     assert [path.name for path in cached.parent.iterdir()] == [cached.name]
     with monkeypatch.context() as patched:
-        patched.setattr(
-            baselines, "terms_of", lambda *_, **__: pytest.fail("it was fitted before")
-        )
+        patched.setattr(baselines, "terms_of", lambda *_, **__: pytest.fail("it was fitted before"))
         assert outputs() == expected
     cut_off(cached)
     assert outputs() == expected
