@@ -20,7 +20,6 @@ from finetune.training.manifest import Statistics
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
-    from transformers.trainer_utils import PredictionOutput
 
     from finetune.recipe import Recipe
     from finetune.tasks.base import Task
@@ -79,7 +78,8 @@ def evaluate(
     """
     from finetune.data import memory
     from finetune.data.digests import repeating
-    from finetune.pipeline.assess import refuse_other_labels
+    from finetune.pipeline import provenance
+    from finetune.pipeline.assess import assessment_of, refuse_other_labels
     from finetune.training.defaults import argument_values
     from finetune.training.trainer import build_trainer
 
@@ -89,13 +89,13 @@ def evaluate(
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     notes = [run.unfinished] if run.unfinished else []
     if "dataset_splits" not in reading:
-        data = _held_out(data, notes)
+        data = _select_held_out(data, notes)
     data = None if data is None else memory.store(data)
     recipe = run.recipe()
-    for one, other in recipe.exclusive:
-        if one in reading and other in reading:
+    for first, second in recipe.exclusive:
+        if first in reading and second in reading:
             raise UserError(
-                f"--{one} {reading[one]} and --{other} {reading[other]}: give one of the two"
+                f"--{first} {reading[first]} and --{second} {reading[second]}: give one of the two"
             )
     values = argument_values(
         recipe.defaults(),
@@ -112,51 +112,63 @@ def evaluate(
         if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):
             raise unreachable
         if data is None:
-            return _on_its_own(run, recipe), None, notes
+            _require_same_data(run, recipe)
+            _ = recipe.prepared
+            return recipe, None, notes
         if isinstance(recipe, TextRecipe):
-            named = [reading.get(name) for name in ("text_column", "text_columns")]
-            recipe.refuse_other_columns(run.path, *named)
-        over = _on(data, recipe, run.kind, reading, notes)
-        if count := repeating(over.splits["test"], over.input_column):
+            columns = [reading.get(name) for name in ("text_column", "text_columns")]
+            recipe.refuse_other_columns(run.path, *columns)
+        evaluated = _recipe_over(data, recipe, run.kind, reading, notes)
+        rows = evaluated.splits["test"]
+        if count := repeating(rows, evaluated.input_column):
             notes.append(
-                f"{count:,} of {counted(len(over.splits['test']), 'row')} evaluated repeat another "
-                "one: they count twice, and the intervals are too narrow"
+                f"{count:,} of {counted(len(rows), 'row')} evaluated repeat another one: they "
+                "count twice, and the intervals are too narrow"
             )
-        trained_on = _rows_trained_on(run, recipe, over.splits["test"], notes)
-        return over, trained_on, notes
+        return evaluated, _count_trained_on(run, recipe, rows, notes), notes
 
     with telling(progress):
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-        over, trained_on, notes = distributed.main_process_first(prepare)
+        evaluated, trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(
-            lambda: over.trainer_kwargs(over.load_model(run.path, run.labels)),
+            lambda: evaluated.trainer_kwargs(evaluated.load_model(run.path, run.labels)),
             values.build(),
-            over.adapt,
+            evaluated.adapt,
         )
-        output = trainer.predict(over.prepared["test"])
+        output = trainer.predict(evaluated.prepared["test"])
         distributed.leave()
-    refuse_other_labels(over.targets("test"), output.label_ids)
-    found = _found(data, run, over, output)
-    return replace(found, rows_trained_on=trained_on, notes=notes)
-
-
-def _held_out(data: Any, notes: list[str]) -> Any:
-    """Return the rows of held-out splits in memory that have no training split; else ``data``."""
-    splits = {guess_split(str(name)): name for name in data} if isinstance(data, Mapping) else {}
-    names = [splits[each] for each in ("test", "validation") if each in splits]
-    if "train" in splits or not names:
-        return data
-    if others := sorted(str(name) for name in data if name != names[0]):
-        notes.append(f"evaluated the {names[0]} split; not evaluated: {', '.join(others)}")
-    return data[names[0]]
+    refuse_other_labels(evaluated.targets("test"), output.label_ids)
+    scores = provenance.scores_only(output.metrics or {}, "test_")
+    rows = len(evaluated.splits["test"])
+    if data is None:
+        return Evaluation(str(run.path), rows, scores, recorded=run.metrics.test, notes=notes)
+    return Evaluation(
+        source=memory.describe(data) if memory.is_memory(data) else data,
+        rows=rows,
+        metrics=scores,
+        statistics=Statistics(**assessment_of(evaluated, output).statistics(), beyond={}),
+        rows_trained_on=trained_on,
+        notes=notes,
+    )
 
 
 def sources(run: Run, data: str | None) -> dict[str, str | None]:
     """Return the data that an evaluation reads, by the names of the options of a recipe."""
-    options = run.manifest.options
+    if data is not None:
+        return {"dataset": data}
     names = ("dataset", "dataset_revision", "dataset_config")
-    own = {name: options.get(name) for name in names}
-    return own if data is None else {"dataset": data}
+    return {name: run.manifest.options.get(name) for name in names}
+
+
+def _select_held_out(data: Any, notes: list[str]) -> Any:
+    """Return the rows of held-out splits in memory that have no training split; else ``data``."""
+    names = {guess_split(str(name)): name for name in data} if isinstance(data, Mapping) else {}
+    held_out = [names[split] for split in ("test", "validation") if split in names]
+    if "train" in names or not held_out:
+        return data
+    if others := sorted(str(name) for name in data if name != held_out[0]):
+        notes.append(f"evaluated the {held_out[0]} split; not evaluated: {', '.join(others)}")
+    return data[held_out[0]]
 
 
 def _precision(run: Run) -> str:
@@ -167,154 +179,157 @@ def _precision(run: Run) -> str:
     return "fp32" if recorded == "fp16" and not torch.accelerator.is_available() else recorded
 
 
-def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
+def _require_same_data(run: Run, recipe: Recipe) -> None:
     from finetune.data.digests import fingerprint
-    from finetune.data.splits import CHECKED_WHOLE
 
-    recorded = run.manifest.data
-    found = fingerprint(recipe.splits, recipe.input_column)
-    if found != recorded.fingerprint:
-        is_older = recipe.train_samples is not None and "group_column" not in run.manifest.options
+    recorded, current = run.manifest.data, fingerprint(recipe.splits, recipe.input_column)
+    if current != recorded.fingerprint:
         raise UserError(
-            f"the data has changed since the training: fingerprint {found}, the run has "
+            f"the data has changed since the training: fingerprint {current}, the run has "
             f"{recorded.fingerprint} ({recorded.source})"
-            + is_older
-            * f"; or the run is of an earlier release, which sampled other rows of more "
-            f"than {CHECKED_WHOLE:,}: use --data, or train again"
         )
-    _ = recipe.prepared
-    return recipe
 
 
-def _on(
+def _recipe_over(
     data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
     from finetune.data import image_files, requirements
     from finetune.data.sources import Source, number_rows
 
-    known = {each.name for each in dataclasses.fields(recipe)}
+    options = _read_options(data, recipe, task, reading, notes)
+    only = ""
+    try:
+        try:
+            source = replace(recipe, **options)
+            dataset = source.load()
+        except NoTrainSplit as error:
+            only, source, dataset = _load_without_training(error, recipe, options)
+        dataset = number_rows(dataset)
+        requirements.require_labelled(dataset, recipe.input_column, source.report)
+    except UserError as error:
+        mistakes = (_in_own_flags(_without_split(line, data)) for line in error.mistakes)
+        raise UserError(*mistakes) from error
+    split = "train" if only else next(name for name in SPLITS[::-1] if name in dataset)
+    rows, split_name = dataset[split], only or split
+    notes += [note if "test" in dataset else _without_split(note, data) for note in source.notes]
+    if not len(rows):
+        raise UserError(f"--data {data}: no rows")
+    is_class_folders = len(dataset) == 1 and image_files.are_classes(data)
+    if not (Source(data).is_one_split or (split_name == "train" and is_class_folders)):
+        others = sorted(set(dataset) - {split})
+        reason = "" if split_name == "test" else f", as {data} has no test split"
+        skipped = f"; not evaluated: {', '.join(others)}" if others else ""
+        notes.append(f"evaluated the {split_name} split{reason}{skipped}")
+    try:
+        matched = task.matched(rows, split, source.report)
+    except UserError as error:
+        flag = _label_flag(source)
+        can_rename = "label_map" in _option_names(recipe) and task.has_probabilities
+        hint = "; --label_map OLD=NEW renames labels" if can_rename else ""
+        raise UserError(f"{flag}{error}{hint}") from error
+    evaluated = recipe.over(matched)
+    evaluated.kind = replace(task, loss_function=recipe.loss_function or "")
+    return evaluated
+
+
+def _option_names(recipe: Recipe) -> set[str]:
+    """Return the names of the options of a recipe."""
+    return {option.name for option in dataclasses.fields(recipe)}
+
+
+def _read_options(
+    data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
+) -> dict[str, Any]:
+    """Return the options of a recipe with which its rows are read from ``data``."""
+    from finetune.data import image_files
+
+    names = _option_names(recipe)
     if unknown := [
         f"--{name}: not an option of this recipe"
         + ", which does not read text" * (recipe.input_column != "text")
         for name in reading
-        if name not in known
+        if name not in names
     ]:
         raise UserError(*unknown)
-    usual: dict[str, Any] = {"dataset": data, "dataset_revision": None}
-    usual |= dict.fromkeys(("group_column", "time_column"))  # nothing is split
-    usual |= dict.fromkeys(("relabel", "exclude"))  # nor corrected
-    if "label_column" in reading and "label_columns" in known:
-        usual["label_columns"] = None
+    options: dict[str, Any] = {"dataset": data, "dataset_revision": None}
+    # nothing is split or corrected
+    options |= dict.fromkeys(("group_column", "time_column", "relabel", "exclude"))
+    if "label_column" in reading and "label_columns" in names:
+        options["label_columns"] = None
     if "label_columns" in reading and isinstance(recipe, TextRecipe):
-        usual["label_column"] = type(recipe).__dataclass_fields__["label_column"].default
-        reading = _by_name(recipe, task, reading, notes)
-    if "csv_quoting" in known:  # another file may be written in another way
-        usual |= dict.fromkeys(("csv_separator", "encoding", "sheet"))
-        usual |= dict.fromkeys(("dataset_config", "dataset_splits"))
+        options["label_column"] = type(recipe).__dataclass_fields__["label_column"].default
+        reading = _match_label_columns(recipe, task, reading, notes)
+    if "csv_quoting" in names:  # another file may be written in another way
+        options |= dict.fromkeys(("csv_separator", "encoding", "sheet"))
+        options |= dict.fromkeys(("dataset_config", "dataset_splits"))
         if formats.suffix(data) not in formats.SEPARATORS:
-            usual["csv_quoting"] = "auto"
-    if "image_column" in known and image_files.are_folders(data):
-        usual |= {"image_column": "", "label_column": ""}  # which are those of the run's table
-    only, wanted = "", {**usual, **reading}
-    try:
-        try:
-            source = replace(recipe, **wanted)
-            raw = source.load()
-        except NoTrainSplit as error:
-            only, source, raw = _without_training(error, recipe, wanted)
-        raw = number_rows(raw)
-        requirements.require_labelled(raw, recipe.input_column, source.report)
-    except UserError as error:
-        told = (_in_own_flags(_without_split(each, data)) for each in error.mistakes)
-        raise UserError(*told) from error
-    there = (name for name in ("test", "validation", "train") if name in raw)
-    split = "train" if only else next(there)
-    rows, called = raw[split], only or split
-    notes += source.notes if "test" in raw else [_without_split(n, data) for n in source.notes]
-    if not len(rows):
-        raise UserError(f"--data {data}: no rows")
-    are_alone = called == "train" and len(raw) == 1 and image_files.are_classes(data)
-    if not (are_alone or Source(data).is_one_split):
-        others = sorted(set(raw) - {split})
-        without = "" if called == "test" else f", as {data} has no test split"
-        notes.append(
-            f"evaluated the {called} split{without}"
-            + (f"; not evaluated: {', '.join(others)}" if others else "")
-        )
-    try:
-        matched = task.matched(rows, split, source.report)
-    except UserError as error:
-        hint = "; --label_map OLD=NEW renames labels"
-        hint *= "label_map" in known and task.has_probabilities
-        raise UserError(f"{_label_flag(source)}{error}{hint}") from error
-    over = recipe.over(matched)
-    over.kind = replace(task, loss_function=recipe.loss_function or "")
-    return over
+            options["csv_quoting"] = "auto"
+    if "image_column" in names and image_files.are_folders(data):
+        options |= {"image_column": "", "label_column": ""}  # which are those of the run's table
+    return {**options, **reading}
 
 
-def _without_training(
-    error: NoTrainSplit, recipe: Recipe, wanted: dict[str, Any]
+def _load_without_training(
+    error: NoTrainSplit, recipe: Recipe, options: dict[str, Any]
 ) -> tuple[str, Recipe, DatasetDict]:
-    """Return which split a source has that has none to train on, and the recipe with its rows read
-    as those of training.
+    """Return the split to evaluate of a source without a training split, and the recipe with its
+    rows, read as those of training.
 
     Raises:
         UserError: ``error``, if it has neither a test nor a validation split, or splits are named.
     """
-    called: dict[str | None, str] = {}
+    names: dict[str | None, str] = {}
     for name in sorted(error.splits, key=lambda name: name not in SPLITS):
-        called.setdefault(guess_split(name), name)
-    only = next((split for split in ("test", "validation") if split in called), None)
-    if only is None or wanted.get("dataset_splits"):
+        names.setdefault(guess_split(name), name)
+    only = next((split for split in ("test", "validation") if split in names), None)
+    if only is None or options.get("dataset_splits"):
         raise error
-    names = {"train": called[only], only: "none"}
-    if only == "test" and "validation" in called:
-        names["validation"] = called["validation"]
-    named = join_values("=".join(each) for each in names.items())
-    source = replace(recipe, **{**wanted, "dataset_splits": named})
+    renamed = {"train": names[only], only: "none"}
+    if only == "test" and "validation" in names:
+        renamed["validation"] = names["validation"]
+    option = join_values("=".join(pair) for pair in renamed.items())
+    source = replace(recipe, **{**options, "dataset_splits": option})
     try:
         return only, source, source.load()
     except UserError as mistaken:
-        read_as = re.compile(r"\btrain(ing)?\b(?= (data|rows?|split)\b)")
-        raise UserError(*(read_as.sub(only, each) for each in mistaken.mistakes)) from mistaken
+        train = re.compile(r"\btrain(ing)?\b(?= (data|rows?|split)\b)")
+        raise UserError(*(train.sub(only, line) for line in mistaken.mistakes)) from mistaken
 
 
-def _by_name(
+def _match_label_columns(
     recipe: TextRecipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> dict[str, Any]:
     """Return ``reading`` with the columns of labels in the order in which the model has them.
 
     Raises:
-        UserError: if only some of them have the names that the model knows, or some are missing.
+        UserError: If only some of them have the names that the model knows, or some are missing.
     """
     from finetune.data.columns import parse_names
     from finetune.data.label_columns import list_names, parse_label_map
 
-    flag = "--label_columns"
-    columns, theirs = parse_names(flag, reading["label_columns"]), recipe.label_columns
-    shown, are_numbers = f"{flag} {join_values(columns)}", not task.are_named
+    columns, option = parse_names("--label_columns", reading["label_columns"]), recipe.label_columns
+    flag, are_numbers = f"--label_columns {join_values(columns)}", not task.are_named
     if not task.in_columns:
-        raise UserError(f"{shown}: the model predicts one class a row; name it by --label_column")
-    known = parse_names(flag, theirs) if theirs and are_numbers else task.labels
-    renamed = parse_label_map(reading.get("label_map", recipe.label_map))
-    called = [renamed.get(each, each) for each in columns]
-    if len(columns) == len(known) and theirs and not set(called) & set(known):
+        raise UserError(f"{flag}: the model predicts one class a row; name it by --label_column")
+    labels = parse_names("--label_columns", option) if option and are_numbers else task.labels
+    renames = parse_label_map(reading.get("label_map", recipe.label_map))
+    names = [renames.get(column, column) for column in columns]
+    if len(columns) == len(labels) and option and not set(names) & set(labels):
         notes.append(
-            f"{shown}: taken for {', '.join(known)}, in this order, as no column has such a name"
+            f"{flag}: taken for {', '.join(labels)}, in this order, as no column has such a name"
         )
-        pairs = zip(columns, known, strict=True)
-        by_place = {} if are_numbers else {"label_map": join_values(map("=".join, pairs))}
-        return {**reading, **by_place}
-    missing, unknown = (
-        [each for each in some if each not in others]
-        for some, others in ((known, called), (called, known))
-    )
-    if known and (missing or unknown):
+        if are_numbers:
+            return reading
+        pairs = zip(columns, labels, strict=True)
+        return {**reading, "label_map": join_values(map("=".join, pairs))}
+    missing = [label for label in labels if label not in names]
+    unknown = [name for name in names if name not in labels]
+    if labels and (missing or unknown):
         wrong = {"missing": missing, "unknown": unknown}
-        told = [f"{what}: {list_names(names)}" for what, names in wrong.items() if names]
-        raise UserError(f"{shown}: the model predicts {list_names(known)}; {'; '.join(told)}")
-    return {**reading, "label_columns": join_values(known)} if known and are_numbers else reading
+        lines = [f"{what}: {list_names(which)}" for what, which in wrong.items() if which]
+        raise UserError(f"{flag}: the model predicts {list_names(labels)}; {'; '.join(lines)}")
+    return {**reading, "label_columns": join_values(labels)} if labels and are_numbers else reading
 
 
 def _label_flag(source: Recipe) -> str:
@@ -336,8 +351,8 @@ def _without_split(sentence: str, data: str) -> str:
         return sentence
     data = "the data" if in_memory else data
     sentence = sentence.replace("(train data, ", "(")
-    named = re.sub(r"\b(the )?train(ing)? data\b", data.replace("\\", r"\\"), sentence)
-    return re.sub(r" train(ing)? (rows?)\b", r" \2", named)
+    sentence = re.sub(r"\b(the )?train(ing)? data\b", data.replace("\\", r"\\"), sentence)
+    return re.sub(r" train(ing)? (rows?)\b", r" \2", sentence)
 
 
 def _in_own_flags(sentence: str) -> str:
@@ -347,18 +362,20 @@ def _in_own_flags(sentence: str) -> str:
     return re.sub(r"\bare (labels )?(of )?--task ", "are for runs trained with --task ", sentence)
 
 
-def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
-    """How many of the rows stand in the training split of the run too, whatever their label."""
+def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
+    """Return how many of the rows are training rows of the run too, whatever their label."""
     from finetune.data.digests import fingerprint, seen_in
 
-    unknown = "whether the model was trained on some of these rows could not be checked: "
     try:
         if missing := hub.missing(sources(run, None)):
             raise UserError(f"{' and '.join(missing)} is not in the cache")
         if fingerprint(recipe.splits, recipe.input_column) != run.manifest.data.fingerprint:
             raise UserError(f"the data of the run has changed ({run.manifest.data.source})")
     except (UserError, OSError) as error:
-        notes.append(unknown + str(error).partition("\n")[0])
+        notes.append(
+            "whether the model was trained on some of these rows could not be checked: "
+            + str(error).partition("\n")[0]
+        )
         return None
     count = int(seen_in(rows, recipe.splits["train"], recipe.input_column).sum())
     if count:
@@ -367,17 +384,3 @@ def _rows_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) 
             "scores are too good; remove these rows from the file, or use other data"
         )
     return count
-
-
-def _found(data: str | None, run: Run, recipe: Recipe, output: PredictionOutput) -> Evaluation:
-    from finetune.data.memory import describe, is_memory
-    from finetune.pipeline import provenance
-    from finetune.pipeline.assess import assessment_of
-
-    scores = provenance.scores_only(output.metrics or {}, "test_")
-    rows = len(recipe.splits["test"])
-    if data is None:
-        return Evaluation(str(run.path), rows, scores, recorded=run.metrics.test)
-    statistics = Statistics(**assessment_of(recipe, output).statistics(), beyond={})
-    source = describe(data) if is_memory(data) else data
-    return Evaluation(source, rows, scores, statistics=statistics)
