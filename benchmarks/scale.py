@@ -93,11 +93,11 @@ def run_in(directory: Path, over: Any, **changes: Any) -> Any:
     from finetune.training.manifest import Data, Launch, Manifest, Process
 
     sizes = {name: len(rows) for name, rows in over.splits.items()}
-    about = {"recipe": "made_up", "options": {"dataset": "made-up"}, **changes}
+    about = {"recipe": "example_outputs", "options": {"dataset": "made-up"}, **changes}
     Manifest(
         **about,
         status="running",
-        command="python -m finetune made_up",
+        command="python -m finetune example_outputs",
         embedded_overrides={},
         arguments={"metric_for_best_model": "f1"},
         labels=over.kind.labels,

@@ -273,8 +273,8 @@ MUTATIONS = (
     Mutation(
         "the probability columns of predict are swapped",
         "finetune/tasks/single_label.py",
-        "*(found.T if every else ())]",
-        "*(found.T[::-1] if every else ())]",
+        "*(probabilities.T if all_labels else ())]",
+        "*(probabilities.T[::-1] if all_labels else ())]",
         ("E4",),
     ),
     Mutation(

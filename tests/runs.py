@@ -111,7 +111,7 @@ def write_run(
     )
     statistics = {
         **assessment.statistics(temperature=1.5),
-        "beyond": {"majority class": assessment.beyond(majority)},
+        "beyond": {"majority class": assessment.compare_to_baseline(majority)},
     }
     scores = {name: statistics["metrics"][name]["value"] for name in SCORING}
     Metrics(

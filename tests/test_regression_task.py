@@ -37,9 +37,9 @@ def test_the_training_rows_say_mean_and_deviation() -> None:
     assert ONE.mean == [1000]
     assert ONE.deviation == pytest.approx([np.std([900, 1000, 1100])])
     assert (TWO.labels, TWO.width) == (["stars", "share"], 2)
-    again = kinds.named("regression", TWO.labels, ordered=False, facts=TWO.facts)
+    again = kinds.from_manifest("regression", TWO.labels, ordered=False, facts=TWO.facts)
     assert again == TWO
-    assert kinds.named("regression", [], ordered=False, facts={}).facts == {}
+    assert kinds.from_manifest("regression", [], ordered=False, facts={}).facts == {}
     unnamed = kinds.of_rows(rows_of([[1.0, 2.0], [2.0, 0.0]], List(Value("float32"), length=2)))
     assert unnamed.labels == ["target 1", "target 2"]
 
@@ -137,37 +137,37 @@ def test_columns_are_read_as_they_were_written() -> None:
         rows = task.scored_in(table)
         np.testing.assert_array_equal(rows.labels, labels)
         np.testing.assert_array_equal(rows.outputs, outputs)
-        assert [*table][len(task.labels) or 1 :] == task.predicted_names(every=False)
-        assert len(task.predicted(outputs, 1.0, every=False)) == task.width
+        assert [*table][len(task.labels) or 1 :] == task.predicted_names(all_labels=False)
+        assert len(task.predicted(outputs, 1.0, all_labels=False)) == task.width
     assert [*table] == [
         *("label of stars", "label of share"),
         *("prediction of stars", "prediction of share"),
     ]
     assert TWO.sentence(table.iloc[0], None) == "stars 1.5, share 0.6"
-    assert TWO.shown(table.iloc[0]) == ("1.5, 0.6", None, False)
+    assert TWO.describe_row(table.iloc[0]) == ("1.5, 0.6", None, False)
 
 
 def test_rows_that_are_predicted_differently_in_standard_deviations() -> None:
     labels = np.zeros((3, 2))
     first, second = (ScoredNumbers(labels, labels + each) for each in (0.0, 0.0))
     second.values[0, 0], second.values[2, 1] = 0.5, 0.4  # 0.3 and 1.8 standard deviations
-    assert TWO.apart([first, second]).tolist() == [2, 0]
+    assert TWO.rank_disagreements([first, second]).tolist() == [2, 0]
 
 
 def test_other_data_must_have_the_same_numbers() -> None:
     pair, triple = (List(Value("float32"), length=each) for each in (2, 3))
-    assert len(TWO.matched(rows_of([[1.0, 2.0]], pair))) == 1
+    assert len(TWO.match_labels(rows_of([[1.0, 2.0]], pair))) == 1
     with pytest.raises(
         UserError, match="has 3 numbers a row, and the model predicts 2 numbers a row"
     ):
-        TWO.matched(rows_of([[1.0, 2.0, 3.0]], triple))
+        TWO.match_labels(rows_of([[1.0, 2.0, 3.0]], triple))
     for task, labels, feature in (
         (ONE, [[1.0, 2.0]], pair),
         (TWO, [1.0], Value("float32")),
         (ONE, [0], ClassLabel(names=["a"])),
     ):
         with pytest.raises(UserError, match=r"the data has .* and the model predicts"):
-            task.matched(rows_of(labels, feature))
+            task.match_labels(rows_of(labels, feature))
 
 
 def test_what_the_start_block_says() -> None:

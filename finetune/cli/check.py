@@ -162,25 +162,29 @@ def _show(result: Check, recipe: str) -> None:
 def _table(result: Check) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of splits."""
     names = list(result.splits["train"].classes)
-    few = 0 < len(names) <= _FEW_CLASSES
-    whole = sum(facts.rows for facts in result.splits.values())
+    is_short = 0 < len(names) <= _FEW_CLASSES
+    total = sum(facts.rows for facts in result.splits.values())
     header = [
         "",
         "rows",
         "share",
-        *(names if few else ["classes", "rarest", "most"] if names else []),
+        *(names if is_short else ["classes", "rarest", "most"] if names else []),
     ]
     lines = []
     for split, facts in result.splits.items():
-        line = [split, f"{facts.rows:,}", f"{facts.rows / max(1, whole):.0%}"]
-        if few:
+        line = [split, f"{facts.rows:,}", f"{facts.rows / max(1, total):.0%}"]
+        if is_short:
             line += [f"{facts.classes[name]:,}" for name in names]
         elif names:
-            there = {name: count for name, count in facts.classes.items() if count}
+            occurring = {name: count for name, count in facts.classes.items() if count}
             rarest, most = (
-                min(there, key=lambda name: there[name]),
-                max(there, key=lambda name: there[name]),
+                min(occurring, key=lambda name: occurring[name]),
+                max(occurring, key=lambda name: occurring[name]),
             )
-            line += [f"{len(there):,}", f"{rarest} {there[rarest]:,}", f"{most} {there[most]:,}"]
+            line += [
+                f"{len(occurring):,}",
+                f"{rarest} {occurring[rarest]:,}",
+                f"{most} {occurring[most]:,}",
+            ]
         lines.append(line)
     return header, lines

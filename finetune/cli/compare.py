@@ -29,30 +29,38 @@ def main(words: Sequence[str]) -> int:
         help="the page (default: comparison.html)",
     )
     parser.add_trust_recipe()
-    given = parser.parse_args(words)
+    arguments = parser.parse_args(words)
 
     from finetune.pipeline.compare import compare
 
-    runs = [load_run(each, given.trust_recipe) for each in given.runs]
-    _show(compare(runs, given.output), given.output)
+    runs = [load_run(path, arguments.trust_recipe) for path in arguments.runs]
+    _show(compare(runs, arguments.output), arguments.output)
     return 0
 
 
-def _show(found: Comparison, page: str) -> None:
+def _show(comparison: Comparison, page: str) -> None:
     from finetune.cli import console
 
     lines = []
-    for number, name in enumerate(found.names):
-        lines.append([name, *console.with_intervals(found.metrics[number], found.headline)])
+    for number, name in enumerate(comparison.names):
+        lines.append(
+            [name, *console.with_intervals(comparison.metrics[number], comparison.headline)]
+        )
         if number:
-            gaps = console.with_intervals(found.differences[number - 1], found.headline, "+")
-            lines.append([f"  difference to {found.names[0]}", *gaps])
-    console.say(f"{counted(found.rows, 'test row')}, the same for all; 95% confidence intervals")
-    console.table(["", *console.two_each(found.headline)], lines)
-    for sentence in found.verdicts:
+            gaps = console.with_intervals(
+                comparison.differences[number - 1], comparison.headline, "+"
+            )
+            lines.append([f"  difference to {comparison.names[0]}", *gaps])
+    console.say(
+        f"{counted(comparison.rows, 'test row')}, the same for all; 95% confidence intervals"
+    )
+    console.table(["", *console.two_each(comparison.headline)], lines)
+    for sentence in comparison.verdicts:
         console.sentence(f"\n{sentence}")
-    if found.settings:
+    if comparison.settings:
         console.say()
-        console.block("settings that differ", {n: " | ".join(v) for n, v in found.settings.items()})
-    differing = counted(len(found.disagreements), "row")
+        console.block(
+            "settings that differ", {n: " | ".join(v) for n, v in comparison.settings.items()}
+        )
+    differing = counted(len(comparison.disagreements), "row")
     console.say(f"\npredictions differ on {differing}: see {page}")

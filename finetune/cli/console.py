@@ -85,11 +85,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     A ``header`` of empty cells is left out.
     """
-    shown = (header, *rows) if any(header) else rows
-    cells = [[visible(cell, "") for cell in row] for row in shown]
+    lines = (header, *rows) if any(header) else rows
+    cells = [[visible(cell, "") for cell in row] for row in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for first, *others in cells:
-        aligned = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+    for first, *rest in cells:
+        aligned = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
         say("  " + "  ".join([f"{first:<{widths[0]}}", *aligned]).rstrip())
 
 
@@ -98,21 +98,21 @@ def two_each(names: Iterable[str]) -> list[str]:
     return [cell for name in names for cell in (name, "")]
 
 
-def with_intervals(found: Mapping[str, Any], columns: Sequence[str], sign: str = "") -> list[str]:
+def with_intervals(metrics: Mapping[str, Any], columns: Sequence[str], sign: str = "") -> list[str]:
     """Return two cells for each metric, the value and its interval, empty where it is missing or,
     as that of a single row, has no width; ``sign`` is ``"+"`` for differences.
     """
     from finetune.reporting import wording
 
     cells = []
-    for each in map(found.get, columns):
-        cells += [score(each["value"], sign)] if each else [""]
-        wide = each is not None and each["low"] < each["high"]
-        if not each or not wide:
+    for estimate in map(metrics.get, columns):
+        cells += [score(estimate["value"], sign)] if estimate else [""]
+        wide = estimate is not None and estimate["low"] < estimate["high"]
+        if not estimate or not wide:
             cells += [""]
             continue
-        digits = max(3, wording.digits(each) or 0)  # of numbers in small units
-        ends = (score(each[end], sign, digits) for end in ("low", "high"))
+        digits = max(3, wording.digits(estimate) or 0)  # of numbers in small units
+        ends = (score(estimate[end], sign, digits) for end in ("low", "high"))
         cells += [f"[{', '.join(ends)}]"]
     return cells
 
@@ -124,10 +124,12 @@ def score(value: float, sign: str = "", digits: int = 4) -> str:
     return f"{value:{sign}.4g}" if abs(value) >= _HUGE else f"{value:{sign}.{digits}f}"
 
 
-def targets(found: Mapping[str, Mapping[str, Any]]) -> None:
+def targets(targets_metrics: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the metrics of each of several numbers."""
-    metrics = list(next(iter(found.values())))
-    rows = [[name, *with_intervals(each, metrics)] for name, each in found.items()]
+    metrics = list(next(iter(targets_metrics.values())))
+    rows = [
+        [name, *with_intervals(estimates, metrics)] for name, estimates in targets_metrics.items()
+    ]
     table(["target", *two_each(metrics)], rows)
 
 

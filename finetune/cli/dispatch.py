@@ -82,9 +82,9 @@ def _run(words: list[str]) -> int:
     if verb not in VERBS:
         verb, rest = "train", words
         if not _may_be_recipe(words[0]):
-            known = [*VERBS, *catalog.names()]
+            names = [*VERBS, *catalog.names()]
             raise UserError(
-                f"unknown recipe or subcommand '{words[0]}'{suggestion(words[0], known)} "
+                f"unknown recipe or subcommand '{words[0]}'{suggestion(words[0], names)} "
                 f"(recipes: {', '.join(catalog.names())}; subcommands: {', '.join(VERBS)}; "
                 "a recipe of your own is the path of a .py file)"
             )

@@ -68,13 +68,13 @@ def main(words: Sequence[str]) -> int:
         "(default: as in the training)",
     )
     parser.add_trust_recipe()
-    given = parser.parse_args(words)
-    run = load_run(given.run, given.trust_recipe)
+    arguments = parser.parse_args(words)
+    run = load_run(arguments.run, arguments.trust_recipe)
     run.require_model()
-    reading = {name: value for name in _READING if (value := getattr(given, name)) is not None}
-    if reading and given.data is None:
+    reading = {name: value for name in _READING if (value := getattr(arguments, name)) is not None}
+    if reading and arguments.data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
-    missing = hub.missing(sources(run, given.data))
+    missing = hub.missing(sources(run, arguments.data))
     unreachable = hub.unreachable(missing, data="--data FILE")
     if unreachable and distributed.ranks().rank == 0:
         raise unreachable
@@ -85,9 +85,9 @@ def main(words: Sequence[str]) -> int:
     _show(
         evaluate(
             run,
-            given.data,
-            per_device_eval_batch_size=given.per_device_eval_batch_size,
-            cpu_kernels=given.cpu_kernels,
+            arguments.data,
+            per_device_eval_batch_size=arguments.per_device_eval_batch_size,
+            cpu_kernels=arguments.cpu_kernels,
             progress=lambda event: None if sys.stderr.isatty() else console.tell(str(event)),
             **reading,
         )
@@ -95,40 +95,40 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _show(found: Evaluation) -> None:
-    if found.statistics is not None:
-        _show_intervals(found.source, found.statistics)
-        for note in [*found.statistics.notes, *found.notes]:
+def _show(evaluation: Evaluation) -> None:
+    if evaluation.statistics is not None:
+        _show_intervals(evaluation.source, evaluation.statistics)
+        for note in [*evaluation.statistics.notes, *evaluation.notes]:
             console.say(f"\n{note}")
         return
-    recorded = found.recorded or {}
-    console.say(f"\ntest set of {found.source}, {counted(found.rows, 'row')}")
-    numbers = [name for name, value in found.metrics.items() if isinstance(value, float)]
-    sources = {"now": found.metrics, "recorded": recorded}
+    recorded = evaluation.recorded or {}
+    console.say(f"\ntest set of {evaluation.source}, {counted(evaluation.rows, 'row')}")
+    numbers = [name for name, value in evaluation.metrics.items() if isinstance(value, float)]
+    sources = {"now": evaluation.metrics, "recorded": recorded}
     lines = [
-        [name, *(console.score(each[key]) for key in numbers)] for name, each in sources.items()
+        [name, *(console.score(values[key]) for key in numbers)] for name, values in sources.items()
     ]
     console.table(["", *numbers], lines)
 
 
-def _show_intervals(source: str, found: Statistics) -> None:
+def _show_intervals(source: str, statistics: Statistics) -> None:
     from finetune.reporting import wording
 
-    console.say(f"\n{source}, {counted(found.rows, 'row')}, 95% confidence intervals")
-    scores = {**found.metrics, **(found.ordered or {})}
+    console.say(f"\n{source}, {counted(statistics.rows, 'row')}, 95% confidence intervals")
+    scores = {**statistics.metrics, **(statistics.ordered or {})}
     console.table(
         ["", "", ""],
         [[wording.name(name), *console.with_intervals(scores, [name])] for name in scores],
     )
-    if found.targets:
+    if statistics.targets:
         console.say()
-        console.targets(found.targets)
-    if found.classes:
+        console.targets(statistics.targets)
+    if statistics.classes:
         console.say()
         scores_of_class = ("precision", "recall", "f1")
         lines = [
-            [name, f"{each['support']:,}", *console.with_intervals(each, scores_of_class)]
-            for name, each in found.classes.items()
+            [name, f"{scores['support']:,}", *console.with_intervals(scores, scores_of_class)]
+            for name, scores in statistics.classes.items()
         ]
-        kind = "class" if found.together is None else "label"
+        kind = "class" if statistics.together is None else "label"
         console.table([kind, "rows", *console.two_each(["precision", "recall", "F1"])], lines)

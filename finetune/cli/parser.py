@@ -32,12 +32,12 @@ class Parser(argparse.ArgumentParser):
         )
         self.verb = verb
 
-    def add_argument(self, *names: str, **about: Any) -> argparse.Action:
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """Add an argument; a flag can be written with dashes, too, which the help leaves out."""
-        action = super().add_argument(*names, **about)
+        action = super().add_argument(*names, **options)
         flags = [name for name in names if name.startswith("--")]
         if dashed := [name.replace("_", "-") for name in flags if "_" in name]:
-            hidden = {**about, "dest": action.dest, "help": argparse.SUPPRESS}
+            hidden = {**options, "dest": action.dest, "help": argparse.SUPPRESS}
             super().add_argument(*dashed, **hidden)
         return action
 
@@ -53,8 +53,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a ``UserError``, for unknown flags with the nearest known ones."""
         _, _, left = message.partition("unrecognized arguments: ")
-        known = [*self._option_string_actions]
+        flags_of_verb = [*self._option_string_actions]
         flags = [word.partition("=")[0] for word in left.split() if word.startswith("--")]
-        unknown = [f"unknown option {flag}{option_suggestion(flag, known)}" for flag in flags]
-        found = unknown or [f"unexpected words: {left}" if left else message]
-        raise UserError(*(f"{self.verb}: {each}" for each in found))
+        unknown = [
+            f"unknown option {flag}{option_suggestion(flag, flags_of_verb)}" for flag in flags
+        ]
+        mistakes = unknown or [f"unexpected words: {left}" if left else message]
+        raise UserError(*(f"{self.verb}: {mistake}" for mistake in mistakes))

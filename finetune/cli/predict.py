@@ -75,8 +75,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def _parser() -> Parser:
-    known = ", ".join((*formats.FILES, ".txt"))
-    parser = Parser("predict", (__doc__ or "").replace("FORMATS", known))
+    suffixes = ", ".join((*formats.FILES, ".txt"))
+    parser = Parser("predict", (__doc__ or "").replace("FORMATS", suffixes))
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_argument(
         "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
@@ -172,22 +172,22 @@ def _write_to_file(
         console.tell(f"--output {typed.output} exists: replaced when all rows are done")
     try:
         with _bar() as bar:
-            done = predict_file(
+            prediction = predict_file(
                 run, typed.input, typed.output, resume=typed.resume, progress=bar, **options
             )
     except KeyboardInterrupt as interruption:
-        again = [*words, *([] if typed.resume else ["--resume"])]
-        command = [*distributed.launcher(), "-m", "finetune", "predict", *again]
+        words_again = [*words, *([] if typed.resume else ["--resume"])]
+        command = [*distributed.launcher(), "-m", "finetune", "predict", *words_again]
         interruption.args = (f"interrupted; to resume: {shlex.join(command)}",)
         console.say(f"\n{interruption}")
         raise
-    before = done.rows_before
+    before = prediction.rows_before
     console.say(
-        f"{counted(done.rows, 'row')} saved to {done.output}"
+        f"{counted(prediction.rows, 'row')} saved to {prediction.output}"
         + (f" ({before:,} of them before resuming)" if before else "")
-        + f"; throughput: {done.samples_per_second:,.1f} samples/s in {done.precision}"
+        + f"; throughput: {prediction.samples_per_second:,.1f} samples/s in {prediction.precision}"
     )
-    for note in done.notes:
+    for note in prediction.notes:
         console.say(note)
 
 

@@ -15,12 +15,12 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("report", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_trust_recipe()
-    given = parser.parse_args(words)
+    arguments = parser.parse_args(words)
 
     from finetune.cli import console
     from finetune.pipeline.report import report
 
-    written = report(load_run(given.run, given.trust_recipe))
+    written = report(load_run(arguments.run, arguments.trust_recipe))
     console.say(f"report: {written.page}; model card: {written.card}")
     if written.suspects:
         console.say(

@@ -63,8 +63,8 @@ def _start(event: events.Started) -> None:
     if recipe.split_how:
         facts["splits"] = recipe.split_how
     name, balance = recipe.kind.balance(targets.values(splits["train"]))
-    why = f" ({recipe.task_reason})" if recipe.task_reason else ""
-    facts["task"] = recipe.kind.name.replace("_", " ") + why
+    reason = f" ({recipe.task_reason})" if recipe.task_reason else ""
+    facts["task"] = recipe.kind.name.replace("_", " ") + reason
     facts[name] = balance
     if isinstance(recipe, TextRecipe):
         if recipe.text_columns:
@@ -108,18 +108,18 @@ def _end(event: events.Finished) -> None:
     """Print the test metrics beside the baselines; then time, throughput and the directory."""
     run = event.run
     metrics, manifest = run.metrics, run.manifest
-    found, columns = run.statistics, run.headline
-    console.say(f"\ntest set, {counted(found.rows, 'row')}, 95% confidence intervals")
-    lines = [["fine-tuned", *console.with_intervals(found.metrics, columns)]]
+    statistics, columns = run.statistics, run.headline
+    console.say(f"\ntest set, {counted(statistics.rows, 'row')}, 95% confidence intervals")
+    lines = [["fine-tuned", *console.with_intervals(statistics.metrics, columns)]]
     for baseline, scores in metrics.baseline.items():
-        gaps = console.with_intervals(found.beyond[baseline], columns, "+")
+        gaps = console.with_intervals(statistics.beyond[baseline], columns, "+")
         lines.append([baseline, *console.two_each(console.score(scores[name]) for name in columns)])
         lines.append(["  difference to baseline", *gaps])
     console.table(["", *console.two_each(columns)], lines)
-    if found.targets:
+    if statistics.targets:
         console.say()
-        console.targets(found.targets)
-    for sentence in wording.unbeaten(found, columns, wording.directions(manifest)):
+        console.targets(statistics.targets)
+    for sentence in wording.unbeaten(statistics, columns, wording.directions(manifest)):
         console.sentence(f"\n{sentence}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
@@ -149,7 +149,7 @@ def _model(settings: Settings, model: torch.nn.Module | None) -> str:
     described = pretrained.describe(name) if name else "built by the recipe"
     if model is None:
         return described
-    parameters = sum(each.numel() for each in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     counted = f"{parameters / 1e6:,.1f}M" if parameters >= 1e6 else f"{parameters:,}"
     return f"{described}, {counted} parameters"
 
@@ -166,8 +166,8 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     if kind is None or kind.type == "cpu":
         lines[0] += f", {counted(torch.get_num_threads(), 'thread')} each"
     if me.world_size == 1 and devices > 1:
-        again = command.removeprefix("python ")
-        lines.append(f"faster: torchrun --nproc_per_node={devices} {again}")
+        same_command = command.removeprefix("python ")
+        lines.append(f"faster: torchrun --nproc_per_node={devices} {same_command}")
         lines.append("on one GPU only: CUDA_VISIBLE_DEVICES=0")
     if "ACCELERATE_MIXED_PRECISION" in os.environ and arguments.use_cpu and me.world_size == 1:
         lines.append(
@@ -185,10 +185,10 @@ def _batch_sizes(arguments: FinetuneArguments, *, in_windows: bool) -> str:
     unit = "process" if distributed.ranks().world_size == devices else "GPU"
     if arguments.max_tokens_per_batch is not None:
         shares = devices * arguments.gradient_accumulation_steps
-        each = arguments.max_tokens_per_batch // shares
+        tokens = arguments.max_tokens_per_batch // shares
         return (
             f"at most {arguments.max_tokens_per_batch:,} tokens per step, padding included: "
-            f"about {each:,} per device"
+            f"about {tokens:,} per device"
             + (" and micro-batch" if arguments.gradient_accumulation_steps > 1 else "")
         )
     return (

@@ -23,10 +23,11 @@ def main(words: Sequence[str]) -> int:
         )
         return 0
     if not words or words[0].startswith("-"):
-        named = [word for word in words if word in catalog.names()]
+        recipes = [word for word in words if word in catalog.names()]
         raise UserError(
             "the name of a recipe comes first: python -m finetune "
-            f"{named[0] if named else 'RECIPE'} [flags] (available: {', '.join(catalog.names())})"
+            f"{recipes[0] if recipes else 'RECIPE'} [flags] "
+            f"(available: {', '.join(catalog.names())})"
         )
     recipe, *flags = words
     cls = catalog.find(recipe)

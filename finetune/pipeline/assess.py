@@ -151,7 +151,7 @@ def _with_baselines(
         try:
             scored = EvalPrediction(predictions=each, label_ids=assessment.labels)
             of_each = recipe.compute_metrics(scored)
-            beyond[name] = assessment.beyond(each)
+            beyond[name] = assessment.compare_to_baseline(each)
             scores[name] = of_each
         except Exception as error:  # whatever it is, the run is worth what it is without
             notes.append(baselines.failed(name, error))

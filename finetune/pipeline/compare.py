@@ -135,7 +135,7 @@ def _compared(runs: Sequence[Run]) -> Comparison:
         [more for _, more in judged],
         task.tests(each),
         settings_that_differ([run.manifest for run in runs]),
-        task.apart(each),
+        task.rank_disagreements(each),
         tables,
         wording.directions(runs[0].manifest),
     )
@@ -173,7 +173,7 @@ def settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
 
 def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.DataFrame) -> None:
     runs, task = f"{first.path} and {second.path} have", first.kind
-    if why := task.unlike(second.kind):
+    if why := task.find_difference(second.kind):
         raise UserError(f"{runs} {why}")
     columns = [name for name in ("id", "text", DIGEST) if name in one and name in other]
     prints = {each.manifest.data.fingerprint for each in (first, second)}
@@ -223,7 +223,7 @@ def _row(found: Comparison, task: Task[Any], index: int) -> dict[str, Any]:
     first, said = found.tables[0].iloc[index], []
     for table in found.tables:
         row = table.iloc[index]
-        prediction, probability, right = task.shown(row)
+        prediction, probability, right = task.describe_row(row)
         said.append({"prediction": prediction, "probability": probability, "right": right})
     text = html.excerpt(first["text"]) if "text" in first else None
     label = task.label_shown(first["label"])

@@ -222,7 +222,7 @@ def _recipe_over(
         skipped = f"; not evaluated: {', '.join(others)}" if others else ""
         notes.append(f"evaluated the {split_name} split{reason}{skipped}")
     try:
-        matched = task.matched(rows, split, source.report)
+        matched = task.match_labels(rows, split, source.report)
     except UserError as error:
         flag = _label_flag(source)
         can_rename = "label_map" in _option_names(recipe) and task.has_probabilities

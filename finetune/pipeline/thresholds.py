@@ -27,13 +27,13 @@ def without_place(recipe: Recipe, model: torch.nn.Module) -> str | None:
     """Leave the thresholds of a recipe out where the last layer of its model has no bias that they
     could be folded into, those of the baselines too; return a sentence that says so.
     """
-    unshifted = recipe.kind.unshifted()
-    if unshifted == recipe.kind:
+    plain = recipe.kind.without_thresholds()
+    if plain == recipe.kind:
         return None
     with contextlib.suppress(UserError):  # there is no such layer
         if head.has_bias(head.last_linear(model, recipe.kind.width)):
             return None
-    recipe.kind = unshifted
+    recipe.kind = plain
     return (
         f"{type(model).__name__}: the last layer has no bias that thresholds could be folded into; "
         "without them the model and its baselines give labels above a probability of one half"
@@ -54,7 +54,7 @@ def in_evaluations(trainer: Trainer, task: Task[Any]) -> Iterator[None]:
     def of_fitted(found: EvalPrediction) -> dict[str, float]:
         assert compute is not None
         outputs, targets = map(np.asarray, (found.predictions, found.label_ids))
-        after = task.fitted(outputs, targets)
+        after = task.fit(outputs, targets)
         fitted = after(outputs) if after else outputs
         return compute(EvalPrediction(fitted, targets, found.inputs, found.losses))
 
@@ -80,7 +80,7 @@ def folded(
         what was folded; None if nothing was.
     """
     outputs, targets = map(np.asarray, (validated.predictions, validated.label_ids))
-    after = task.fitted(outputs, targets)
+    after = task.fit(outputs, targets)
     if after is None:
         return validated, None
     assert trainer.model is not None

@@ -71,7 +71,7 @@ class Request:
         self._task, self._recipe = run.kind, run.recipe(scores=False)
         self._refuse_impossible()
         self.columns_read = self._choose_columns()
-        names = self._task.predicted_names(every=self.options.all_probabilities)
+        names = self._task.predicted_names(all_labels=self.options.all_probabilities)
         self.added = [_free_name(name, source.columns) for name in names]
         temperature = run.manifest.temperature if self.options.calibrated else None
         self._temperature = float(temperature or 1.0)
@@ -274,7 +274,7 @@ class Request:
         value; null for the others.
         """
         predictions = self._task.predicted(
-            logits, self._temperature, every=self.options.all_probabilities
+            logits, self._temperature, all_labels=self.options.all_probabilities
         )
         columns = []
         for values in predictions:

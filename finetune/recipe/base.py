@@ -359,7 +359,7 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
 
         if self.kind.weighs_in_loss and type(self).loss is not Recipe.loss:
             weights.refuse_own_loss(self.class_weights)
-        return self.kind.told_weights(self.class_weights, self.training_targets(), self.note)
+        return self.kind.find_class_weights(self.class_weights, self.training_targets(), self.note)
 
     @property
     def scoring(self) -> Scoring:

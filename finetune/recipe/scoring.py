@@ -133,7 +133,7 @@ class Scoring:
         for name, options in self.arguments.items():
             with report.collect():
                 metric = _Metric(name, options, task, refresh=True)
-                for score in metric.compute(*task.made_up(), is_trial=True):
+                for score in metric.compute(*task.example_outputs(), is_trial=True):
                     is_taken = score in reserved or score.startswith(("eval_", "test_"))
                     owner = owners.setdefault(score, metric.title)
                     if (metric.is_custom and is_taken) or owner != metric.title:
@@ -203,7 +203,7 @@ class _Metric:
                 f"{self.title} takes {' and '.join(map(repr, unknown))}: a metric gets "
                 "'predictions' or 'prediction_scores', and 'references'"
             )
-        decided = self._task.decided(outputs)
+        decided = self._task.decide(outputs)
         inputs = {"predictions": decided, "references": np.asarray(targets).astype(decided.dtype)}
         if "prediction_scores" in features:
             if not self._task.has_probabilities:

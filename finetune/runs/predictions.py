@@ -49,7 +49,7 @@ def write(
         The outputs as the files have them, from which statistics are to be computed.
     """
     logits: np.ndarray = np.asarray(outputs)
-    stored = task.kept(logits)
+    stored = task.compress_outputs(logits)
     if stored is None:
         (directory / LOGITS).unlink(missing_ok=True)
     else:

@@ -195,7 +195,7 @@ class Run:
         from finetune.tasks import kinds
 
         manifest = self.manifest
-        return kinds.named(
+        return kinds.from_manifest(
             manifest.task,
             manifest.labels,
             ordered=manifest.ordered_labels,
@@ -249,7 +249,7 @@ class Run:
 
         kind = self.kind
         task = task or kind
-        if not kind.needs_kept(table):
+        if not kind.needs_outputs(table):
             return task.scored_in(table)
         path, shape = self.path / LOGITS, (len(table), kind.width)
         copy = "copy it from where the run was trained, or train the run again"

@@ -128,7 +128,9 @@ def calibrated(predicted: ScoredRows) -> dict[str, Any]:
     }
 
 
-def beyond(first: ScoredRows, second: ScoredRows, metrics: Metrics) -> dict[str, Any]:
+def differences_of_metrics(
+    first: ScoredRows, second: ScoredRows, metrics: Metrics
+) -> dict[str, Any]:
     """Return how much more of each metric the second model has than the first on the same rows."""
     classes, areas = len(first.names), [rows.once(ranking.of_classes) for rows in (first, second)]
     found = {
@@ -143,13 +145,13 @@ def beyond(first: ScoredRows, second: ScoredRows, metrics: Metrics) -> dict[str,
 
 
 def differences(first: ScoredRows, second: ScoredRows, metrics: Metrics) -> dict[str, Any]:
-    """Return :func:`beyond`, and the same of the losses and the mean area under the ROC curves."""
+    """Return those of the metrics, of the losses, and of the mean area under the ROC curves."""
     before, after = _losses(first), _losses(second)
     found = {name: (after[name] - before[name]).difference() for name in before}
     areas = [rows.once(ranking.of_classes).means["roc_auc"] for rows in (first, second)]
     if areas[0].measured is not None:
         found["roc_area"] = areas[1].minus(areas[0])
-    return beyond(first, second, metrics) | _plain(found)
+    return differences_of_metrics(first, second, metrics) | _plain(found)
 
 
 def confusion(predicted: ScoredRows) -> np.ndarray:

@@ -80,7 +80,7 @@ class Custom:
         """Return the interval of each metric."""
         return {name: asdict(found.difference()) for name, found in self.measured.items()}
 
-    def beyond(self, other: Custom) -> dict[str, Any]:
+    def minus(self, other: Custom) -> dict[str, Any]:
         """Return how much more of each metric these outputs have than others on the same rows."""
         return {
             name: asdict((found - other.measured[name]).difference())

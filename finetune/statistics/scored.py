@@ -108,7 +108,7 @@ def numbers_in(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray
     return table[column].map(number).to_numpy(dtype=np.int64)
 
 
-def kept(outputs: np.ndarray) -> np.ndarray:
+def compress_logits(outputs: np.ndarray) -> np.ndarray:
     """Return logits as a file of them keeps them: float16, the highest of each row 0.
 
     Differences between logits are what probabilities depend on, and near 0 float16 is fine: no

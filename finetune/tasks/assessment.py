@@ -55,20 +55,20 @@ class Assessment:
             temperature: Of the probabilities, fitted on other rows: 1 if they need none.
         """
         counted = self.task.counted(self.scoring)
-        found = self.task.statistics(self.rows, counted, temperature)
+        fields = self.task.statistics(self.rows, counted, temperature)
         custom = self.custom.estimates() if self.custom else {}
-        return {**found, "metrics": found["metrics"] | custom}
+        return {**fields, "metrics": fields["metrics"] | custom}
 
-    def beyond(self, baseline: np.ndarray) -> dict[str, Any]:
+    def compare_to_baseline(self, baseline: np.ndarray) -> dict[str, Any]:
         """Return the difference of each metric to a baseline, whose outputs are those of a model:
         an interval of the paired difference.
         """
         custom = {}
         if self.custom:
-            custom = self.custom.beyond(Custom(self.compute, baseline, self.labels))
+            custom = self.custom.minus(Custom(self.compute, baseline, self.labels))
         counted = self.task.counted(self.scoring)
         other = self.task.scored(self.labels, baseline)
-        return self.task.beyond(self.rows, other, counted) | custom
+        return self.task.compare_to_baseline(self.rows, other, counted) | custom
 
 
 def compared(
@@ -85,9 +85,9 @@ def compared(
     """
     counted = task.counted(scoring)
     judged = task.scores(second, counted)
-    more = task.differences(first, second, counted)
+    differences = task.differences(first, second, counted)
     if not has_others(scoring, counted):
-        return judged, more
+        return judged, differences
     custom = Custom(compute, second.outputs, second.labels)
     before = Custom(compute, first.outputs, first.labels)
-    return judged | custom.estimates(), more | custom.beyond(before)
+    return judged | custom.estimates(), differences | custom.minus(before)

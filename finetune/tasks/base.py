@@ -127,7 +127,7 @@ class Task(ABC, Generic[S]):
         return {}
 
     @abstractmethod
-    def matched(self, rows: Dataset, split: str, report: Report) -> Dataset:
+    def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
         """Return raw rows of other data with labels as the model has them.
 
         Args:
@@ -169,15 +169,15 @@ class Task(ABC, Generic[S]):
             return None
         raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
 
-    def told_weights(self, text: str, targets: np.ndarray, note: Tell) -> np.ndarray | None:
+    def find_class_weights(self, text: str, targets: np.ndarray, note: Tell) -> np.ndarray | None:
         """Return :meth:`class_weights` of the targets of training, and tell of them."""
         if evaluated := self.unweighted.get(self.loss_function):
             name = evaluated.__name__.replace("_", " ")
             note(f"--loss_function {self.loss_function}: the evaluation loss is the {name}")
-        found = self.class_weights(text, targets)
-        if found is not None:
-            note(weights.note(text, self.labels, found))
-        return found
+        class_weights = self.class_weights(text, targets)
+        if class_weights is not None:
+            note(weights.note(text, self.labels, class_weights))
+        return class_weights
 
     def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
         """Return the loss of a step.
@@ -215,15 +215,15 @@ class Task(ABC, Generic[S]):
 
     # ---- from outputs to predictions -------------------------------------------------------------
 
-    def fitted(self, outputs: np.ndarray, targets: np.ndarray) -> Affine | None:
+    def fit(self, outputs: np.ndarray, targets: np.ndarray) -> Affine | None:
         """Return what is done to the outputs from now on, fitted on those of the validation rows.
 
         It is folded into the last layer of the model before that is saved. None if nothing is.
         """
         return None
 
-    def unshifted(self) -> Task[S]:
-        """Return the task of a model into which :meth:`fitted` cannot be folded."""
+    def without_thresholds(self) -> Task[S]:
+        """Return the task of a model into which :meth:`fit` cannot be folded."""
         return self
 
     def thresholds_of(self, after: Affine) -> dict[str, float] | None:
@@ -233,7 +233,7 @@ class Task(ABC, Generic[S]):
         return None
 
     @abstractmethod
-    def decided(self, outputs: np.ndarray) -> np.ndarray:
+    def decide(self, outputs: np.ndarray) -> np.ndarray:
         """Return what metrics take as ``predictions``: shape ``(rows,)`` or ``(rows, outputs)``."""
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
@@ -245,7 +245,7 @@ class Task(ABC, Generic[S]):
         raise UserError(f"--metrics: a task of {self.name} has no probabilities")
 
     @abstractmethod
-    def made_up(self) -> tuple[np.ndarray, np.ndarray]:
+    def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return outputs and targets of a few made-up rows, some of which are right: every label
         is there, and predicted, in some row and not in another.
         """
@@ -258,12 +258,12 @@ class Task(ABC, Generic[S]):
     def scored_in(self, table: pd.DataFrame) -> S:
         """Return the same of the table that :meth:`columns` was written to, which has all of it."""
 
-    def kept(self, outputs: np.ndarray) -> np.ndarray | None:
+    def compress_outputs(self, outputs: np.ndarray) -> np.ndarray | None:
         """Return the outputs as a file beside that table keeps them; None where it has all."""
         return None
 
-    def needs_kept(self, table: pd.DataFrame) -> bool:
-        """Return whether a table has not all, and :meth:`scored` needs what :meth:`kept` gave."""
+    def needs_outputs(self, table: pd.DataFrame) -> bool:
+        """Return whether :meth:`scored` needs what :meth:`compress_outputs` returned."""
         return False
 
     @abstractmethod
@@ -271,15 +271,15 @@ class Task(ABC, Generic[S]):
         """Return the columns of ``predictions.parquet`` from ``label`` on."""
 
     @abstractmethod
-    def predicted_names(self, *, every: bool) -> list[str]:
+    def predicted_names(self, *, all_labels: bool) -> list[str]:
         """Return the names of the columns that ``predict`` adds.
 
         Args:
-            every: Whether the probability of every label is wanted.
+            all_labels: Whether to add the probability of every label.
         """
 
     @abstractmethod
-    def predicted(self, outputs: np.ndarray, temperature: float, *, every: bool) -> list[Any]:
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
         """Return the values of these columns, each an array or a list over the rows."""
 
     @abstractmethod
@@ -296,7 +296,7 @@ class Task(ABC, Generic[S]):
         return str(label)
 
     @abstractmethod
-    def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
+    def describe_row(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
         """Return the prediction in a row of the table as a page shows it, its probability if there
         is one, and whether it is marked as right.
         """
@@ -309,9 +309,11 @@ class Task(ABC, Generic[S]):
         Raises:
             UserError: for each of them.
         """
-        modules = {name: module_of(name, each)[0] for name, each in scoring.items()}
+        modules = {name: module_of(name, arguments)[0] for name, arguments in scoring.items()}
         reasons = {name: self.unsuited(name, module) for name, module in modules.items()}
-        if mistakes := [f"--metrics {name}: {why}" for name, why in reasons.items() if why]:
+        if mistakes := [
+            f"--metrics {name}: {reason}" for name, reason in reasons.items() if reason
+        ]:
             raise UserError(*mistakes)
 
     def unsuited(self, name: str, module: str) -> str:
@@ -341,11 +343,11 @@ class Task(ABC, Generic[S]):
         ``metrics`` are :meth:`scores`.
         """
 
-    def beyond(self, rows: S, baseline: S, counted: Metrics) -> dict[str, Any]:
+    def compare_to_baseline(self, rows: S, baseline: S, counted: Metrics) -> dict[str, Any]:
         """Return the paired differences to a baseline, of the metrics of counts."""
         return {}
 
-    def unlike(self, other: Task[Any]) -> str:
+    def find_difference(self, other: Task[Any]) -> str:
         """Return what is different in another task, so that their predictions cannot be compared:
         tasks, or names of labels; empty if they can.
         """
@@ -353,7 +355,7 @@ class Task(ABC, Generic[S]):
             return f"different tasks: {self.name} and {other.name}"
         if sorted(self.labels) == sorted(other.labels):
             return ""
-        names = (", ".join(each.labels) or "a single one" for each in (self, other))
+        names = (", ".join(task.labels) or "a single one" for task in (self, other))
         return f"different {self.label_word}: {' and '.join(names)}"
 
     @abstractmethod
@@ -365,7 +367,7 @@ class Task(ABC, Generic[S]):
         return []
 
     @abstractmethod
-    def apart(self, rows: Sequence[S]) -> np.ndarray:
+    def rank_disagreements(self, rows: Sequence[S]) -> np.ndarray:
         """Return the indices of rows that are predicted differently, the clearest first."""
 
     def temperature(self, outputs: np.ndarray, labels: np.ndarray) -> float | None:

@@ -51,15 +51,15 @@ def of_rows(
     return kind(labels=names, loss_function=loss)
 
 
-def in_order(rows: Dataset, known: Sequence[str]) -> bool:
+def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
     """Return whether the classes of rows have an order: three or more that are among those that
     have one, ``known``, or are numbers that ascend.
     """
     names = class_names(rows)
-    return len(names) >= FEWEST_ORDERED and numbers.have_order(names, known)
+    return len(names) >= FEWEST_ORDERED and numbers.have_order(names, ordered_names)
 
 
-def named(
+def from_manifest(
     name: str | None,
     names: Sequence[str],
     *,

@@ -118,8 +118,8 @@ def squared_earth_movers_distance(logits: torch.Tensor, targets: torch.Tensor) -
     precise = _precise(logits)
     place = torch.arange(logits.shape[-1], device=logits.device)
     reached = (place >= targets[:, None]).to(precise.dtype)
-    below = torch.softmax(precise, dim=-1).cumsum(dim=-1)
-    return ((below - reached) ** 2).sum(dim=-1)
+    cumulative = torch.softmax(precise, dim=-1).cumsum(dim=-1)
+    return ((cumulative - reached) ** 2).sum(dim=-1)
 
 
 def _precise(logits: torch.Tensor) -> torch.Tensor:

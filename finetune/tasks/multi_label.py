@@ -72,7 +72,7 @@ class MultiLabel(Task[ScoredLabels]):
     def pipeline_arguments(self) -> Mapping[str, Any]:
         return {"top_k": None}
 
-    def matched(self, rows: Dataset, split: str, report: Report) -> Dataset:
+    def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
         return class_labels.match_labels(rows, self.labels, split, report)
 
     def targets(self, labels: Any) -> np.ndarray:
@@ -83,33 +83,39 @@ class MultiLabel(Task[ScoredLabels]):
         shares = [
             f"{name} {share:.0%}" for name, share in zip(self.labels, has.mean(axis=0), strict=True)
         ]
-        more = f" and {len(shares) - _MOST_NAMED} more" if len(shares) > _MOST_NAMED else ""
-        each, none = has.sum(axis=1).mean(), (~has.any(axis=1)).mean()
-        rows = f"; {each:.2g} a row on average, {none:.0%} of the rows have none"
-        return "labels", f"{len(shares)}: {', '.join(shares[:_MOST_NAMED])}{more}{rows}"
+        rest = f" and {len(shares) - _MOST_NAMED} more" if len(shares) > _MOST_NAMED else ""
+        per_row, none = has.sum(axis=1).mean(), (~has.any(axis=1)).mean()
+        rows = f"; {per_row:.2g} a row on average, {none:.0%} of the rows have none"
+        return "labels", f"{len(shares)}: {', '.join(shares[:_MOST_NAMED])}{rest}{rows}"
 
     def remarks(self, splits: DatasetDict) -> list[str]:
         """Return which labels cannot be learned, and which have no threshold of their own."""
-        rows, held = (
-            self.targets(targets.values(splits[each])) for each in ("train", "validation")
+        rows, validation = (
+            self.targets(targets.values(splits[split])) for split in ("train", "validation")
         )
-        told = self._counted(rows, np.isin(rows.sum(axis=0), (0, len(rows))), "training")
-        found = [f"labels that cannot be learned: {told}"] if told else []
-        few = self._counted(held, held.sum(axis=0) < _FEWEST_POSITIVES, "validation")
-        if few and self.thresholds == "label":
-            found.append(
+        unlearnable = self._counted(rows, np.isin(rows.sum(axis=0), (0, len(rows))), "training")
+        sentences = [f"labels that cannot be learned: {unlearnable}"] if unlearnable else []
+        rare = self._counted(validation, validation.sum(axis=0) < _FEWEST_POSITIVES, "validation")
+        if rare and self.thresholds == "label":
+            sentences.append(
                 f"--thresholds label: below {_FEWEST_POSITIVES} validation rows a label has the "
-                f"threshold of all labels together, not one of its own: {few}"
+                f"threshold of all labels together, not one of its own: {rare}"
             )
-        return found
+        return sentences
 
     def _counted(self, has: np.ndarray, chosen: np.ndarray, split: str) -> str:
         """Return the names of labels, each with the number of rows that have it."""
         counts = has.sum(axis=0)
-        told = [f"'{self.labels[each]}' ({counts[each]:,.0f})" for each in np.flatnonzero(chosen)]
-        more = f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
-        named = f"{', '.join(told[:_MOST_NAMED])}{more}"
-        return f"{named} of {len(has):,} {split} rows have it" if told else ""
+        descriptions = [
+            f"'{self.labels[number]}' ({counts[number]:,.0f})" for number in np.flatnonzero(chosen)
+        ]
+        rest = (
+            f" and {len(descriptions) - _MOST_NAMED} more"
+            if len(descriptions) > _MOST_NAMED
+            else ""
+        )
+        listed = f"{', '.join(descriptions[:_MOST_NAMED])}{rest}"
+        return f"{listed} of {len(has):,} {split} rows have it" if descriptions else ""
 
     def on_hub(self, *, is_text: bool) -> str:
         return "text-classification" if is_text else "image-classification"
@@ -136,31 +142,31 @@ class MultiLabel(Task[ScoredLabels]):
 
     # ---- from outputs to predictions -------------------------------------------------------------
 
-    def fitted(self, outputs: np.ndarray, targets: np.ndarray) -> Affine | None:
+    def fit(self, outputs: np.ndarray, targets: np.ndarray) -> Affine | None:
         """Return the shifts after which one half is the threshold that was best."""
         if self.thresholds == "none":
             return None
         probabilities, has = expit(outputs.astype(np.float64)), np.asarray(targets, dtype=bool)
-        found = np.full(len(self.labels), multi_label.threshold(probabilities, has))
+        thresholds = np.full(len(self.labels), multi_label.threshold(probabilities, has))
         if self.thresholds == "label":
             for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
-                found[index] = multi_label.threshold(probabilities[:, index], has[:, index])
-        return Affine(np.ones(len(found)), -logit(np.clip(found, 1e-6, 1 - 1e-6)))
+                thresholds[index] = multi_label.threshold(probabilities[:, index], has[:, index])
+        return Affine(np.ones(len(thresholds)), -logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
 
-    def unshifted(self) -> MultiLabel:
+    def without_thresholds(self) -> MultiLabel:
         return replace(self, thresholds="none")
 
     def thresholds_of(self, after: Affine) -> dict[str, float]:
         """Return the thresholds of which ``after`` makes one half."""
         return dict(zip(self.labels, expit(-after.shift).tolist(), strict=True))
 
-    def decided(self, outputs: np.ndarray) -> np.ndarray:
+    def decide(self, outputs: np.ndarray) -> np.ndarray:
         return (np.asarray(outputs) > 0).astype(np.int64)
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         return np.asarray(expit(np.asarray(outputs, dtype=np.float64)))
 
-    def made_up(self) -> tuple[np.ndarray, np.ndarray]:
+    def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         rows, labels = np.indices((4, len(self.labels)))
         has = ((rows + labels) % 2).astype(np.float32)
         return 4 * np.where(rows < 2, has, 1 - has) - 2, has  # right, then wrong
@@ -188,24 +194,27 @@ class MultiLabel(Task[ScoredLabels]):
             },
         }
 
-    def predicted_names(self, *, every: bool) -> list[str]:
-        return [LABEL, *(map(probability_of, self.labels) if every else ())]
+    def predicted_names(self, *, all_labels: bool) -> list[str]:
+        return [LABEL, *(map(probability_of, self.labels) if all_labels else ())]
 
-    def predicted(self, outputs: np.ndarray, temperature: float, *, every: bool) -> list[Any]:
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
         probabilities = self.probabilities(outputs)
-        return [self._named(probabilities > 0.5), *(probabilities.T if every else ())]
+        return [self._named(probabilities > 0.5), *(probabilities.T if all_labels else ())]
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        each = {label: row[probability_of(label)] for label in self.labels}
-        given = [f"{label} {each[label]:.4f}" for label in row[LABEL]]
-        rest = sorted((label for label in each if label not in row[LABEL]), key=lambda n: -each[n])
-        others = ", ".join(f"{label} {each[label]:.4f}" for label in rest[:most])
-        return (", ".join(given) or "none") + (f"  ({others})" if others else "")
+        probabilities = {label: row[probability_of(label)] for label in self.labels}
+        predicted = [f"{label} {probabilities[label]:.4f}" for label in row[LABEL]]
+        rest = sorted(
+            (label for label in probabilities if label not in row[LABEL]),
+            key=lambda n: -probabilities[n],
+        )
+        unpredicted = ", ".join(f"{label} {probabilities[label]:.4f}" for label in rest[:most])
+        return (", ".join(predicted) or "none") + (f"  ({unpredicted})" if unpredicted else "")
 
     def label_shown(self, label: Any) -> str:
         return ", ".join(label) or "none"
 
-    def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
+    def describe_row(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
         return self.label_shown(row[PREDICTION]), None, set(row[PREDICTION]) == set(row[LABEL])
 
     def _named(self, has: np.ndarray) -> list[list[str]]:
@@ -216,8 +225,8 @@ class MultiLabel(Task[ScoredLabels]):
 
     def unsuited(self, name: str, module: str) -> str:
         """Return it of metrics of one class a row, too."""
-        if why := super().unsuited(name, module):
-            return why
+        if reason := super().unsuited(name, module):
+            return reason
         if module in _OF_LABELS or module.endswith(".py"):  # the user's own
             return ""
         return (
@@ -229,18 +238,20 @@ class MultiLabel(Task[ScoredLabels]):
         """Return those of which the intervals are known, by module and arguments, and what they are
         called among these.
         """
-        known: dict[str, dict[str, dict[str, Any]]] = {
-            "f1": {f"f1_{each}": {"average": each} for each in ("micro", "macro", "samples")},
+        modules: dict[str, dict[str, dict[str, Any]]] = {
+            "f1": {
+                f"f1_{average}": {"average": average} for average in ("micro", "macro", "samples")
+            },
             "accuracy": {"subset_accuracy": {}},
             "average_precision": {"average_precision": {"average": "macro"}},
         }
-        found = {}
+        statistics = {}
         for name, each in scoring.items():
             module, arguments = module_of(name, each)
-            for statistic, its in known.get(module, {}).items():
+            for statistic, its in modules.get(module, {}).items():
                 if arguments == its:
-                    found[name] = statistic
-        return found
+                    statistics[name] = statistic
+        return statistics
 
     def scores(self, rows: ScoredLabels, counted: Metrics) -> dict[str, Any]:
         return _named(multi_label.scores(rows), counted)
@@ -259,7 +270,7 @@ class MultiLabel(Task[ScoredLabels]):
             "notes": notes,
         }
 
-    def beyond(
+    def compare_to_baseline(
         self, rows: ScoredLabels, baseline: ScoredLabels, counted: Metrics
     ) -> dict[str, Any]:
         return self.differences(baseline, rows, counted)
@@ -272,12 +283,14 @@ class MultiLabel(Task[ScoredLabels]):
     def tests(self, rows: Sequence[ScoredLabels]) -> list[McNemar]:
         return [multi_label.test(rows[0], other) for other in rows[1:]]
 
-    def apart(self, rows: Sequence[ScoredLabels]) -> np.ndarray:
-        said = [each.decided for each in rows]
-        differ = np.any([(other != said[0]).any(axis=1) for other in said[1:]], axis=0)
-        gaps = [np.abs(each.probabilities - rows[0].probabilities).max(axis=1) for each in rows[1:]]
-        apart = np.flatnonzero(differ)
-        return apart[np.argsort(-np.max(gaps, axis=0)[apart], kind="stable")]
+    def rank_disagreements(self, rows: Sequence[ScoredLabels]) -> np.ndarray:
+        decisions = [run.decided for run in rows]
+        is_different = np.any(
+            [(other != decisions[0]).any(axis=1) for other in decisions[1:]], axis=0
+        )
+        gaps = [np.abs(run.probabilities - rows[0].probabilities).max(axis=1) for run in rows[1:]]
+        rows_apart = np.flatnonzero(is_different)
+        return rows_apart[np.argsort(-np.max(gaps, axis=0)[rows_apart], kind="stable")]
 
     def baselines(
         self,
@@ -289,17 +302,18 @@ class MultiLabel(Task[ScoredLabels]):
         fit: bool,
         note: Tell,
     ) -> Iterator[tuple[str, np.ndarray]]:
-        found = baselines.of_labels(splits, input_column, seed, fingerprint, fit=fit, note=note)
-        held = self.targets(targets.values(splits["validation"]))
-        for name, *both in found:
+        fitted = baselines.of_labels(splits, input_column, seed, fingerprint, fit=fit, note=note)
+        validation = self.targets(targets.values(splits["validation"]))
+        for name, *outputs in fitted:
             validated, tested = (
-                logit(np.clip(each, 1e-7, 1 - 1e-7)).astype(np.float32) for each in both
+                logit(np.clip(probabilities, 1e-7, 1 - 1e-7)).astype(np.float32)
+                for probabilities in outputs
             )
-            after = self.fitted(validated, held)  # as the model has it
+            after = self.fit(validated, validation)  # as the model has it
             yield name, tested if after is None else after(tested)
 
 
-def _named(found: dict[str, Estimate], counted: Metrics) -> dict[str, Any]:
+def _named(estimates: dict[str, Estimate], counted: Metrics) -> dict[str, Any]:
     """Return statistics with those that a recipe declares under the names it gives them."""
-    plain = {name: asdict(estimate) for name, estimate in found.items()}
-    return plain | {name: plain[statistic] for name, statistic in counted.items()}
+    fields = {name: asdict(estimate) for name, estimate in estimates.items()}
+    return fields | {name: fields[statistic] for name, statistic in counted.items()}

@@ -24,9 +24,11 @@ class Ordinal(SingleLabel):
     }
     is_ordered = True
 
-    def unlike(self, other: Task[Any]) -> str:
+    def find_difference(self, other: Task[Any]) -> str:
         """Return it where the order is another, too: the metrics count how far off a class is."""
-        if not (why := super().unlike(other)) and other.name == self.name:
-            orders = (", ".join(each.labels) for each in (self, other))
-            why = "" if self.labels == other.labels else f"another order: {' and '.join(orders)}"
-        return why
+        if not (difference := super().find_difference(other)) and other.name == self.name:
+            orders = (", ".join(task.labels) for task in (self, other))
+            difference = (
+                "" if self.labels == other.labels else f"another order: {' and '.join(orders)}"
+            )
+        return difference

@@ -45,7 +45,7 @@ class Regression(Task[ScoredNumbers]):
     label_word = "targets"
     in_columns = True
     are_named = False
-    metrics = {each: {} for each in ("r2", "mae", "rmse", "pearson", "spearman")}
+    metrics = {metric: {} for metric in ("r2", "mae", "rmse", "pearson", "spearman")}
     losses = number_losses.LOSSES
 
     mean: Sequence[float] = ()
@@ -61,16 +61,16 @@ class Regression(Task[ScoredNumbers]):
             loss_function: See :class:`Task`.
         """
         labels = np.asarray(label_values(rows), dtype=np.float64)
-        several = labels.ndim == 2
-        named = [*names] or [f"target {each + 1}" for each in range(labels.shape[-1])]
+        has_several = labels.ndim == 2
+        target_names = [*names] or [f"target {number + 1}" for number in range(labels.shape[-1])]
         targets = labels.reshape(len(labels), -1)
         deviation = targets.std(axis=0) if len(targets) else np.zeros(targets.shape[1])
-        known = bool(len(targets)) and bool((deviation > 0).all())
+        has_deviation = bool(len(targets)) and bool((deviation > 0).all())
         return cls(
-            labels=named if several else [],
+            labels=target_names if has_several else [],
             loss_function=loss_function,
-            mean=targets.mean(axis=0).tolist() if known else (),
-            deviation=deviation.tolist() if known else (),
+            mean=targets.mean(axis=0).tolist() if has_deviation else (),
+            deviation=deviation.tolist() if has_deviation else (),
         )
 
     @property
@@ -88,16 +88,18 @@ class Regression(Task[ScoredNumbers]):
         number = Value("float32")
         return List(number, length=len(self.labels)) if self.labels else number
 
-    def matched(self, rows: Dataset, split: str, report: Report) -> Dataset:
+    def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
         from datasets import ClassLabel, List
 
         feature, flag = rows.features[LABEL], f"--label_columns {','.join(self.labels)}"
-        wanted = f"{len(self.labels)} numbers a row ({flag})" if self.labels else "one number a row"
-        found = "classes" if isinstance(feature, ClassLabel) else "one number a row"
+        expected = (
+            f"{len(self.labels)} numbers a row ({flag})" if self.labels else "one number a row"
+        )
+        actual = "classes" if isinstance(feature, ClassLabel) else "one number a row"
         if isinstance(feature, List):
-            found = f"{feature.length} numbers a row"
-        if found == "classes" or not wanted.startswith(found):
-            raise UserError(f"the data has {found}, and the model predicts {wanted}")
+            actual = f"{feature.length} numbers a row"
+        if actual == "classes" or not expected.startswith(actual):
+            raise UserError(f"the data has {actual}, and the model predicts {expected}")
         return rows
 
     def targets(self, labels: Any) -> np.ndarray:
@@ -152,40 +154,44 @@ class Regression(Task[ScoredNumbers]):
 
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
         values = np.asarray(labels, dtype=np.float64).reshape(len(labels), -1)
-        each = [
+        descriptions = [
             f"mean {column.mean():.4g}, standard deviation {column.std():.4g}"
             for column in values.T[:_MOST_NAMED]
         ]
         if not self.labels:
-            return "label", f"a number, {each[0]}"
-        said = "; ".join(f"{name}: {text}" for name, text in zip(self.labels, each, strict=False))
-        more = len(self.labels) - _MOST_NAMED
-        return "labels", f"{len(self.labels)} numbers; {said}" + f" and {more} more" * (more > 0)
+            return "label", f"a number, {descriptions[0]}"
+        listed = "; ".join(
+            f"{name}: {text}" for name, text in zip(self.labels, descriptions, strict=False)
+        )
+        unnamed = len(self.labels) - _MOST_NAMED
+        return "labels", f"{len(self.labels)} numbers; {listed}" + f" and {unnamed} more" * (
+            unnamed > 0
+        )
 
     def on_hub(self, *, is_text: bool) -> str:
         return "text-classification" if is_text else "tabular-regression"
 
     # ---- from outputs to predictions -------------------------------------------------------------
 
-    def decided(self, outputs: np.ndarray) -> np.ndarray:
+    def decide(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.reshape(len(outputs), -1) if self.labels else outputs.reshape(len(outputs))
 
-    def made_up(self) -> tuple[np.ndarray, np.ndarray]:
+    def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return numbers near the mean of the training rows, none of which is a whole number."""
         mean, deviation = np.array(self.mean or 1.0), np.array(self.deviation or 1.0)
         steps = np.array([[-0.531], [0.273], [0.497], [0.719]])
         targets, outputs = (
-            np.broadcast_to(mean + deviation * each, (len(steps), self.width)).astype(np.float32)
-            for each in (steps, steps[[0, 2, 1, 3]] + 0.113)
+            np.broadcast_to(mean + deviation * offsets, (len(steps), self.width)).astype(np.float32)
+            for offsets in (steps, steps[[0, 2, 1, 3]] + 0.113)
         )
-        return outputs, self.decided(targets)
+        return outputs, self.decide(targets)
 
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredNumbers:
-        return ScoredNumbers(labels, self.decided(outputs))
+        return ScoredNumbers(labels, self.decide(outputs))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredNumbers:
         labels, values = (
-            self.decided(table[self._names(name)].to_numpy(dtype=np.float64))
+            self.decide(table[self._names(name)].to_numpy(dtype=np.float64))
             for name in (LABEL, PREDICTION)
         )
         return ScoredNumbers(labels, values)
@@ -200,10 +206,10 @@ class Regression(Task[ScoredNumbers]):
     def _names(self, column: str) -> list[str]:
         return [of_target(column, name) for name in self.labels] or [column]
 
-    def predicted_names(self, *, every: bool) -> list[str]:
+    def predicted_names(self, *, all_labels: bool) -> list[str]:
         return self._names(PREDICTION)
 
-    def predicted(self, outputs: np.ndarray, temperature: float, *, every: bool) -> list[Any]:
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
         return [*outputs.reshape(len(outputs), -1).T]
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
@@ -211,7 +217,7 @@ class Regression(Task[ScoredNumbers]):
         pairs = zip(self.labels, values, strict=True) if self.labels else ()
         return ", ".join(f"{name} {value}" for name, value in pairs) or values[0]
 
-    def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
+    def describe_row(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
         values = [f"{row[name]:.4g}" for name in self._names(PREDICTION)[:_MOST_NAMED]]
         return ", ".join(values), None, False
 
@@ -227,24 +233,24 @@ class Regression(Task[ScoredNumbers]):
         )
 
     def counted(self, scoring: Scoring) -> Metrics:
-        found = {name: module_of(name, each) for name, each in scoring.items()}
+        modules = {name: module_of(name, arguments) for name, arguments in scoring.items()}
         return {
             name: numbers.METRICS[module]
-            for name, (module, arguments) in found.items()
+            for name, (module, arguments) in modules.items()
             if module in numbers.METRICS and not arguments
         }
 
     def scores(self, rows: ScoredNumbers, counted: Metrics) -> dict[str, Any]:
-        found = numbers.scores(counted, rows.targets, rows.outputs)
-        return {name: asdict(each) for name, each in found.items()}
+        estimates = numbers.scores(counted, rows.targets, rows.outputs)
+        return {name: asdict(estimate) for name, estimate in estimates.items()}
 
     def statistics(
         self, rows: ScoredNumbers, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {"rows": len(rows), "metrics": self.scores(rows, counted)}
-        found["notes"] = numbers.remarks(counted, rows.targets, rows.outputs, self.labels)
+        fields: dict[str, Any] = {"rows": len(rows), "metrics": self.scores(rows, counted)}
+        fields["notes"] = numbers.remarks(counted, rows.targets, rows.outputs, self.labels)
         if self.labels:
-            found["targets"] = {
+            fields["targets"] = {
                 name: {
                     metric: asdict(estimate)
                     for metric, estimate in numbers.scores(
@@ -253,9 +259,9 @@ class Regression(Task[ScoredNumbers]):
                 }
                 for place, name in enumerate(self.labels)
             }
-        return found
+        return fields
 
-    def beyond(
+    def compare_to_baseline(
         self, rows: ScoredNumbers, baseline: ScoredNumbers, counted: Metrics
     ) -> dict[str, Any]:
         return self.differences(baseline, rows, counted)
@@ -263,15 +269,15 @@ class Regression(Task[ScoredNumbers]):
     def differences(
         self, first: ScoredNumbers, second: ScoredNumbers, counted: Metrics
     ) -> dict[str, Any]:
-        found = numbers.differences(counted, first.targets, first.outputs, second.outputs)
-        return {name: asdict(each) for name, each in found.items()}
+        estimates = numbers.differences(counted, first.targets, first.outputs, second.outputs)
+        return {name: asdict(estimate) for name, estimate in estimates.items()}
 
-    def apart(self, rows: Sequence[ScoredNumbers]) -> np.ndarray:
+    def rank_disagreements(self, rows: Sequence[ScoredNumbers]) -> np.ndarray:
         unit = np.array(self.deviation) if self.deviation else 1.0
-        gaps = [np.abs(each.outputs - rows[0].outputs) / unit for each in rows[1:]]
+        gaps = [np.abs(run.outputs - rows[0].outputs) / unit for run in rows[1:]]
         widest = np.max(gaps, axis=(0, 2))
-        apart = np.flatnonzero(widest > 0)
-        return apart[np.argsort(-widest[apart], kind="stable")]
+        different = np.flatnonzero(widest > 0)
+        return different[np.argsort(-widest[different], kind="stable")]
 
     def baselines(
         self,

@@ -71,7 +71,7 @@ class SingleLabel(Task[ScoredRows]):
 
         return ClassLabel(names=self.labels)
 
-    def matched(self, rows: Dataset, split: str, report: Report) -> Dataset:
+    def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
         return class_labels.match_labels(rows, self.labels, split, report)
 
     def targets(self, labels: Any) -> np.ndarray:
@@ -89,13 +89,13 @@ class SingleLabel(Task[ScoredRows]):
             class_weights=() if weights is None else tuple(weights.tolist()),
         )
 
-    def decided(self, outputs: np.ndarray) -> np.ndarray:
+    def decide(self, outputs: np.ndarray) -> np.ndarray:
         return np.asarray(np.argmax(outputs, axis=-1))
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         return Softmax(outputs).rows(slice(None))
 
-    def made_up(self) -> tuple[np.ndarray, np.ndarray]:
+    def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         classes = np.arange(len(self.labels))
         predicted = np.concatenate([classes, np.roll(classes, 1)])  # right, then wrong
         return 4 * np.eye(len(classes), dtype=np.float32)[predicted], np.tile(classes, 2)
@@ -103,10 +103,10 @@ class SingleLabel(Task[ScoredRows]):
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
         rows = Counter(labels)
         shares = [
-            f"{each} {rows[index] / len(labels):.0%}" for index, each in enumerate(self.labels)
+            f"{name} {rows[index] / len(labels):.0%}" for index, name in enumerate(self.labels)
         ]
-        more = f" and {len(shares) - _MOST_NAMED} more" if len(shares) > _MOST_NAMED else ""
-        return "classes", f"{len(shares)}: {', '.join(shares[:_MOST_NAMED])}{more}"
+        rest = f" and {len(shares) - _MOST_NAMED} more" if len(shares) > _MOST_NAMED else ""
+        return "classes", f"{len(shares)}: {', '.join(shares[:_MOST_NAMED])}{rest}"
 
     def on_hub(self, *, is_text: bool) -> str:
         return "text-classification" if is_text else "image-classification"
@@ -119,12 +119,12 @@ class SingleLabel(Task[ScoredRows]):
     def scored_in(self, table: pd.DataFrame) -> ScoredRows:
         return ScoredRows.of_table(table, self.labels)
 
-    def kept(self, outputs: np.ndarray) -> np.ndarray | None:
-        return scored.kept(outputs) if len(self.labels) > MOST_COLUMNS else None
+    def compress_outputs(self, outputs: np.ndarray) -> np.ndarray | None:
+        return scored.compress_logits(outputs) if len(self.labels) > MOST_COLUMNS else None
 
-    def needs_kept(self, table: pd.DataFrame) -> bool:
-        many = len(self.labels) > MOST_COLUMNS
-        return many and probability_of(self.labels[0]) not in table  # which older runs have
+    def needs_outputs(self, table: pd.DataFrame) -> bool:
+        has_many = len(self.labels) > MOST_COLUMNS
+        return has_many and probability_of(self.labels[0]) not in table  # which older runs have
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
@@ -133,36 +133,36 @@ class SingleLabel(Task[ScoredRows]):
                 probability_of(name): rows.column(index) for index, name in enumerate(names)
             }
             return {LABEL: names[rows.labels], PREDICTION: names[rows.classes], **of_classes}
-        classes, found = scored.most_probable(rows)
+        classes, probabilities = scored.most_probable(rows)
         columns: dict[str, Any] = {
             LABEL: names[rows.labels],
             PREDICTION: names[rows.classes],
-            PROBABILITY: found[:, 0],
+            PROBABILITY: probabilities[:, 0],
             LABEL_PROBABILITY: rows.summary.of_label,
         }
         for place in range(2, MOST_PROBABLE + 1):
             columns[of_rank(PREDICTION, place)] = names[classes[:, place - 1]]
-            columns[of_rank(PROBABILITY, place)] = found[:, place - 1]
+            columns[of_rank(PROBABILITY, place)] = probabilities[:, place - 1]
         return columns
 
-    def predicted_names(self, *, every: bool) -> list[str]:
-        return [LABEL, PROBABILITY, *(map(probability_of, self.labels) if every else ())]
+    def predicted_names(self, *, all_labels: bool) -> list[str]:
+        return [LABEL, PROBABILITY, *(map(probability_of, self.labels) if all_labels else ())]
 
-    def predicted(self, outputs: np.ndarray, temperature: float, *, every: bool) -> list[Any]:
-        found = Softmax(outputs, temperature).rows(slice(None))
-        best = [self.labels[index] for index in found.argmax(axis=1)]
-        return [best, found.max(axis=1), *(found.T if every else ())]
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
+        probabilities = Softmax(outputs, temperature).rows(slice(None))
+        best = [self.labels[index] for index in probabilities.argmax(axis=1)]
+        return [best, probabilities.max(axis=1), *(probabilities.T if all_labels else ())]
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        each = {label: row[probability_of(label)] for label in self.labels}
-        first, *others = sorted(each.items(), key=lambda pair: -pair[1])[:most]
-        rest = ", ".join(f"{label} {probability:.4f}" for label, probability in others)
+        probabilities = {label: row[probability_of(label)] for label in self.labels}
+        first, *rest_of_labels = sorted(probabilities.items(), key=lambda pair: -pair[1])[:most]
+        rest = ", ".join(f"{label} {probability:.4f}" for label, probability in rest_of_labels)
         return f"{first[0]}  {first[1]:.4f}" + (f"  ({rest})" if rest else "")
 
-    def shown(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
+    def describe_row(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
         predicted = row[PREDICTION]
-        every = probability_of(predicted)
-        return predicted, row[every if every in row else PROBABILITY], predicted == row[LABEL]
+        column = probability_of(predicted)
+        return predicted, row[column if column in row else PROBABILITY], predicted == row[LABEL]
 
     def unsuited(self, name: str, module: str) -> str:
         """Return it of metrics of numbers, of sets of labels, and of an order if there is none."""
@@ -181,14 +181,14 @@ class SingleLabel(Task[ScoredRows]):
         )
 
     def counted(self, scoring: Scoring) -> Metrics:
-        known: dict[str, Any] = {}
+        functions: dict[str, Any] = {}
         for name, declared in scoring.items():
             module, arguments = module_of(name, declared)
             if module in ranking.METRICS and arguments in ({}, {"average": "macro"}):
-                known[name] = module
+                functions[name] = module
             elif function := counts.metric(module, arguments):
-                known[name] = function
-        return known
+                functions[name] = function
+        return functions
 
     def scores(self, rows: ScoredRows, counted: Metrics) -> dict[str, Any]:
         return classification.scores(rows, counted)
@@ -196,16 +196,18 @@ class SingleLabel(Task[ScoredRows]):
     def statistics(
         self, rows: ScoredRows, counted: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        found = classification.describe(rows, counted, ordered=self.is_ordered)
+        fields = classification.describe(rows, counted, ordered=self.is_ordered)
         if temperature is not None:
-            found["calibration"]["temperature"] = temperature
+            fields["calibration"]["temperature"] = temperature
         if temperature not in (None, 1.0):
             mended = ScoredRows.of_outputs(rows.names, rows.labels, rows.outputs, temperature)
-            found["calibration"]["after"] = classification.calibrated(mended)
-        return found
+            fields["calibration"]["after"] = classification.calibrated(mended)
+        return fields
 
-    def beyond(self, rows: ScoredRows, baseline: ScoredRows, counted: Metrics) -> dict[str, Any]:
-        return classification.beyond(baseline, rows, counted)
+    def compare_to_baseline(
+        self, rows: ScoredRows, baseline: ScoredRows, counted: Metrics
+    ) -> dict[str, Any]:
+        return classification.differences_of_metrics(baseline, rows, counted)
 
     def differences(
         self, first: ScoredRows, second: ScoredRows, counted: Metrics
@@ -213,14 +215,16 @@ class SingleLabel(Task[ScoredRows]):
         return classification.differences(first, second, counted)
 
     def tests(self, rows: Sequence[ScoredRows]) -> list[McNemar]:
-        labels, said = rows[0].labels, [each.classes for each in rows]
-        return [pairs.mcnemar(labels, said[0], other) for other in said[1:]]
+        labels, predictions = rows[0].labels, [run.classes for run in rows]
+        return [pairs.mcnemar(labels, predictions[0], other) for other in predictions[1:]]
 
-    def apart(self, rows: Sequence[ScoredRows]) -> np.ndarray:
-        said = [each.classes for each in rows]
-        sure = np.sum([each.summary.confidence for each in rows], axis=0)
-        apart = np.flatnonzero(np.any([other != said[0] for other in said[1:]], axis=0))
-        return apart[np.argsort(-sure[apart], kind="stable")]
+    def rank_disagreements(self, rows: Sequence[ScoredRows]) -> np.ndarray:
+        predictions = [run.classes for run in rows]
+        confidence = np.sum([run.summary.confidence for run in rows], axis=0)
+        different = np.flatnonzero(
+            np.any([other != predictions[0] for other in predictions[1:]], axis=0)
+        )
+        return different[np.argsort(-confidence[different], kind="stable")]
 
     def temperature(self, outputs: np.ndarray, labels: np.ndarray) -> float | None:
         return calibration.temperature(outputs, labels)

@@ -67,25 +67,25 @@ def of_positives(text: str, names: Sequence[str], targets: np.ndarray) -> np.nda
     if text == NONE:
         return None
     if text == BALANCED:
-        without = len(targets) - rows
-        return np.where(rows * without, without / np.maximum(rows, 1), 1.0)
+        negatives = len(targets) - rows
+        return np.where(rows * negatives, negatives / np.maximum(rows, 1), 1.0)
     return _usable(_named(text, names, rows), text)
 
 
 def note(text: str, names: Sequence[str], weights: np.ndarray) -> str:
     """Return what the user is told of the weights."""
-    each = [f"{name} {weight:.4g}" for name, weight in zip(names, weights, strict=True)]
-    more = f" and {len(each) - _MOST_NAMED} more" if len(each) > _MOST_NAMED else ""
-    how = " (balanced)" if text == BALANCED else ""
+    descriptions = [f"{name} {weight:.4g}" for name, weight in zip(names, weights, strict=True)]
+    rest = f" and {len(descriptions) - _MOST_NAMED} more" if len(descriptions) > _MOST_NAMED else ""
+    suffix = " (balanced)" if text == BALANCED else ""
     return (
-        f"class weights{how}: {', '.join(each[:_MOST_NAMED])}{more}; the evaluation loss is not "
-        "weighted"
+        f"class weights{suffix}: {', '.join(descriptions[:_MOST_NAMED])}{rest}; the evaluation "
+        "loss is not weighted"
     )
 
 
 def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
     """Return the weights that ``text`` names, 1 for the others, shape ``(classes,)``."""
-    weights, mistakes, seen = np.ones(len(names)), list[str](), set[str]()
+    weights, mistakes, named_labels = np.ones(len(names)), list[str](), set[str]()
     numbers = {name: index for index, name in enumerate(names)}
     for part in split_values(text) or [""]:
         name, equals, written = part.rpartition("=")
@@ -105,7 +105,7 @@ def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
                 f"--class_weights: there is no class '{name}'{suggestion(name, names)} "
                 f"(classes: {list_names(names)})"
             )
-        elif name in seen:
+        elif name in named_labels:
             mistakes.append(f"--class_weights: '{name}' is given two weights")
         elif not rows[numbers[name]]:
             mistakes.append(f"--class_weights: no training row is of the class '{name}'")
@@ -116,7 +116,7 @@ def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
             )
         else:
             weights[numbers[name]] = weight
-        seen.add(name)
+        named_labels.add(name)
     if mistakes:
         raise UserError(*mistakes)
     return weights
