@@ -49,19 +49,20 @@ def assess(
     Raises:
         UserError: if outputs of the model are not finite.
     """
-    if broken := int((~np.isfinite(tested.predictions).all(axis=1)).sum()):
+    if not_finite := int((~np.isfinite(tested.predictions).all(axis=1)).sum()):
         raise UserError(
-            f"the outputs of the model are not finite on {broken:,} of {len(tested.predictions):,} "
-            "test rows: the training has diverged; try a smaller --learning_rate"
+            f"the outputs of the model are not finite on {not_finite:,} of "
+            f"{len(tested.predictions):,} test rows: the training has diverged; try a smaller "
+            "--learning_rate"
         )
     task, chosen_on = recipe.kind, assessment_of(recipe, validated)
     temperature = task.temperature(chosen_on.outputs, chosen_on.labels)
     assessment = assessment_of(recipe, tested)
-    found = assessment.statistics(temperature)
+    fields = assessment.statistics(temperature)
     if task.calibrates:
-        found["calibration"]["temperature"] = temperature
+        fields["calibration"]["temperature"] = temperature
     thresholds = task.thresholds_of(after) if after else None
-    statistics = Statistics(**found, beyond={})
+    statistics = Statistics(**fields, beyond={})
     statistics = replace(statistics, thresholds=thresholds)
     metrics = replace(run.metrics, statistics=statistics)
     metrics.write(run.path)
@@ -98,8 +99,8 @@ def refuse_other_labels(expected: np.ndarray, label_ids: Any) -> None:
         RuntimeError: if ``label_ids`` are not the targets ``expected`` of the raw rows; every score
             and every prediction would be written beside the wrong row.
     """
-    found = np.asarray(label_ids)
-    if found.shape != expected.shape or not np.array_equal(found, expected.astype(found.dtype)):
+    actual = np.asarray(label_ids)
+    if actual.shape != expected.shape or not np.array_equal(actual, expected.astype(actual.dtype)):
         raise RuntimeError(
             "the labels that came back from the evaluation are not those of the rows: the "
             "installed transformers or accelerate gathers them in another order; install the "
@@ -138,7 +139,7 @@ def _with_baselines(
     """Return ``metrics`` with the scores of the baselines, and the differences to them."""
     statistics = metrics.statistics
     assert statistics is not None
-    scores, beyond, notes = {}, {}, list(statistics.notes)
+    scores, differences, notes = {}, {}, list(statistics.notes)
     outputs = recipe.kind.baselines(
         recipe.splits,
         recipe.input_column,
@@ -147,14 +148,14 @@ def _with_baselines(
         fit=fit,
         note=notes.append,
     )
-    for name, each in outputs:
+    for name, predictions in outputs:
         try:
-            scored = EvalPrediction(predictions=each, label_ids=assessment.labels)
+            scored = EvalPrediction(predictions=predictions, label_ids=assessment.labels)
             of_each = recipe.compute_metrics(scored)
-            beyond[name] = assessment.compare_to_baseline(each)
+            differences[name] = assessment.compare_to_baseline(predictions)
             scores[name] = of_each
         except Exception as error:  # whatever it is, the run is worth what it is without
             notes.append(baselines.failed(name, error))
     return replace(
-        metrics, baseline=scores, statistics=replace(statistics, beyond=beyond, notes=notes)
+        metrics, baseline=scores, statistics=replace(statistics, beyond=differences, notes=notes)
     )

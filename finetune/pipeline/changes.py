@@ -224,15 +224,21 @@ def record(
         arguments: The training arguments of this start.
     """
     before = resumption.manifest.arguments if resumption.manifest is not None else {}
-    now = arguments.to_sanitized_dict()
-    names = (_FREE - {"resume", "resume_from_checkpoint"}) & before.keys() & now.keys()
+    current_arguments = arguments.to_sanitized_dict()
+    names = (
+        (_FREE - {"resume", "resume_from_checkpoint"}) & before.keys() & current_arguments.keys()
+    )
     return {
         "step": resumption.step,
         "from": str(resumption.path) if resumption.path else None,
         "allowed": {
             name: list(pair) for name, pair in changed_entries(resumption, current).items()
         },
-        "changed": {n: [before[n], now[n]] for n in sorted(names) if before[n] != now[n]},
+        "changed": {
+            n: [before[n], current_arguments[n]]
+            for n in sorted(names)
+            if before[n] != current_arguments[n]
+        },
         "world_size": [resumption.world_size, arguments.world_size],
     }
 
@@ -267,7 +273,7 @@ def describe(
             f"{', '.join(names)}"
         )
     earlier = manifest.arguments if manifest is not None else {}
-    for what, before, now in (
+    for noun, before, after in (
         ("process", resumption.world_size, arguments.world_size),
         (
             "accumulation step",
@@ -275,10 +281,10 @@ def describe(
             arguments.gradient_accumulation_steps,
         ),
     ):
-        if before not in (None, now):
+        if before not in (None, after):
             sentences.append(
-                f"resumed with {counted(now, what)} instead of {before}: the rows of each step are "
-                "the same, dropout masks differ"
+                f"resumed with {counted(after, noun)} instead of {before}: the rows of each step "
+                "are the same, dropout masks differ"
             )
             break
     if manifest is not None:
@@ -287,9 +293,9 @@ def describe(
         }
         before_and_now["the model at"] = (manifest.model_revision, model_revision)
         sentences += [
-            f"resumed with {name} {now} instead of {before}"
-            for name, (before, now) in before_and_now.items()
-            if before and now and before != now
+            f"resumed with {name} {after} instead of {before}"
+            for name, (before, after) in before_and_now.items()
+            if before and after and before != after
         ]
     return sentences
 

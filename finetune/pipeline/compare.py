@@ -61,19 +61,19 @@ class Comparison:
     @property
     def verdicts(self) -> list[str]:
         """A sentence for each run but the first: whether it is better."""
-        first, *others = self.names
-        gaps = zip(others, self.differences, strict=True)
-        said = [
-            wording.between(name, first, each, self.headline, self.directions)
-            for name, each in gaps
+        first, *rest = self.names
+        gaps = zip(rest, self.differences, strict=True)
+        sentences = [
+            wording.between(name, first, differences, self.headline, self.directions)
+            for name, differences in gaps
         ]
         for number, test in enumerate(self.tests):
-            said[number] += (
+            sentences[number] += (
                 f" McNemar's test of the accuracy: {test.only_second:,} rows only "
-                f"{others[number]} gets right, {test.only_first:,} only {first}, "
+                f"{rest[number]} gets right, {test.only_first:,} only {first}, "
                 f"p = {test.p_value:.3g}."
             )
-        return said
+        return sentences
 
 
 def compare(
@@ -99,10 +99,10 @@ def compare(
     path = None if page is None else Path(page).expanduser()
     if path is not None:
         _refuse_page(path)
-    found = _compared(loaded)
+    comparison = _compared(loaded)
     if path is not None:
-        _write_page(path, found, loaded)
-    return found
+        _write_page(path, comparison, loaded)
+    return comparison
 
 
 def _refuse_page(page: Path) -> None:
@@ -120,22 +120,22 @@ def _compared(runs: Sequence[Run]) -> Comparison:
         raise UserError(f"{runs[0].path} has no numeric metric: nothing to compare")
     tables = [run.predicted_rows for run in runs]
     task = runs[0].kind
-    each = [runs[0].scored(tables[0])]
+    scored_rows = [runs[0].scored(tables[0])]
     for run, table in zip(runs[1:], tables[1:], strict=True):
         _refuse_other_rows(runs[0], tables[0], run, table)
-        each.append(run.scored(table, task))
-        _refuse_other_labels(runs[0], each[0].labels, run, each[-1].labels)
+        scored_rows.append(run.scored(table, task))
+        _refuse_other_labels(runs[0], scored_rows[0].labels, run, scored_rows[-1].labels)
     judge = judging(runs[0])
-    judged = [judge(each[0], other) for other in each[1:]]
+    judged = [judge(scored_rows[0], other) for other in scored_rows[1:]]
     return Comparison(
         [str(run.path) for run in runs],
         len(tables[0]),
         headline,
         [runs[0].statistics.metrics, *(metrics for metrics, _ in judged)],
-        [more for _, more in judged],
-        task.tests(each),
+        [differences for _, differences in judged],
+        task.tests(scored_rows),
         settings_that_differ([run.manifest for run in runs]),
-        task.rank_disagreements(each),
+        task.rank_disagreements(scored_rows),
         tables,
         wording.directions(runs[0].manifest),
     )
@@ -148,83 +148,97 @@ def judging(run: Run) -> Callable[[Scored, Scored], tuple[Mapping[str, Any], dic
     """
     task, scoring = run.kind, run.manifest.scoring
     # its recipe may not be importable
-    own = functools.cache(lambda: without_counted(run.compute_metrics, scoring, task))
-    return lambda first, second: compared(task, first, second, scoring, lambda some: own()(some))
+    compute_metrics = functools.cache(lambda: without_counted(run.compute_metrics, scoring, task))
+    return lambda first, second: compared(
+        task, first, second, scoring, lambda some: compute_metrics()(some)
+    )
 
 
 def settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
     """Recipe, options, training arguments, data, launch and versions that not all runs share."""
     flat = [
         {
-            "recipe": each.recipe,
-            **each.options,
-            **{name: value for name, value in each.arguments.items() if name not in _PLACES},
-            "data (fingerprint)": each.data.fingerprint,
-            **{name.replace("_", " "): value for name, value in asdict(each.launch).items()},
-            **{f"version of {name}": value for name, value in each.versions.items()},
-            "revision": each.git_revision,
+            "recipe": manifest.recipe,
+            **manifest.options,
+            **{name: value for name, value in manifest.arguments.items() if name not in _PLACES},
+            "data (fingerprint)": manifest.data.fingerprint,
+            **{name.replace("_", " "): value for name, value in asdict(manifest.launch).items()},
+            **{f"version of {name}": value for name, value in manifest.versions.items()},
+            "revision": manifest.git_revision,
         }
-        for each in manifests
+        for manifest in manifests
     ]
-    names = dict.fromkeys(name for each in flat for name in each)
-    values = {name: [str(each.get(name, "")) for each in flat] for name in names}
-    return {name: each for name, each in values.items() if len(set(each)) > 1}
+    names = dict.fromkeys(name for settings in flat for name in settings)
+    values = {name: [str(settings.get(name, "")) for settings in flat] for name in names}
+    return {name: row for name, row in values.items() if len(set(row)) > 1}
 
 
-def _refuse_other_rows(first: Run, one: pd.DataFrame, second: Run, other: pd.DataFrame) -> None:
+def _refuse_other_rows(
+    first: Run, first_table: pd.DataFrame, second: Run, other: pd.DataFrame
+) -> None:
     runs, task = f"{first.path} and {second.path} have", first.kind
-    if why := task.find_difference(second.kind):
-        raise UserError(f"{runs} {why}")
-    columns = [name for name in ("id", "text", DIGEST) if name in one and name in other]
-    prints = {each.manifest.data.fingerprint for each in (first, second)}
+    if difference := task.find_difference(second.kind):
+        raise UserError(f"{runs} {difference}")
+    columns = [name for name in ("id", "text", DIGEST) if name in first_table and name in other]
+    prints = {run.manifest.data.fingerprint for run in (first, second)}
     are_known = len(columns) > 1 or len(prints) == 1  # older runs of images have numbers only
-    if len(one) != len(other) or not are_known or not one[columns].equals(other[columns]):
+    if (
+        len(first_table) != len(other)
+        or not are_known
+        or not first_table[columns].equals(other[columns])
+    ):
         raise UserError(
-            f"{runs} different test rows ({len(one):,} and {len(other):,}): compare runs with the "
-            "same --dataset, --split_seed and --eval_samples"
+            f"{runs} different test rows ({len(first_table):,} and {len(other):,}): compare runs "
+            "with the same --dataset, --split_seed and --eval_samples"
         )
 
 
-def _refuse_other_labels(first: Run, one: np.ndarray, second: Run, other: np.ndarray) -> None:
-    if apart := int((one != other).reshape(len(one), -1).any(axis=1).sum()):
+def _refuse_other_labels(
+    first: Run, first_labels: np.ndarray, second: Run, other: np.ndarray
+) -> None:
+    if differing := int((first_labels != other).reshape(len(first_labels), -1).any(axis=1).sum()):
         raise UserError(
-            f"{first.path} and {second.path} have different {LABEL}s for {apart:,} of the same "
-            f"{counted(len(one), 'test row')}: compare runs with the same --label_column or "
-            "--label_columns, and the same --label_map"
+            f"{first.path} and {second.path} have different {LABEL}s for {differing:,} of the same "
+            f"{counted(len(first_labels), 'test row')}: compare runs with the same --label_column "
+            "or --label_columns, and the same --label_map"
         )
 
 
-def _write_page(page: Path, found: Comparison, runs: Sequence[Run]) -> None:
+def _write_page(page: Path, comparison: Comparison, runs: Sequence[Run]) -> None:
     overlaid = curves.overlaid(
-        {str(run.path): run.manifest.history for run in runs}, f"eval_{found.headline[0]}"
+        {str(run.path): run.manifest.history for run in runs}, f"eval_{comparison.headline[0]}"
     )
     html.write(
         page,
         "compare",
         {
             "title": f"{len(runs)} runs on the same rows",
-            "verdicts": found.verdicts,
-            "found": found,
+            "verdicts": comparison.verdicts,
+            "found": comparison,
             "digits": {
                 name: wording.column_digits(
-                    each[name] for each in (*found.metrics, *found.differences) if name in each
+                    estimates[name]
+                    for estimates in (*comparison.metrics, *comparison.differences)
+                    if name in estimates
                 )
-                for name in found.metrics[0]
+                for name in comparison.metrics[0]
             },
-            "metrics": [name for name in found.metrics[0] if all(name in m for m in found.metrics)],
+            "metrics": [
+                name for name in comparison.metrics[0] if all(name in m for m in comparison.metrics)
+            ],
             "plots": [plot.element() for plot in overlaid],
-            "rows": [_row(found, runs[0].kind, n) for n in found.disagreements[:_ROWS]],
+            "rows": [_row(comparison, runs[0].kind, n) for n in comparison.disagreements[:_ROWS]],
             "sections": ["Scores", *(["Curves"] if overlaid else []), "Settings", "Disagreements"],
         },
     )
 
 
-def _row(found: Comparison, task: Task[Any], index: int) -> dict[str, Any]:
-    first, said = found.tables[0].iloc[index], []
-    for table in found.tables:
+def _row(comparison: Comparison, task: Task[Any], index: int) -> dict[str, Any]:
+    first, predictions = comparison.tables[0].iloc[index], []
+    for table in comparison.tables:
         row = table.iloc[index]
         prediction, probability, right = task.describe_row(row)
-        said.append({"prediction": prediction, "probability": probability, "right": right})
+        predictions.append({"prediction": prediction, "probability": probability, "right": right})
     text = html.excerpt(first["text"]) if "text" in first else None
     label = task.label_shown(first["label"])
-    return {"id": first["id"], "text": text, "label": label, "said": said}
+    return {"id": first["id"], "text": text, "label": label, "said": predictions}

@@ -166,8 +166,8 @@ def _select_held_out(data: Any, notes: list[str]) -> Any:
     held_out = [names[split] for split in ("test", "validation") if split in names]
     if "train" in names or not held_out:
         return data
-    if others := sorted(str(name) for name in data if name != held_out[0]):
-        notes.append(f"evaluated the {held_out[0]} split; not evaluated: {', '.join(others)}")
+    if skipped := sorted(str(name) for name in data if name != held_out[0]):
+        notes.append(f"evaluated the {held_out[0]} split; not evaluated: {', '.join(skipped)}")
     return data[held_out[0]]
 
 
@@ -217,9 +217,9 @@ def _recipe_over(
         raise UserError(f"--data {data}: no rows")
     is_class_folders = len(dataset) == 1 and image_files.are_classes(data)
     if not (Source(data).is_one_split or (split_name == "train" and is_class_folders)):
-        others = sorted(set(dataset) - {split})
+        skipped_splits = sorted(set(dataset) - {split})
         reason = "" if split_name == "test" else f", as {data} has no test split"
-        skipped = f"; not evaluated: {', '.join(others)}" if others else ""
+        skipped = f"; not evaluated: {', '.join(skipped_splits)}" if skipped_splits else ""
         notes.append(f"evaluated the {split_name} split{reason}{skipped}")
     try:
         matched = task.match_labels(rows, split, source.report)
@@ -327,7 +327,11 @@ def _match_label_columns(
     unknown = [name for name in names if name not in labels]
     if labels and (missing or unknown):
         wrong = {"missing": missing, "unknown": unknown}
-        lines = [f"{what}: {list_names(which)}" for what, which in wrong.items() if which]
+        lines = [
+            f"{title}: {list_names(wrong_names)}"
+            for title, wrong_names in wrong.items()
+            if wrong_names
+        ]
         raise UserError(f"{flag}: the model predicts {list_names(labels)}; {'; '.join(lines)}")
     return {**reading, "label_columns": join_values(labels)} if labels and are_numbers else reading
 

@@ -99,7 +99,9 @@ class Logged(Event):
             }
             words += ["validation", *(_worded(name, scores[name]) for name in scores)]
         else:
-            words += [_worded(name, each) for name, each in self.values.items() if name != "epoch"]
+            words += [
+                _worded(name, value) for name, value in self.values.items() if name != "epoch"
+            ]
         return "  ".join(filter(None, words))
 
 
@@ -227,10 +229,10 @@ class Seldom:
 
     def __call__(self, event: Event) -> None:
         """Pass the event on, or not."""
-        now = self._clock()
-        if isinstance(event, self._kind) and now - self._last < self._seconds:
+        seconds = self._clock()
+        if isinstance(event, self._kind) and seconds - self._last < self._seconds:
             return
-        self._last = now
+        self._last = seconds
         self._progress(event)
 
 

@@ -103,8 +103,8 @@ def in_fresh_processes(
         max_restarts=0,
         start_method="spawn",
     )
-    found = elastic_launch(configuration, work)(*arguments)
-    return [found[rank] for rank in range(num_processes)]
+    results = elastic_launch(configuration, work)(*arguments)
+    return [results[rank] for rank in range(num_processes)]
 
 
 def _work_forked(chosen: Settings, screen: TextIO, progress: Progress) -> None:
@@ -112,8 +112,8 @@ def _work_forked(chosen: Settings, screen: TextIO, progress: Progress) -> None:
     run_training(chosen, progress)
 
 
-def _work_fresh(recipe: str, given: dict[str, Any], progress: Progress) -> None:
-    run_training(Settings.from_keywords(recipe, given), progress)
+def _work_fresh(recipe: str, options: dict[str, Any], progress: Progress) -> None:
+    run_training(Settings.from_keywords(recipe, options), progress)
 
 
 def _start_fresh(chosen: Settings, num_processes: int, port: int, progress: Progress) -> None:
@@ -125,20 +125,21 @@ def _start_fresh(chosen: Settings, num_processes: int, port: int, progress: Prog
         )
     # the class of a recipe file has no importable name: the worker finds it again by the file
     origin = catalog.origin(type(chosen.recipe))
-    given = {**chosen.user_options}
+    options = {**chosen.user_options}
     if chosen.hub_token is not None:
-        given["hub_token"] = chosen.hub_token
-    in_fresh_processes(num_processes, _work_fresh, origin, given, progress, port=port)
+        options["hub_token"] = chosen.hub_token
+    in_fresh_processes(num_processes, _work_fresh, origin, options, progress, port=port)
 
 
-def _free_port(wanted: int | None) -> int:
+def _free_port(port: int | None) -> int:
     with socket.socket() as probe:
         try:
-            probe.bind(("127.0.0.1", wanted or 0))
+            probe.bind(("127.0.0.1", port or 0))
         except (OSError, OverflowError) as error:
-            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+            is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             raise UserError(
-                f"port {wanted} of this machine {'is in use' if taken else f'cannot be: {error}'}; "
-                "leave `port` out, and a free one is taken"
+                f"port {port} of this machine "
+                f"{'is in use' if is_taken else f'cannot be: {error}'}; leave `port` out, and a "
+                "free one is taken"
             ) from error
         return int(probe.getsockname()[1])

@@ -26,8 +26,8 @@ def describe_long_texts(recipe: TextRecipe) -> str | None:
     if sample is None:
         return None
     share = float((sample.lengths > length).mean())
-    about = "about " if len(sample.rows) < sample.total else ""
-    count = f"{about}{round(share * sample.total):,} of {sample.total:,}"
+    approximately = "about " if len(sample.rows) < sample.total else ""
+    count = f"{approximately}{round(share * sample.total):,} of {sample.total:,}"
     return f"{count} training texts ({share:.1%}) cut at --max_length {length}"
 
 

@@ -245,8 +245,8 @@ def _events(
     """
     total = request.input.total
 
-    def report(done: int) -> object:
-        rows = before + done * world_size
+    def report(rows_done: int) -> object:
+        rows = before + rows_done * world_size
         rows = rows if total is None else min(total, rows)
         return progress(Predicted(rows, total, rows, total is not None))
 

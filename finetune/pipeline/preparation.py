@@ -86,12 +86,12 @@ def prepare(settings: Settings, progress: Progress = ignore, *, trains: bool = T
     """
     try:
         with telling(progress) as report_event:
-            found = _check_options(settings, trains=trains)
+            resumed = _check_options(settings, trains=trains)
             _check_sources(settings)
             settings.report.raise_errors()
-            for note in found.notes if found is not None else ():
+            for note in resumed.notes if resumed is not None else ():
                 report_event(Noted(note))
-            return _tokenize(settings, found)
+            return _tokenize(settings, resumed)
     except BaseException:
         lock.release(settings.output_dir)
         raise
@@ -204,7 +204,7 @@ def _check_options(settings: Settings, *, trains: bool) -> Resumption | None:
     from finetune.training.pickles import refuse_code
 
     values, directory = _check_values(settings), settings.output_dir
-    is_writer, found = writes_run(values), None
+    is_writer, resumed = writes_run(values), None
     is_locked = is_writer and trains and not settings.dry_run
     with settings.report.collect():
         if is_writer:
@@ -212,11 +212,11 @@ def _check_options(settings: Settings, *, trains: bool) -> Resumption | None:
         request = resumption.requested(values, directory) if values is not None else None
         if request and is_locked and directory.is_dir():
             occupy(directory)  # or a running training might be writing what is verified
-        found = resumption.find(request, directory, verifies=is_writer, renames=is_locked)
-        if found is not None and found.path is not None and is_writer:
-            refuse_code(found.path)
+        resumed = resumption.find(request, directory, verifies=is_writer, renames=is_locked)
+        if resumed is not None and resumed.path is not None and is_writer:
+            refuse_code(resumed.path)
     _refuse_corrections_inside(settings.recipe, directory)
-    return found
+    return resumed
 
 
 def _check_sources(settings: Settings) -> None:
@@ -256,7 +256,7 @@ def _check_sources(settings: Settings) -> None:
             _note_trained_head(recipe)
 
 
-def _tokenize(settings: Settings, found: Resumption | None) -> Prepared:
+def _tokenize(settings: Settings, resumed: Resumption | None) -> Prepared:
     """Return the settings with tokenized rows, or a run that is finished already."""
     from finetune.pipeline import provenance
     from finetune.training.speed import WARMUP_STEPS
@@ -265,13 +265,13 @@ def _tokenize(settings: Settings, found: Resumption | None) -> Prepared:
     recipe, values = settings.recipe, settings.values
     _refuse_unknown_metric(values, recipe)
     configuration, is_done = changes.configuration(settings, values), False
-    if found is not None:
-        changes.refuse_changes(found, configuration, values.allow_changed)
-        is_done = changes.is_complete(found, configuration, values.early_stopping_patience)
+    if resumed is not None:
+        changes.refuse_changes(resumed, configuration, values.allow_changed)
+        is_done = changes.is_complete(resumed, configuration, values.early_stopping_patience)
         if is_done and not values.save_on_each_node:  # another machine may have to go on
-            return Prepared(settings, found, configuration, found.step, is_done=True)
+            return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
     steps = provenance.steps(values, recipe.prepared["train"])
-    if values.profile and found is None and steps < values.profile + WARMUP_STEPS:
+    if values.profile and resumed is None and steps < values.profile + WARMUP_STEPS:
         raise UserError(
             f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
             f"{WARMUP_STEPS} are not profiled"
@@ -283,7 +283,7 @@ def _tokenize(settings: Settings, found: Resumption | None) -> Prepared:
     for remark in remarks(recipe, values, steps):
         recipe.report.warning(remark)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
-    return Prepared(settings, found, configuration, steps, is_done=is_done)
+    return Prepared(settings, resumed, configuration, steps, is_done=is_done)
 
 
 def _refuse_unknown_metric(values: ArgumentValues, recipe: Recipe) -> None:
@@ -324,21 +324,21 @@ def _note_trained_head(recipe: TextRecipe) -> None:
 
     if recipe.model_config is None:
         return
-    before, now = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
+    before, labels = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
     unnamed = [f"LABEL_{number}" for number in range(len(before))]
     if not before:
         return
-    if len(before) != len(now):
+    if len(before) != len(labels):
         recipe.note(
             f"the head of {recipe.model} has {counted(len(before), 'output')} "
-            f"({list_names(before)}), and {len(now)} {'is' if len(now) == 1 else 'are'} needed: it "
-            "is replaced by a new one"
+            f"({list_names(before)}), and {len(labels)} "
+            f"{'is' if len(labels) == 1 else 'are'} needed: it is replaced by a new one"
         )
         return
-    if before in (now, unnamed) or now == unnamed:
+    if before in (labels, unnamed) or labels == unnamed:
         return
     renamed = [
-        f"'{old}' becomes '{new}'" for old, new in zip(before, now, strict=True) if old != new
+        f"'{old}' becomes '{new}'" for old, new in zip(before, labels, strict=True) if old != new
     ]
     recipe.note(
         f"the head of {recipe.model} goes on from what it was trained for, output by output: "

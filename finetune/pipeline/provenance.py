@@ -57,7 +57,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             notes=notes,
             findings=[finding.facts for finding in recipe.report.findings],
             tested_in="test" if "test" in recipe.source else "train",
-            corrections=[dataclasses.asdict(each) for each in recipe.corrections],
+            corrections=[dataclasses.asdict(correction) for correction in recipe.corrections],
             revision=commit,
             split_how=recipe.split_how,
         ),
@@ -94,12 +94,12 @@ def versions() -> dict[str, str]:
 
 def _options(recipe: Recipe) -> dict[str, Any]:
     """Return the options of the recipe; a path as one that is found from any directory."""
-    options = {each.name: getattr(recipe, each.name) for each in dataclasses.fields(recipe)}
+    options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
     path = Path(recipe.dataset).expanduser()
-    named = recipe.dataset and path.exists()
+    is_path = recipe.dataset and path.exists()
     if recipe.metrics:
         options["metrics"] = metric_modules.with_absolute_paths(recipe.metrics)
-    return options | ({"dataset": str(path.resolve())} if named else {})
+    return options | ({"dataset": str(path.resolve())} if is_path else {})
 
 
 def outcome(
@@ -137,8 +137,8 @@ def thinned(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     1,000, with the last, and all others. ``trainer_state.json`` of a checkpoint has every one.
     """
     logged = [number for number, entry in enumerate(history) if "loss" in entry]
-    every = -(-len(logged) // _MOST_IN_HISTORY) or 1
-    left_out = set(logged[:-1]) - set(logged[::every])
+    step = -(-len(logged) // _MOST_IN_HISTORY) or 1
+    left_out = set(logged[:-1]) - set(logged[::step])
     return [entry for number, entry in enumerate(history) if number not in left_out]
 
 
@@ -151,8 +151,8 @@ def validation_metrics(
     evaluations = [entry for entry in history if "eval_loss" in entry]
     if not evaluations:
         return {}
-    kept = [entry for entry in evaluations if entry["step"] == best_step]
-    return scores_only((kept or evaluations)[-1], "eval_")
+    best = [entry for entry in evaluations if entry["step"] == best_step]
+    return scores_only((best or evaluations)[-1], "eval_")
 
 
 def scores_only(metrics: dict[str, Any], prefix: str) -> dict[str, float]:
@@ -179,8 +179,8 @@ def parallel_mode(arguments: FinetuneArguments) -> str:
 
 def precision(arguments: FinetuneArguments) -> str:
     """Return what the matrix products are computed in."""
-    found = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
-    return "tf32" if found == "fp32" and arguments.tf32 else found
+    name = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
+    return "tf32" if name == "fp32" and arguments.tf32 else name
 
 
 def steps(arguments: FinetuneArguments | ArgumentValues, rows: Dataset) -> int:

@@ -47,10 +47,10 @@ def write(
     rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
     for split, output in (("test", tested), ("validation", validated)):
         refuse_other_labels(recipe.targets(split), output.label_ids)
-    kept = predictions.write(
+    stored = predictions.write(
         run.path, recipe.kind, rows, tested.predictions, tokens, recipe.input_column
     )
-    tested = tested._replace(predictions=kept)
+    tested = tested._replace(predictions=stored)
     scores = provenance.validation_metrics(outcome["history"], outcome["best_step"])
     if after:
         scores = provenance.scores_only(validated.metrics or {}, "eval_")

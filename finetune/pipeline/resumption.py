@@ -178,8 +178,8 @@ def _find_path(path: Path, output_dir: Path, *, verifies: bool) -> Resumption:
     path = path.resolve()
     if verifies and (reason := checkpoint.problem(path)) is not None:
         newest, _ = checkpoint.newest_complete(path.parent)
-        instead = f"; {newest} is complete" if newest else ""
-        raise UserError(f"{flag} is damaged ({reason}){instead}")
+        hint = f"; {newest} is complete" if newest else ""
+        raise UserError(f"{flag} is damaged ({reason}){hint}")
     in_place = path.parent == output_dir.resolve()
     manifest = _read_manifest(path.parent)
     return _continue_from(path, path.parent, manifest, [], in_place=in_place)

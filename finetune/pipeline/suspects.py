@@ -42,17 +42,17 @@ def of_run(run: Run) -> Path | None:
     suspicion, _ = sections.suspicion(run, rows)
     suspected = suspicion.rows[:MOST_SUSPECTS] if suspicion else np.array([], dtype=np.int64)
     wrong = mistakes.most_confident(rows)
-    others = wrong[~np.isin(wrong, suspected)][:_MISTAKES]
-    why = dict.fromkeys(suspected.tolist(), "label may be wrong")
-    why |= dict.fromkeys(others.tolist(), "confident mistake")
-    if not why:
+    further = wrong[~np.isin(wrong, suspected)][:_MISTAKES]
+    reasons = dict.fromkeys(suspected.tolist(), "label may be wrong")
+    reasons |= dict.fromkeys(further.tolist(), "confident mistake")
+    if not reasons:
         return None
     split = run.manifest.data.tested_in
     data = run.predictions
     unknown = [name for name in map(str, data) if not (is_predicted(name) or name == "file")]
     user_columns = data.attrs.get(USER_COLUMNS, unknown)
     written = []
-    for number, reason in why.items():
+    for number, reason in reasons.items():
         row = table.iloc[number]
         text = row["text"] if "text" in table else None
         written.append(
@@ -80,56 +80,56 @@ def refuse_loss(path: Path) -> None:
     if not path.exists():
         return
     try:
-        what = "has new labels, which would be lost" * correction_files.has_new_labels(path)
+        problem = "has new labels, which would be lost" * correction_files.has_new_labels(path)
     except UserError:
-        what = "is no list of suspects"
-    if what:
-        raise UserError(f"--suspects {path}: the file that is there {what}: name another")
+        problem = "is no list of suspects"
+    if problem:
+        raise UserError(f"--suspects {path}: the file that is there {problem}: name another")
 
 
-def of_findings(path: Path, found: Sequence[Finding], recipe: Recipe) -> int:
+def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
     """Write the rows that findings suspect, each once, with all reasons.
 
     Args:
         path: Of the file; one that is there is replaced, or removed if no row is suspected.
-        found: From the worst.
+        findings: From the worst.
         recipe: Which read the rows.
 
     Returns:
         How many.
     """
-    why: dict[tuple[str, int], list[str]] = {}
-    about: dict[tuple[str, int], dict[str, Any]] = {}
-    for each in found:
-        for suspect in each.suspects:
-            key = each.split, suspect.row
-            why.setdefault(key, []).append(f"{each.name}: {suspect.reason}")
+    reasons: dict[tuple[str, int], list[str]] = {}
+    suggestions: dict[tuple[str, int], dict[str, Any]] = {}
+    for finding in findings:
+        for suspect in finding.suspects:
+            key = finding.split, suspect.row
+            reasons.setdefault(key, []).append(f"{finding.name}: {suspect.reason}")
             if suspect.suggested is not None:
-                about[key] = {"suggested": suspect.suggested, "probability": suspect.score}
+                suggestions[key] = {"suggested": suspect.suggested, "probability": suspect.score}
     written, user_columns = [], list[str]()
-    for split in dict.fromkeys(split for split, _ in why):
+    for split in dict.fromkeys(split for split, _ in reasons):
         rows = recipe.source[split]
-        ids = [row for name, row in why if name == split]
+        ids = [row for name, row in reasons if name == split]
         numbers = np.array(ids)
         prints = correction_files.row_digests(rows, recipe.input_column, numbers)
         own_columns = correction_files.user_columns(rows)
         user_columns += [name for name in own_columns if name not in user_columns]
-        shown = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
-        contents = rows.select_columns(shown).select(numbers)
-        where = [recipe.report.locate(split, [row]) for row in ids]
+        columns = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
+        contents = rows.select_columns(columns).select(numbers)
+        places = [recipe.report.locate(split, [row]) for row in ids]
         if recipe.row_source is not None:
-            where = recipe.row_source.list_places(split, ids)
-        for row, content, digest, place in zip(ids, contents, prints, where, strict=True):
+            places = recipe.row_source.list_places(split, ids)
+        for row, content, digest, place in zip(ids, contents, prints, places, strict=True):
             written.append(
                 {
                     "split": split,
                     "place": place,
                     "text": content.get("text", content.get("file")),
                     "label": corrections.label_text(rows, content["label"]),
-                    "why": "; ".join(dict.fromkeys(why[split, row])),
+                    "why": "; ".join(dict.fromkeys(reasons[split, row])),
                     "digest": digest,
                     "user": content,
-                    **about.get((split, row), {}),
+                    **suggestions.get((split, row), {}),
                 }
             )
     path.unlink(missing_ok=True)

@@ -27,13 +27,13 @@ def without_place(recipe: Recipe, model: torch.nn.Module) -> str | None:
     """Leave the thresholds of a recipe out where the last layer of its model has no bias that they
     could be folded into, those of the baselines too; return a sentence that says so.
     """
-    plain = recipe.kind.without_thresholds()
-    if plain == recipe.kind:
+    task = recipe.kind.without_thresholds()
+    if task == recipe.kind:
         return None
     with contextlib.suppress(UserError):  # there is no such layer
         if head.has_bias(head.last_linear(model, recipe.kind.width)):
             return None
-    recipe.kind = plain
+    recipe.kind = task
     return (
         f"{type(model).__name__}: the last layer has no bias that thresholds could be folded into; "
         "without them the model and its baselines give labels above a probability of one half"
@@ -51,12 +51,12 @@ def in_evaluations(trainer: Trainer, task: Task[Any]) -> Iterator[None]:
     """
     compute = trainer.compute_metrics
 
-    def of_fitted(found: EvalPrediction) -> dict[str, float]:
+    def of_fitted(prediction: EvalPrediction) -> dict[str, float]:
         assert compute is not None
-        outputs, targets = map(np.asarray, (found.predictions, found.label_ids))
+        outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
         after = task.fit(outputs, targets)
         fitted = after(outputs) if after else outputs
-        return compute(EvalPrediction(fitted, targets, found.inputs, found.losses))
+        return compute(EvalPrediction(fitted, targets, prediction.inputs, prediction.losses))
 
     trainer.compute_metrics = compute and of_fitted
     try:

@@ -126,7 +126,7 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         f"{manifest.steps:,} steps in {manifest.train_seconds:,.0f} s"
         + (f", {manifest.finished[:10]} " if manifest.finished else " ")
         + f"({manifest.launch.parallel_mode}, {manifest.launch.precision}); "
-        + ", ".join(f"{name} {each}" for name, each in manifest.versions.items())
+        + ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
         + ".",
         "",
         "## Limits",
@@ -152,16 +152,16 @@ def _truncation(manifest: Manifest) -> list[str]:
             f"read, {most:,} in all. `pipeline()` reads the first {most:,}, and {cuts_nothing}; "
             "`python -m finetune predict` reads what training did.",
         ]
-    kept = {"head": "first", "tail": "last"}[truncation]
+    end = {"head": "first", "tail": "last"}[truncation]
     if manifest.options.get("text_columns"):
         return [
             "",
             f"Of texts of more than {most:,} tokens together, the longest is truncated first: its "
-            f"{kept} tokens are read.",
+            f"{end} tokens are read.",
         ]
     return [
         "",
-        f"Of a text longer than {most:,} tokens the {kept} {most:,} are read; {cuts_nothing}.",
+        f"Of a text longer than {most:,} tokens the {end} {most:,} are read; {cuts_nothing}.",
     ]
 
 
@@ -199,9 +199,9 @@ def _use(run: Run, manifest: Manifest) -> list[str]:
     if "model" in manifest.options:
         task = run.kind.on_hub(is_text="max_length" in manifest.options)
         imported = "from transformers import pipeline"
-        more = "".join(f", {n}={each}" for n, each in run.kind.pipeline_arguments.items())
-        more = f", truncation=True{more}" if task == "text-classification" else more
-        line = f'classify = pipeline("{task}", model="{run.path.name}"{more})'
+        arguments = "".join(f", {n}={value}" for n, value in run.kind.pipeline_arguments.items())
+        arguments = f", truncation=True{arguments}" if task == "text-classification" else arguments
+        line = f'classify = pipeline("{task}", model="{run.path.name}"{arguments})'
         if columns := manifest.options.get("text_columns"):
             return _use_of_several(run, [imported, "", line], split_values(columns))
     else:
@@ -218,12 +218,12 @@ def _use_of_several(run: Run, lines: list[str], columns: list[str]) -> list[str]
     names = [name if name.isidentifier() else f"text_{n}" for n, name in enumerate(columns, 1)]
     if is_pair(tokenizer, len(columns)):
         row = f'{{"text": {names[0]}, "text_pair": {names[1]}}}'
-        said = "The two columns are a pair of the tokenizer."
+        sentence = "The two columns are a pair of the tokenizer."
     else:
-        between = separator(tokenizer)
-        row = f"{between!r}.join([{', '.join(names)}])"
-        said = (
-            f"The columns are joined by `{between!r}`. Where they are longer than the model reads, "
+        joint = separator(tokenizer)
+        row = f"{joint!r}.join([{', '.join(names)}])"
+        sentence = (
+            f"The columns are joined by `{joint!r}`. Where they are longer than the model reads, "
             "`pipeline()` truncates the whole, not the longest column: take `python -m finetune "
             "predict`."
         )
@@ -233,5 +233,5 @@ def _use_of_several(run: Run, lines: list[str], columns: list[str]) -> list[str]
         f"classify({row})",
         "```",
         "",
-        said,
+        sentence,
     ]

@@ -40,9 +40,9 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
     if not is_trained and not is_validated:
         return None
     panels = ["losses"] + ["scores"] * is_validated + ["rates"] * is_trained
-    figure, drawn = figure_of(len(panels), height=0.6 + 1.9 * len(panels), share_x=True)
-    axes = dict(zip(panels, drawn, strict=True))
-    alt, kept = [], ""
+    figure, panel_axes = figure_of(len(panels), height=0.6 + 1.9 * len(panels), share_x=True)
+    axes = dict(zip(panels, panel_axes, strict=True))
+    alt, best_note = [], ""
     if is_trained:
         axes["losses"].plot(*columns(trained, "loss"), color=BLUE, label="training")
         alt.append(f"Training loss from {trained[0]['loss']:.3f} to {trained[-1]['loss']:.3f}")
@@ -54,7 +54,7 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
     if is_validated and best_step:
         for name in ("losses", "scores"):
             axes[name].axvline(best_step, color=GREY, linestyle=":", linewidth=1.5)
-        kept = " (dotted: best checkpoint)"
+        best_note = " (dotted: best checkpoint)"
         alt.append(f"best checkpoint at step {best_step}")
     if is_validated:
         names = [
@@ -69,7 +69,7 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
             axes["scores"].plot(*columns(validated, name), color=colour, marker=marker, label=label)
             alt.append(f"final validation {label} {validated[-1][name]:.3f}")
         is_last = panels[-1] == "scores"
-        titled(axes["scores"], f"Validation metrics{kept}", legend=is_last and bool(names))
+        titled(axes["scores"], f"Validation metrics{best_note}", legend=is_last and bool(names))
         if names and not is_last:  # between the panels, where no line is
             axes["scores"].legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=2)
             figure.set_figheight(figure.get_figheight() + 0.25 * math.ceil(len(names) / 2))
@@ -77,7 +77,7 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
         axes["rates"].plot(*columns(trained, "learning_rate"), color=GREY)
         axes["rates"].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         titled(axes["rates"], "Learning rate")
-    _steps(drawn[-1])
+    _steps(panel_axes[-1])
     sentence = "; ".join(alt)
     return Plot(f"{sentence[0].upper()}{sentence[1:]}.", figure)
 
@@ -95,7 +95,7 @@ def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str
     """
     names = {"loss": "Training loss", "eval_loss": "Validation loss"}
     names[metric] = f"Validation {wording.name(metric.removeprefix('eval_'))}"
-    found = []
+    plots = []
     for name, title in names.items():
         curves = {run: columns(history, name) for run, history in histories.items()}
         fewest = _FEWEST_LOGGED if name == "loss" else _FEWEST_EVALUATIONS
@@ -114,8 +114,8 @@ def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str
         figure.legend(loc="outside lower left")
         _steps(axes)
         last = [f"{run} {values[-1]:.3f}" for run, (_, values) in curves.items() if values]
-        found.append(Plot(f"{title}, final value: {', '.join(last)}.", figure))
-    return found
+        plots.append(Plot(f"{title}, final value: {', '.join(last)}.", figure))
+    return plots
 
 
 def _labelled(run: str) -> str:

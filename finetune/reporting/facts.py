@@ -33,20 +33,22 @@ def provenance(manifest: Manifest) -> dict[str, Fact]:
     """Return what made a run, by name."""
     launch, data = manifest.launch, manifest.data
     processes = f"{launch.world_size} process{'es' * (launch.world_size > 1)}"
-    found = {}
+    texts = {}
     if manifest.finished:
-        found["trained"] = f"{manifest.finished[:10]}, {manifest.finished[11:16]} UTC"
-    found["data"] = f"{data.source}, fingerprint {data.fingerprint}"
-    found["rows"] = ", ".join(f"{count:,} {name}" for name, count in data.rows.items())
+        texts["trained"] = f"{manifest.finished[:10]}, {manifest.finished[11:16]} UTC"
+    texts["data"] = f"{data.source}, fingerprint {data.fingerprint}"
+    texts["rows"] = ", ".join(f"{count:,} {name}" for name, count in data.rows.items())
     if data.split_how:
-        found["splits"] = data.split_how
-    found["training"] = f"{manifest.steps:,} steps in {manifest.train_seconds:,.1f} s"
+        texts["splits"] = data.split_how
+    texts["training"] = f"{manifest.steps:,} steps in {manifest.train_seconds:,.1f} s"
     if manifest.speed:
-        found["throughput"] = wording.speed(manifest.speed)
-    found["launch"] = f"{launch.parallel_mode}, {processes}, {launch.device}, {launch.precision}"
-    found["versions"] = ", ".join(f"{name} {each}" for name, each in manifest.versions.items())
-    found["revision"] = str(manifest.git_revision or "not from a checkout")
-    facts = {name: Fact(text) for name, text in found.items()}
+        texts["throughput"] = wording.speed(manifest.speed)
+    texts["launch"] = f"{launch.parallel_mode}, {processes}, {launch.device}, {launch.precision}"
+    texts["versions"] = ", ".join(
+        f"{name} {version}" for name, version in manifest.versions.items()
+    )
+    texts["revision"] = str(manifest.git_revision or "not from a checkout")
+    facts = {name: Fact(text) for name, text in texts.items()}
     if base := _base(manifest):
         facts = {"base model": base, **facts}
     return facts
@@ -67,12 +69,12 @@ def _base(manifest: Manifest) -> Fact | None:
 
 def options(manifest: Manifest) -> dict[str, str]:
     """Return the options of the recipe, and the training arguments that matter most."""
-    shown = (
+    names = (
         *("global_batch_size", "max_tokens_per_batch", "learning_rate", "num_train_epochs"),
         *("max_steps", "seed", "optim", "lr_scheduler_type", "weight_decay", "warmup_steps"),
         "max_grad_norm",
     )
     arguments = manifest.arguments
     # what is not set is written as "None"
-    chosen = {name: arguments[name] for name in shown if str(arguments.get(name)) != "None"}
+    chosen = {name: arguments[name] for name in names if str(arguments.get(name)) != "None"}
     return {name: str(value) for name, value in {**manifest.options, **chosen}.items()}

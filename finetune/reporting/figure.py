@@ -135,8 +135,8 @@ def titled(
 
 def columns(entries: Sequence[Mapping[str, float]], name: str) -> tuple[list[float], list[float]]:
     """Return steps and values of what was logged under a name."""
-    there = [entry for entry in entries if entry.get(name) is not None]  # null: not finite
-    return [entry["step"] for entry in there], [entry[name] for entry in there]
+    finite = [entry for entry in entries if entry.get(name) is not None]  # null: not finite
+    return [entry["step"] for entry in finite], [entry[name] for entry in finite]
 
 
 def short(name: str, longest: int = 22) -> str:

@@ -42,17 +42,17 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
     manifest, metrics, table, task = run.manifest, run.metrics, run.predicted_rows, run.kind
     statistics, headline = run.statistics, run.headline
     rows, every = run.scored(table), statistics.classes or {}
-    about = Shown(run, manifest, statistics, table, rows, every)
-    drawn = {name: SECTIONS[name](about) for name in task.sections}
-    every = {name: plot for each in drawn.values() for name, plot in each.figures.items()}
+    content = Shown(run, manifest, statistics, table, rows, every)
+    sections = {name: SECTIONS[name](content) for name in task.sections}
+    every = {name: plot for section in sections.values() for name, plot in section.figures.items()}
     figures = {name: plot for name, plot in every.items() if plot is not None}
-    there = {
+    shown_sections = {
         name: {
-            **each.content,
-            "plots": [plot.element() for plot in each.figures.values() if plot is not None],
+            **section.content,
+            "plots": [plot.element() for plot in section.figures.values() if plot is not None],
         }
-        for name, each in drawn.items()
-        if each.content or any(each.figures.values())
+        for name, section in sections.items()
+        if section.content or any(section.figures.values())
     }
     return {
         "title": f"{Path(manifest.recipe).name}: {manifest.data.source}",
@@ -63,9 +63,9 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
         "statistics": statistics,
         "digits": {
             name: wording.column_digits(
-                [own, *(gaps[name] for gaps in statistics.beyond.values() if name in gaps)]
+                [estimate, *(gaps[name] for gaps in statistics.beyond.values() if name in gaps)]
             )
-            for name, own in statistics.metrics.items()
+            for name, estimate in statistics.metrics.items()
         },
         "validation": metrics.validation,
         "baseline": metrics.baseline,
@@ -78,16 +78,18 @@ def _content(run: Run) -> tuple[dict[str, Any], dict[str, Plot]]:
                 WORDS[name.rstrip("_0123456789")] for name, plot in every.items() if plot is None
             )
         ),
-        "there": there,
-        "sections": ["Scores", *(name.capitalize() for name in there), "Provenance"],
+        "there": shown_sections,
+        "sections": ["Scores", *(name.capitalize() for name in shown_sections), "Provenance"],
     }, figures
 
 
 def _others(statistics: Statistics, headline: list[str]) -> dict[str, Any]:
-    further = {name: each for name, each in statistics.metrics.items() if name not in headline}
-    among = (statistics.top_k or {}).items()
+    further = {
+        name: estimate for name, estimate in statistics.metrics.items() if name not in headline
+    }
+    top_k = (statistics.top_k or {}).items()
     return {
-        **{wording.name(name): each for name, each in further.items()},
-        **{f"top-{k} accuracy": each for k, each in among},
-        **{wording.name(name): each for name, each in (statistics.ordered or {}).items()},
+        **{wording.name(name): estimate for name, estimate in further.items()},
+        **{f"top-{k} accuracy": estimate for k, estimate in top_k},
+        **{wording.name(name): estimate for name, estimate in (statistics.ordered or {}).items()},
     }

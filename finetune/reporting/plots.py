@@ -54,11 +54,11 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
     shading = PowerNorm(1.0 if numbered else 0.5, vmin=0, vmax=1)
     image = axes.imshow(shares, cmap=SHADES, norm=shading, aspect="equal")
     ticks = range(0, classes, -(-classes // 50))
-    shown = [short(names[index], 18) for index in ticks]
-    upright = classes > 4 or max(map(len, shown)) > 10
+    labels = [short(names[index], 18) for index in ticks]
+    upright = classes > 4 or max(map(len, labels)) > 10
     size = 10 if classes <= 25 else 8
-    axes.set_xticks(ticks, shown, rotation=90 if upright else 0, size=size)
-    axes.set_yticks(ticks, shown, size=size)
+    axes.set_xticks(ticks, labels, rotation=90 if upright else 0, size=size)
+    axes.set_yticks(ticks, labels, size=size)
     axes.spines[:].set_visible(False)
     for place in np.arange(1, classes) - 0.5 if numbered else ():
         axes.axhline(place, color=GREY, linewidth=0.4, alpha=0.5)
@@ -74,35 +74,38 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
     titled(axes, "Confusion matrix", x="predicted class", y="true class")
     axes.grid(visible=False)
     right = np.trace(numbers) / max(1, numbers.sum())
-    apart = shares - np.diag(np.diag(shares))
-    true, predicted = np.unravel_index(apart.argmax(), apart.shape)
+    confusions = shares - np.diag(np.diag(shares))
+    true, predicted = np.unravel_index(confusions.argmax(), confusions.shape)
     alt = f"Shaded by the share of the true class; {right:.1%} of the rows are on the diagonal."
-    if apart.any():
-        alt += f" The most frequent confusion: {apart[true, predicted]:.0%} of '{names[true]}' are "
-        alt += f"predicted as '{names[predicted]}'."
+    if confusions.any():
+        alt += f" The most frequent confusion: {confusions[true, predicted]:.0%} of "
+        alt += f"'{names[true]}' are predicted as '{names[predicted]}'."
     return Plot(alt, figure, wide=figure.get_figwidth() > WIDTH)
 
 
 @styled
-def classes(found: Mapping[str, Mapping[str, Any]], kind: str = "class") -> Plot | None:
+def classes(scores_of_classes: Mapping[str, Mapping[str, Any]], kind: str = "class") -> Plot | None:
     """Plot F1 of each class, or label, with its interval, the worst only where there are many."""
-    if sum(each["support"] for each in found.values()) < _FEWEST_OF_CLASSES:
+    if sum(score["support"] for score in scores_of_classes.values()) < _FEWEST_OF_CLASSES:
         return None
-    names = sorted(found, key=lambda name: found[name]["f1"]["value"])
-    shown = names[:_MOST_BARS] if len(names) > _MOST_BARS else list(found)
-    scores = [found[name]["f1"] for name in shown]
-    values = [each["value"] for each in scores]
-    figure, (axes,) = figure_of(1, height=1.0 + 0.24 * len(shown))
-    places = np.arange(len(shown))
+    names = sorted(scores_of_classes, key=lambda name: scores_of_classes[name]["f1"]["value"])
+    shown_names = names[:_MOST_BARS] if len(names) > _MOST_BARS else list(scores_of_classes)
+    scores = [scores_of_classes[name]["f1"] for name in shown_names]
+    values = [score["value"] for score in scores]
+    figure, (axes,) = figure_of(1, height=1.0 + 0.24 * len(shown_names))
+    places = np.arange(len(shown_names))
     axes.barh(places, values, xerr=_reach(scores), color=BLUE, ecolor=INK, height=0.7, capsize=2)
-    axes.set_yticks(places, [f"{short(name, 18)} ({found[name]['support']:,})" for name in shown])
-    axes.set(xlim=(0, 1), ylim=(len(shown) - 0.5, -0.5))
+    axes.set_yticks(
+        places,
+        [f"{short(name, 18)} ({scores_of_classes[name]['support']:,})" for name in shown_names],
+    )
+    axes.set(xlim=(0, 1), ylim=(len(shown_names) - 0.5, -0.5))
     lowest = f" (lowest {_MOST_BARS} of {len(names)})" if len(names) > _MOST_BARS else ""
     titled(axes, f"F1 by {kind}{lowest}", x="F1, 95% confidence interval; (rows)")
     axes.grid(visible=False, axis="y")
     axes.grid(axis="x", color=GREY, alpha=0.25, linewidth=0.6)
     worst, best = names[0], names[-1]
-    low, high = (wording.rounded(found[name]["f1"])[0] for name in (worst, best))
+    low, high = (wording.rounded(scores_of_classes[name]["f1"])[0] for name in (worst, best))
     return Plot(
         f"F1 is lowest for '{worst}' ({low}) and highest for '{best}' ({high}).",
         figure,
@@ -124,9 +127,9 @@ def together(counts: np.ndarray, names: Sequence[str]) -> Plot | None:
     figure, (axes,) = figure_of(1, height=0.9 * side, width=max(side, WIDTH))
     image = axes.imshow(shares, cmap=SHADES, vmin=0, vmax=1, aspect="equal")
     ticks = range(0, len(names), -(-len(names) // 50))
-    shown = [short(names[index], 18) for index in ticks]
-    axes.set_xticks(ticks, shown, rotation=90)
-    axes.set_yticks(ticks, shown)
+    labels = [short(names[index], 18) for index in ticks]
+    axes.set_xticks(ticks, labels, rotation=90)
+    axes.set_yticks(ticks, labels)
     axes.spines[:].set_visible(False)
     if counts.size <= _MOST_CELLS_WITH_NUMBERS:
         for (row, column), count in np.ndenumerate(counts):
@@ -135,10 +138,10 @@ def together(counts: np.ndarray, names: Sequence[str]) -> Plot | None:
         figure.colorbar(image, ax=axes, shrink=0.6, format=PercentFormatter(1))
     titled(axes, "Labels of the same rows", x="that have this label, too", y="rows with this label")
     axes.grid(visible=False)
-    apart = shares - np.diag(np.diag(shares))
-    one, other = map(int, np.unravel_index(apart.argmax(), apart.shape))
+    overlaps = shares - np.diag(np.diag(shares))
+    first, other = map(int, np.unravel_index(overlaps.argmax(), overlaps.shape))
     return Plot(
-        f"Of the rows with '{names[one]}', {shares[one, other]:.0%} have '{names[other]}' too, "
+        f"Of the rows with '{names[first]}', {shares[first, other]:.0%} have '{names[other]}' too, "
         "the largest such share.",
         figure,
     )
@@ -154,15 +157,15 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
         curves.append((f"temperature {hot:.2f}", after["bins"], ORANGE, "s"))
         alt += f", {after['expected_calibration_error']:.3f} at temperature {hot:.2f}"
     bins = calibration["bins"]
-    if sum(each["rows"] for each in bins) < _FEWEST_ROWS or len(bins) < _FEWEST_BINS:
+    if sum(bin_["rows"] for bin_ in bins) < _FEWEST_ROWS or len(bins) < _FEWEST_BINS:
         return None
     figure, (axes, rows) = figure_of(2, height=4.6, ratios=(3, 1), share_x=True)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")
     for number, (label, bins, colour, marker) in enumerate(curves):
-        sure = [each["confidence"] for each in bins]
-        right, counts = ([each[name] for each in bins] for name in ("accuracy", "rows"))
-        axes.plot(sure, right, color=colour, marker=marker, label=label)
-        rows.bar(np.array(sure) + (number - 0.5) * 0.014, counts, width=0.014, color=colour)
+        confidences = [bin_["confidence"] for bin_ in bins]
+        right, counts = ([bin_[name] for bin_ in bins] for name in ("accuracy", "rows"))
+        axes.plot(confidences, right, color=colour, marker=marker, label=label)
+        rows.bar(np.array(confidences) + (number - 0.5) * 0.014, counts, width=0.014, color=colour)
     axes.set_ylim(0, 1.02)
     titled(axes, "Calibration: accuracy by confidence", legend=True, percent="xy")
     titled(rows, "Rows", x="confidence (probability of the predicted class)", percent="x")
@@ -175,7 +178,7 @@ def coverage(points: Sequence[Mapping[str, Any]], rows: int) -> Plot | None:
     if rows < _FEWEST_ROWS:
         return None
     figure, (axes,) = figure_of(1, height=3.2)
-    _with_bars(axes, [each["coverage"] for each in points], [e["accuracy"] for e in points], BLUE)
+    _with_bars(axes, [point["coverage"] for point in points], [e["accuracy"] for e in points], BLUE)
     titled(axes, "Accuracy by coverage", x="most confident share of the rows", percent="xy")
     first, last = points[0], points[-1]
     return Plot(
@@ -198,9 +201,11 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
         return None
     figure, (histogram, accuracy) = figure_of(2, height=4.6, share_x=True)
     top = max(float(np.quantile(tokens, 0.995)), float(tokens.min()) + 1)
-    seen = np.minimum(tokens, top)
+    lengths_seen = np.minimum(tokens, top)
     wide = max(1, round((top - tokens.min()) / 40))  # whole tokens: others would leave gaps
-    histogram.hist(seen, bins=list(np.arange(tokens.min(), top + wide + 1, wide) - 0.5), color=BLUE)
+    histogram.hist(
+        lengths_seen, bins=list(np.arange(tokens.min(), top + wide + 1, wide) - 0.5), color=BLUE
+    )
     alt = f"Median length {np.median(tokens):,.0f} tokens"
     if max_length and max_length < top:
         for axes in (histogram, accuracy):
@@ -209,15 +214,15 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
         alt += f"; {cut:.1%} of the texts are truncated at {max_length:,}"
         place: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
         histogram.annotate(f"{cut:.0%} truncated", (max_length, 0.92), xytext=(4, 0), **place)
-    beyond = f" (longest 0.5% at {top:,.0f})" if tokens.max() > top else ""
-    titled(histogram, f"Texts by length{beyond}")
-    edges = np.unique(np.quantile(seen, np.linspace(0, 1, 9)))
+    remark = f" (longest 0.5% at {top:,.0f})" if tokens.max() > top else ""
+    titled(histogram, f"Texts by length{remark}")
+    edges = np.unique(np.quantile(lengths_seen, np.linspace(0, 1, 9)))
     if len(edges) > 1:
-        group = np.clip(np.searchsorted(edges, seen, side="right") - 1, 0, len(edges) - 2)
+        group = np.clip(np.searchsorted(edges, lengths_seen, side="right") - 1, 0, len(edges) - 2)
         kinds, counts = np.unique(group, return_counts=True)
         found = [
-            asdict(estimates.share(right[group == each].sum(), count))
-            for each, count in zip(kinds, counts, strict=True)
+            asdict(estimates.share(right[group == kind].sum(), count))
+            for kind, count in zip(kinds, counts, strict=True)
         ]
         _with_bars(accuracy, ((edges[:-1] + edges[1:]) / 2)[kinds], found, GREEN)
         shortest, longest = found[0]["value"], found[-1]["value"]
@@ -231,13 +236,13 @@ def _with_bars(
     axes: Axes, places: ArrayLike, scores: Sequence[Mapping[str, float]], colour: str
 ) -> None:
     """Draw a line of values with their intervals."""
-    values = [each["value"] for each in scores]
+    values = [score["value"] for score in scores]
     axes.errorbar(places, values, yerr=_reach(scores), color=colour, marker="o", capsize=2)
 
 
 def _reach(scores: Sequence[Mapping[str, float]]) -> list[list[float]]:
     """Return how far intervals go below their values and above them, as error bars want it."""
     return [
-        [max(0.0, each["value"] - each["low"]) for each in scores],
-        [max(0.0, each["high"] - each["value"]) for each in scores],
+        [max(0.0, score["value"] - score["low"]) for score in scores],
+        [max(0.0, score["high"] - score["value"]) for score in scores],
     ]

@@ -69,11 +69,11 @@ def plots(
         By name; None if there are too few rows of each class.
     """
     supports = np.bincount(predicted.labels, minlength=len(predicted.names))
-    enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_ROWS
+    has_enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_ROWS
     if len(predicted.names) == 2:
-        chosen = [positive] if enough.all() else []
+        chosen = [positive] if has_enough.all() else []
     else:
-        chosen = list(np.flatnonzero(enough))
+        chosen = list(np.flatnonzero(has_enough))
     return {
         name: _plot(kind, predicted, classes, chosen) if chosen else None
         for name, kind in _KINDS.items()
@@ -88,41 +88,48 @@ def _plot(
     chosen: list[int],
 ) -> Plot:
     names = predicted.names
-    areas = {each: classes[names[each]][kind.area] for each in chosen}
-    lowest = sorted(chosen, key=lambda each: float(areas[each]["value"]))[:_MOST_CLASSES]
-    shown = sorted(lowest)
-    figure, (axes,) = figure_of(1, height=4.4 + 0.1 * len(shown))
+    areas = {
+        number_of_class: classes[names[number_of_class]][kind.area] for number_of_class in chosen
+    }
+    lowest = sorted(chosen, key=lambda number_of_class: float(areas[number_of_class]["value"]))[
+        :_MOST_CLASSES
+    ]
+    plotted = sorted(lowest)
+    figure, (axes,) = figure_of(1, height=4.4 + 0.1 * len(plotted))
     is_binary, title = len(names) == 2, kind.title
-    for number, each in enumerate(shown):
-        label = f"{short(names[each], 16)} {_value(areas[each])}"
+    for number, number_of_class in enumerate(plotted):
+        label = f"{short(names[number_of_class], 16)} {_value(areas[number_of_class])}"
         if is_binary:
-            value, low, high = wording.rounded(areas[each])
-            title = f"{kind.title} of '{short(names[each], 18)}'"
+            value, low, high = wording.rounded(areas[number_of_class])
+            title = f"{kind.title} of '{short(names[number_of_class], 18)}'"
             label = f"{kind.words} {value} (95% CI {low} to {high})"
-        axes.plot(*_curve(kind, predicted, each), color=COLOURS[number], label=label)
-    others = [each for each in chosen if each not in shown]
-    others = others[:: -(-len(others) // _MOST_IN_MEAN) or 1]
-    if others:
-        curves = [np.interp(_GRID, *_curve(kind, predicted, each)) for each in others]
+        axes.plot(*_curve(kind, predicted, number_of_class), color=COLOURS[number], label=label)
+    averaged = [number for number in chosen if number not in plotted]
+    averaged = averaged[:: -(-len(averaged) // _MOST_IN_MEAN) or 1]
+    if averaged:
+        curves = [
+            np.interp(_GRID, *_curve(kind, predicted, number_of_class))
+            for number_of_class in averaged
+        ]
         mean = np.mean(curves, axis=0)
-        label = f"mean of {len(others)} others"
+        label = f"mean of {len(averaged)} others"
         axes.plot(_GRID, mean, color=GREY, linestyle="--", label=label)
     if kind.area == "roc_area":
         axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5)
     elif is_binary:
-        share = float((predicted.labels == shown[0]).mean())
+        share = float((predicted.labels == plotted[0]).mean())
         axes.axhline(share, color=GREY, linestyle=":", linewidth=1.5)
     if is_binary:
-        _mark_decision(kind, axes, predicted, shown[0])
+        _mark_decision(kind, axes, predicted, plotted[0])
     axes.set(xlim=(-0.01, 1.01), ylim=(0, 1.02))
     titled(axes, title, x=kind.x, y=kind.y)
     figure.legend(loc="outside lower left", ncols=1 if is_binary else 2)
-    return Plot(_alt(kind, names, areas, len(others)), figure)
+    return Plot(_alt(kind, names, areas, len(averaged)), figure)
 
 
-def _curve(kind: _Kind, predicted: ScoredRows, each: int) -> tuple[np.ndarray, np.ndarray]:
+def _curve(kind: _Kind, predicted: ScoredRows, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the curve of a class against the rest, from left to right, of 501 points at most."""
-    true, scores = predicted.labels == each, predicted.column(each)
+    true, scores = predicted.labels == number, predicted.column(number)
     if kind.area == "roc_area":
         x, y, _ = roc_curve(true, scores)
     else:
@@ -144,15 +151,15 @@ def _mark_decision(kind: _Kind, axes: Axes, predicted: ScoredRows, positive: int
 
 
 def _alt(
-    kind: _Kind, names: list[str], areas: Mapping[int, Mapping[str, float]], others: int
+    kind: _Kind, names: list[str], areas: Mapping[int, Mapping[str, float]], count: int
 ) -> str:
-    ranked = sorted(areas, key=lambda each: areas[each]["value"])
+    ranked = sorted(areas, key=lambda number: areas[number]["value"])
     worst, best = ranked[0], ranked[-1]
     if worst == best:
         return f"{kind.words} of '{names[best]}': {_value(areas[best])}."
-    least = f" (the {_MOST_CLASSES} lowest of {len(areas)}, and the mean of {others} others)"
+    least = f" (the {_MOST_CLASSES} lowest of {len(areas)}, and the mean of {count} others)"
     return (
-        f"{kind.words} of each class against the rest{least * bool(others)}: lowest for "
+        f"{kind.words} of each class against the rest{least * bool(count)}: lowest for "
         f"'{names[worst]}' ({_value(areas[worst])}), highest for '{names[best]}' "
         f"({_value(areas[best])})."
     )

@@ -32,8 +32,8 @@ def of_target(labels: np.ndarray, predicted: np.ndarray, name: str = "") -> dict
 def numbers(labels: np.ndarray, predicted: np.ndarray, name: str = "") -> Plot:
     """Plot predicted against true value, of 2,000 rows at most."""
     figure, (axes,) = figure_of(1, height=4.2)
-    shown = _sample(len(labels))
-    axes.scatter(labels[shown], predicted[shown], s=9, color=BLUE, alpha=0.4, rasterized=True)
+    sample = _sample(len(labels))
+    axes.scatter(labels[sample], predicted[sample], s=9, color=BLUE, alpha=0.4, rasterized=True)
     ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
     axes.plot(ends, ends, color=GREY, linestyle=":", linewidth=1.5)
     titled(
@@ -43,22 +43,24 @@ def numbers(labels: np.ndarray, predicted: np.ndarray, name: str = "") -> Plot:
         y=f"predicted {short(name)}",
     )
     correlation = statistics.pearson(labels.astype(float), predicted.astype(float)).value
-    said = f"{correlation:.3f}" if np.isfinite(correlation) else "undefined, one is constant"
-    return Plot(f"Correlation of predicted and true value{_of(name)}: {said}.", figure)
+    described = f"{correlation:.3f}" if np.isfinite(correlation) else "undefined, one is constant"
+    return Plot(f"Correlation of predicted and true value{_of(name)}: {described}.", figure)
 
 
 @styled
 def residuals(labels: np.ndarray, predicted: np.ndarray, name: str = "") -> Plot:
     """Plot predicted minus true value against the predicted one, with medians of groups."""
     figure, (axes,) = figure_of(1, height=3.6)
-    errors, shown = predicted - labels, _sample(len(labels))
-    axes.scatter(predicted[shown], errors[shown], s=9, color=BLUE, alpha=0.4, rasterized=True)
+    errors, sample = predicted - labels, _sample(len(labels))
+    axes.scatter(predicted[sample], errors[sample], s=9, color=BLUE, alpha=0.4, rasterized=True)
     axes.axhline(0, color=GREY, linestyle=":", linewidth=1.5)
     alt = f"Errors{_of(name)} by predicted value."
     order = np.argsort(predicted, kind="stable")
     if len(labels) >= _FEWEST_ROWS:
         groups = np.array_split(order, _GROUPS)
-        places, medians = ([np.median(of[each]) for each in groups] for of in (predicted, errors))
+        places, medians = (
+            [np.median(values[group]) for group in groups] for values in (predicted, errors)
+        )
         axes.plot(
             places, medians, color=ORANGE, marker="o", label="median of an eighth of the rows"
         )

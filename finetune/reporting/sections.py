@@ -81,83 +81,83 @@ class Section:
     content: Mapping[str, Any] = field(default_factory=dict)
 
 
-def training(shown: Shown) -> Section:
+def training(report: Shown) -> Section:
     """Show how the training went."""
-    history = shown.manifest.history
-    learned = curves.learning_curves(history, shown.manifest.best_step)
+    history = report.manifest.history
+    learned = curves.learning_curves(history, report.manifest.best_step)
     return Section({"learning_curves": learned, "speed": curves.speed(history)})
 
 
-def predictions(shown: Shown) -> Section:
+def predictions(report: Shown) -> Section:
     """Show predicted against true numbers and their errors, of the first targets."""
-    rows: ScoredNumbers = shown.rows
-    names, figures = shown.run.labels[:_TARGETS] or [""], dict[str, Plot | None]()
+    rows: ScoredNumbers = report.rows
+    names, figures = report.run.labels[:_TARGETS] or [""], dict[str, Plot | None]()
     for place, name in enumerate(names):
-        drawn = residuals.of_target(rows.targets[:, place], rows.outputs[:, place], name)
+        plots_of_target = residuals.of_target(rows.targets[:, place], rows.outputs[:, place], name)
         after = f"_{place + 1}" if name else ""
-        figures |= {f"{kind}{after}": plot for kind, plot in drawn.items()}
+        figures |= {f"{kind}{after}": plot for kind, plot in plots_of_target.items()}
     return Section(figures)
 
 
-def targets(shown: Shown) -> Section:
+def targets(report: Shown) -> Section:
     """Show how well each of several numbers is predicted."""
-    found = shown.statistics.targets or {}
-    return Section(content={"targets": found} if found else {})
+    scores = report.statistics.targets or {}
+    return Section(content={"targets": scores} if scores else {})
 
 
-def classes(shown: Shown) -> Section:
+def classes(report: Shown) -> Section:
     """Show how well each class is found, and with which it is confused."""
-    rows: ScoredRows = shown.rows
-    matrix, found = rows.once(classification.confusion), shown.classes
-    figures: dict[str, Plot | None] = {"classes": plots.classes(found)}
-    some, confused = found, list[dict[str, Any]]()
+    rows: ScoredRows = report.rows
+    matrix, scores = rows.once(classification.confusion), report.classes
+    figures: dict[str, Plot | None] = {"classes": plots.classes(scores)}
+    some, confused = scores, list[dict[str, Any]]()
     if len(matrix) <= classification.MOST_CONFUSED:
         figures = {"confusion": plots.confusion(matrix, rows.names), **figures}
     else:
         confused = _confused(matrix, rows.names)
-    if len(found) > _MOST_SHOWN:
-        lowest = sorted(found, key=lambda name: found[name]["f1"]["value"])[:_CLASSES]
-        some = {name: found[name] for name in lowest}
-    about = {"all": len(found), "table": METRICS, "confused": confused}
-    return Section(figures, {"classes": some, **about})
+    if len(scores) > _MOST_SHOWN:
+        lowest = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_CLASSES]
+        some = {name: scores[name] for name in lowest}
+    facts = {"all": len(scores), "table": METRICS, "confused": confused}
+    return Section(figures, {"classes": some, **facts})
 
 
 def _confused(matrix: np.ndarray, names: list[str]) -> list[dict[str, Any]]:
     """Return the most frequent confusions, where a plot of all would be too fine to be read."""
-    apart = matrix.copy()
-    np.fill_diagonal(apart, 0)
-    pairs = np.argsort(-apart, axis=None, kind="stable")[:_MISTAKES]
-    cells = [divmod(int(each), len(names)) for each in pairs]
+    confusions = matrix.copy()
+    np.fill_diagonal(confusions, 0)
+    pairs = np.argsort(-confusions, axis=None, kind="stable")[:_MISTAKES]
+    cells = [divmod(int(cell), len(names)) for cell in pairs]
     return [
         {
             "label": names[true],
-            "prediction": names[said],
-            "rows": int(apart[true, said]),
-            "share": apart[true, said] / matrix[true].sum(),
+            "prediction": names[predicted],
+            "rows": int(confusions[true, predicted]),
+            "share": confusions[true, predicted] / matrix[true].sum(),
         }
-        for true, said in cells
-        if apart[true, said]
+        for true, predicted in cells
+        if confusions[true, predicted]
     ]
 
 
-def labels(shown: Shown) -> Section:
+def labels(report: Shown) -> Section:
     """Show how well each label is found, of those that a row has any number of, and the mistakes
     that the model is most confident about.
     """
-    found, rows = shown.classes, shown.rows
+    scores, rows = report.classes, report.rows
     order = multi_label.farthest(rows)[:_MISTAKES]
     return Section(
-        {"labels": plots.classes(found, "label")},
+        {"labels": plots.classes(scores, "label")},
         {
-            "classes": found,
+            "classes": scores,
             "fewest": FEWEST_ROWS,
-            "thresholds": shown.statistics.thresholds or {},
+            "thresholds": report.statistics.thresholds or {},
             "right": f"{rows.right.sum():,} of {len(rows):,}",
             "mistakes": [
                 {
-                    "id": shown.table["id"].iloc[index],
-                    "text": html.excerpt(shown.table["text"].iloc[index])
-                    if "text" in shown.table
+                    "id": report.table["id"].iloc[index],
+                    "text": html.excerpt(report.table["text"].iloc[index])
+                    if "text" in report.table
                     else None,
                     "label": _joined(rows.names, rows.labels[index]),
                     "prediction": _joined(rows.names, rows.decided[index]),
@@ -169,25 +169,25 @@ def labels(shown: Shown) -> Section:
 
 
 def _joined(names: list[str], has: np.ndarray) -> str:
-    return ", ".join(name for name, each in zip(names, has, strict=True) if each) or "none"
+    return ", ".join(name for name, is_set in zip(names, has, strict=True) if is_set) or "none"
 
 
-def together(shown: Shown) -> Section:
+def together(report: Shown) -> Section:
     """Show which labels the same rows have."""
-    counts = shown.statistics.together
+    counts = report.statistics.together
     return Section(
-        {"together": plots.together(np.asarray(counts), shown.rows.names) if counts else None}
+        {"together": plots.together(np.asarray(counts), report.rows.names) if counts else None}
     )
 
 
-def probabilities(shown: Shown) -> Section:
+def probabilities(report: Shown) -> Section:
     """Show what the probabilities are worth."""
-    rows: ScoredRows = shown.rows
-    statistics = shown.statistics
+    rows: ScoredRows = report.rows
+    statistics = report.statistics
     figures = {
         "reliability": plots.reliability(statistics.calibration or {}),
         "coverage": plots.coverage(statistics.coverage or [], statistics.rows),
-        **ranking.plots(rows, shown.classes, _positive_class(shown.manifest.scoring)),
+        **ranking.plots(rows, report.classes, _positive_class(report.manifest.scoring)),
     }
     order = ("roc", "precision_recall", "reliability", "coverage")
     return Section(
@@ -202,36 +202,38 @@ def _positive_class(scoring: Scoring) -> int:
     return next((int(number) for number in declared if number is not None), 1)
 
 
-def length(shown: Shown) -> Section:
+def length(report: Shown) -> Section:
     """Show the accuracy against the tokens of a text."""
-    if "tokens" not in shown.table:
+    if "tokens" not in report.table:
         return Section()
-    options = shown.manifest.options
+    options = report.manifest.options
     most = None if options.get("long_texts") == "windows" else options.get("max_length")
-    tokens, right = shown.table["tokens"].to_numpy(), shown.rows.right
+    tokens, right = report.table["tokens"].to_numpy(), report.rows.right
     return Section({"length": plots.lengths(tokens, right, most)})
 
 
-def slices(shown: Shown) -> Section:
+def slices(report: Shown) -> Section:
     """Show where the accuracy is lowest."""
-    worst = mistakes.worst_slices(shown.rows, shown.table, _SLICES)
-    return Section(content={"slices": [asdict(each) for each in worst]} if worst else {})
+    worst = mistakes.worst_slices(report.rows, report.table, _SLICES)
+    return Section(
+        content={"slices": [asdict(worst_slice) for worst_slice in worst]} if worst else {}
+    )
 
 
-def mistaken(shown: Shown) -> Section:
+def mistaken(report: Shown) -> Section:
     """Show the most confident mistakes, and labels that may be wrong."""
-    rows: ScoredRows = shown.rows
-    wrong, run = mistakes.most_confident(rows), shown.run
-    found, judged = suspicion(run, rows)
-    suspected = found.rows if found else _NONE
+    rows: ScoredRows = report.rows
+    wrong, run = mistakes.most_confident(rows), report.run
+    suspects, judged = suspicion(run, rows)
+    suspected = suspects.rows if suspects else _NONE
     first = wrong[:_MISTAKES]
     further = suspected[~np.isin(suspected, first)][:_MISTAKES]
-    said = f"{len(wrong):,} of {len(rows):,} rows {_is(len(wrong))} wrong. "
+    count = f"{len(wrong):,} of {len(rows):,} rows {_is(len(wrong))} wrong. "
     return Section(
         content={
-            "mistakes": _rows(rows, shown.table, first, suspected),
-            "suspects": _rows(rows, shown.table, further),
-            "mistaken": said + _suspicion(found, judged),
+            "mistakes": _rows(rows, report.table, first, suspected),
+            "suspects": _rows(rows, report.table, further),
+            "mistaken": count + _suspicion(suspects, judged),
         }
     )
 
@@ -262,30 +264,31 @@ SECTIONS: Mapping[str, Callable[[Shown], Section]] = {
 
 
 def _of_calibration(statistics: Statistics) -> str:
-    found = statistics.calibration
-    if found is None:
+    errors = statistics.calibration
+    if errors is None:
         return ""
-    said = (
+    sentence = (
         "The expected calibration error, the mean gap between confidence and accuracy, is "
-        f"{found['expected_calibration_error']:.3f}; that of a calibrated model of so many rows "
-        f"would be {found['calibrated_model']:.3f}."
+        f"{errors['expected_calibration_error']:.3f}; that of a calibrated model of so many rows "
+        f"would be {errors['calibrated_model']:.3f}."
     )
-    if "temperature" not in found:
-        return said
-    if (hot := found["temperature"]) is None:
+    if "temperature" not in errors:
+        return sentence
+    if (hot := errors["temperature"]) is None:
         return (
-            f"{said} No temperature mends these probabilities: the one fitted on the validation "
-            f"rows ran to an end of its range ({calibration.COLDEST:g} to "
+            f"{sentence} No temperature mends these probabilities: the one fitted on the "
+            f"validation rows ran to an end of its range ({calibration.COLDEST:g} to "
             f"{calibration.HOTTEST:g})."
         )
-    if "after" not in found:
+    if "after" not in errors:
         return (
-            f"{said} On the validation rows no temperature lowers the log loss by more than chance:"
-            " the probabilities need none."
+            f"{sentence} On the validation rows no temperature lowers the log loss by more than "
+            "chance: the probabilities need none."
         )
-    before, after = (each["expected_calibration_error"] for each in (found, found["after"]))
-    sure = "overconfident" if hot > 1 else "underconfident"
-    fitted = f"{said} On the validation rows the model was {sure}; the temperature fitted there, "
+    before, after = (error["expected_calibration_error"] for error in (errors, errors["after"]))
+    tendency = "overconfident" if hot > 1 else "underconfident"
+    fitted = f"{sentence} On the validation rows the model was {tendency}; the temperature fitted "
+    fitted += "there, "
     if after < before:
         return (
             f"{fitted}{hot:.2f}, brings the error on the test rows to {after:.3f} "
@@ -297,16 +300,16 @@ def _of_calibration(statistics: Statistics) -> str:
     )
 
 
-def _suspicion(found: mistakes.Suspicion | None, judged: bool) -> str:
+def _suspicion(suspects: mistakes.Suspicion | None, judged: bool) -> str:
     if not judged:
         return "No label is suspected: the model is not known to beat a baseline."
-    if found is None:
+    if suspects is None:
         return "No label is suspected: there are too few rows, or too many mistakes, to tell."
-    contradicted = len(found.rows)
-    looked = f"Of the {found.confident:,} most confident predictions"
+    contradicted = len(suspects.rows)
+    looked = f"Of the {suspects.confident:,} most confident predictions"
     if not contradicted:
         return f"{looked} none contradicts its label: no label is suspected."
-    wrong = found.wrong
+    wrong = suspects.wrong
     return (
         f"{looked} {contradicted:,} contradict{'s' * (contradicted == 1)} the label, which may be "
         f"wrong. By that at most about {wording.percent(wrong.value)} of all labels are (95% CI "

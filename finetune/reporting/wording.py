@@ -65,7 +65,7 @@ def digits(interval: Mapping[str, float]) -> int | None:
 
 def column_digits(intervals: Iterable[Mapping[str, float]]) -> int | None:
     """Return the digits of a column of scores: the most that one of them is worth."""
-    return max((each for each in map(digits, intervals) if each is not None), default=None)
+    return max((number for number in map(digits, intervals) if number is not None), default=None)
 
 
 def rounded(
@@ -79,12 +79,12 @@ def rounded(
     return value, low, high
 
 
-def interval(found: Mapping[str, float], signed: bool = False) -> str:
+def interval(estimate: Mapping[str, float], signed: bool = False) -> str:
     """Return a figure with its 95% confidence interval, in the digits that they are worth; the
     figure alone where the interval has no width, as that of a single row.
     """
-    value, low, high = rounded(found, signed)
-    if found["low"] == found["high"] or math.isnan(found["low"]):
+    value, low, high = rounded(estimate, signed)
+    if estimate["low"] == estimate["high"] or math.isnan(estimate["low"]):
         return value
     return f"{value}, 95% CI {low} to {high}"
 
@@ -96,9 +96,9 @@ def percent(value: float) -> str:
 
 def name(metric: str) -> str:
     """Return what a reader calls a score."""
-    of, _, average = metric.rpartition("_")
+    base, _, average = metric.rpartition("_")
     if average in _AVERAGES:
-        return f"{_WORDS.get(of, of)} ({average} average)"
+        return f"{_WORDS.get(base, base)} ({average} average)"
     return _WORDS.get(metric, metric.replace("_", " "))
 
 
@@ -106,8 +106,8 @@ def directions(manifest: Manifest) -> dict[str, int]:
     """Return :data:`DIRECTIONS`, and that of the metric by which the run chose its checkpoint."""
     arguments = manifest.arguments
     chosen = str(arguments.get("metric_for_best_model")).removeprefix("eval_")
-    less = str(arguments.get("greater_is_better")) == "False"
-    return {chosen: -1 if less else 1, **DIRECTIONS}
+    is_lower_better = str(arguments.get("greater_is_better")) == "False"
+    return {chosen: -1 if is_lower_better else 1, **DIRECTIONS}
 
 
 def verdict(
@@ -125,9 +125,13 @@ def verdict(
     """
     if not headline:
         return "The recipe computes no metric that is a number."
-    said = "; ".join(f"{name(each)} {interval(statistics.metrics[each])}" for each in headline)
-    judged = [against(*each, headline, better) for each in _compared(statistics, headline)]
-    return " ".join([f"{said[0].upper()}{said[1:]}.", *judged])
+    scores = "; ".join(
+        f"{name(metric)} {interval(statistics.metrics[metric])}" for metric in headline
+    )
+    judged = [
+        against(*comparison, headline, better) for comparison in _compared(statistics, headline)
+    ]
+    return " ".join([f"{scores[0].upper()}{scores[1:]}.", *judged])
 
 
 def unbeaten(
@@ -149,8 +153,8 @@ def beats_a_baseline(
     """Return whether the model is significantly better than some baseline, by the first metric of
     the headline of which it is known whether more is better.
     """
-    known = [each for each in headline if each in better][:1]
-    return any(_sign(gaps, known[0], better) == 1 for _, gaps in _compared(statistics, known))
+    directed = [metric for metric in headline if metric in better][:1]
+    return any(_sign(gaps, directed[0], better) == 1 for _, gaps in _compared(statistics, directed))
 
 
 def against(
@@ -208,8 +212,8 @@ def _compared(
     statistics: Statistics, headline: Sequence[str]
 ) -> list[tuple[str, Mapping[str, Mapping[str, float]]]]:
     """Return the baselines that the first metric of the headline was compared with."""
-    beyond = statistics.beyond.items() if headline else ()
-    return [(baseline, gaps) for baseline, gaps in beyond if headline[0] in gaps]
+    compared = statistics.beyond.items() if headline else ()
+    return [(baseline, gaps) for baseline, gaps in compared if headline[0] in gaps]
 
 
 def _worse(
@@ -220,12 +224,14 @@ def _worse(
     also: bool = False,
 ) -> str:
     """Return a sentence on the other metrics that are significantly worse, if there are any."""
-    said = [
-        f"{name(each)} ({interval(gaps[each], signed=True)})"
-        for each in headline[1:]
-        if each in gaps and _sign(gaps, each, better) == -1
+    listed = [
+        f"{name(metric)} ({interval(gaps[metric], signed=True)})"
+        for metric in headline[1:]
+        if metric in gaps and _sign(gaps, metric, better) == -1
     ]
-    return f" It is {'also ' * also}significantly worse in {' and '.join(said)}." if said else ""
+    return (
+        f" It is {'also ' * also}significantly worse in {' and '.join(listed)}." if listed else ""
+    )
 
 
 def _sign(
