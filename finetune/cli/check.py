@@ -8,7 +8,6 @@ python -m finetune check text --dataset tickets.csv --model NAME --json
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,7 +105,7 @@ def _found(recipe: str, flags: list[str]) -> Check:
         from finetune.pipeline.suspects import of_findings
 
         count = of_findings(suspects, result.findings, chosen.recipe)
-        sys.stderr.write(f"{suspects}: {counted(count, 'row')} to look at\n")
+        console.tell(f"{suspects}: {counted(count, 'row')} to look at")
     return result
 
 

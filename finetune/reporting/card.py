@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from finetune.reporting import facts, wording
 from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
+from finetune.runtime.terminal import visible
 from finetune.training.manifest import Manifest, Metrics
 
 CARD = "README.md"
@@ -135,7 +137,13 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         "training run, or data of another kind. Mistakes, slices and calibration are in "
         "`report.html`. The licence of the base model applies.",
     ]
-    return "\n".join(lines) + "\n"
+    return _escape(visible("\n".join(lines))) + "\n"
+
+
+def _escape(markdown: str) -> str:
+    """Return Markdown in which HTML, as in the name of a file, is text; code stays as it is."""
+    code = r"(?ms)^```.*?^```$|^    .*?$|`[^`]*`"
+    return re.sub(rf"{code}|<", lambda found: r"\<" if found[0] == "<" else found[0], markdown)
 
 
 def _truncation(manifest: Manifest) -> list[str]:

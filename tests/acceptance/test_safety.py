@@ -1106,7 +1106,6 @@ def test_html_in_the_report_is_text(hostile_run: finetune.Run) -> None:
 
 
 @pytest.mark.contract("F5")
-@pytest.mark.xfail(strict=True, reason="the model card has the name of the file as it is")
 def test_html_in_the_model_card_is_text(hostile_run: finetune.Run) -> None:
     """README.md has no HTML and no terminal escape outside of code."""
     card = (hostile_run.path / "README.md").read_text(encoding="utf-8")
@@ -1131,10 +1130,7 @@ def assert_visible(output: str, *names: str) -> None:
     "name",
     [
         "suspects.csv",
-        pytest.param(
-            "suspects\x1b[31m.csv",
-            marks=pytest.mark.xfail(strict=True, reason="printed as it is by `check --suspects`"),
-        ),
+        "suspects\x1b[31m.csv",
     ],
 )
 def test_escapes_in_check_are_shown(
