@@ -79,8 +79,8 @@ def require_head(model: str, config: PretrainedConfig) -> None:
 
 def outputs_of_head(config: PretrainedConfig) -> list[str]:
     """Return the names of the outputs that a model was fine-tuned for; empty without a head."""
-    architectures = config.architectures or []
-    if not any(name.endswith("ForSequenceClassification") for name in architectures):
+    heads = ("ForSequenceClassification", "ForImageClassification")
+    if not any(name.endswith(heads) for name in config.architectures or []):
         return []
     names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
     return [names[number] for number in sorted(names)]

@@ -5,13 +5,17 @@ done there, so that a saved model needs nothing beside its weights.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.nn.functional import linear
 
 from finetune.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: Powers of two that float32 has with room on both sides.
 _LARGEST_EXPONENT = 100
@@ -28,6 +32,55 @@ def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear:
         if isinstance(layer, torch.nn.Linear) and layer.out_features == width:
             return layer
     raise UserError(f"{type(model).__name__} has no linear layer of {width} outputs")
+
+
+def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | None:
+    """Return the output of a trained head for each label: by name, or by place without names.
+
+    Args:
+        trained: The names of the outputs, ``LABEL_0`` and so on where they have none.
+        labels: The names that are needed, likewise.
+
+    Returns:
+        None if the head is for other labels, or another number of them.
+    """
+    places = list(range(len(labels)))
+    unnamed = [f"LABEL_{place}" for place in places]
+    if len(trained) == len(labels) and unnamed in (list(trained), list(labels)):
+        return places
+    if sorted(trained) != sorted(labels) or len(set(trained)) < len(trained):
+        return None
+    return [trained.index(label) for label in labels]
+
+
+def continue_head(
+    model: PreTrainedModel, trained: Sequence[str], labels: Sequence[str]
+) -> frozenset[str]:
+    """Order the outputs of a loaded head by the labels, or replace it where it is for others.
+
+    Args:
+        model: With as many outputs as there are labels, changed in place.
+        trained: The names of the outputs of the checkpoint; none if it had no head.
+        labels: The names that are needed.
+
+    Returns:
+        The names of the weights that are replaced by random ones.
+    """
+    if len(trained) != len(labels):  # the library has made a new one
+        return frozenset()
+    layer, order = last_linear(model, len(labels)), match_outputs(trained, labels)
+    weights = [weight for weight in (layer.weight, layer.bias) if weight is not None]
+    with torch.no_grad():
+        if order is not None:
+            for weight in weights:
+                weight.copy_(weight[order].clone())
+            return frozenset()
+        torch.nn.init.normal_(layer.weight, std=getattr(model.config, "initializer_range", 0.02))
+        for bias in weights[1:]:
+            bias.zero_()
+    return frozenset(
+        n for n, weight in model.named_parameters() if any(weight is w for w in weights)
+    )
 
 
 def has_bias(layer: torch.nn.Linear) -> bool:

@@ -26,7 +26,7 @@ from transformers import (
 
 from finetune.data import embedded
 from finetune.errors import UserError
-from finetune.models import families
+from finetune.models import families, head
 from finetune.runtime import hub
 
 #: What ``transformers`` calls kinds of labels.
@@ -132,7 +132,8 @@ def load_classifier(
     Args:
         model: A name on the Hub, a local directory, or ``embedded:minilm``.
         labels: The names of the outputs; they go into the configuration, for ``pipeline()``. A
-            single output without a name if there are none.
+            single output without a name if there are none. A head that was trained for the same
+            names is continued, one for others is replaced.
         revision: Commit, tag or branch on the Hub; the newest if None.
         problem_type: What the labels are, ``single_label_classification`` for instance, as the
             configuration has it; None for what it says.
@@ -145,6 +146,7 @@ def load_classifier(
         UserError: if the model cannot be loaded, has no head for texts or no such dropout.
     """
     outputs = list(labels) or ["LABEL_0"]
+    trained = families.outputs_of_head(load_config(model, revision))
     config = load_config(
         model,
         revision,
@@ -168,7 +170,8 @@ def load_classifier(
             output_loading_info=True,
         )
     resized = (name for name, *_ in info["mismatched_keys"])
-    setattr(classifier, _FRESH, frozenset([*info["missing_keys"], *resized]))
+    replaced = head.continue_head(classifier, trained, outputs)
+    setattr(classifier, _FRESH, replaced.union(info["missing_keys"], resized))
     families.freeze_unused(classifier)
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would

@@ -22,7 +22,7 @@ from transformers import (
 
 from finetune.data import embedded
 from finetune.errors import UserError
-from finetune.models import pretrained
+from finetune.models import families, head, pretrained
 from finetune.models.pretrained import ProblemType, loading
 
 SMALL = embedded.PREFIX + "vit"
@@ -109,7 +109,8 @@ def load_classifier(
 
     Args:
         model: A name on the Hub, a local directory, or ``embedded:vit``.
-        labels: The names of the classes; they go into the configuration, for ``pipeline()``.
+        labels: The names of the classes; they go into the configuration, for ``pipeline()``. A head
+            that was trained for the same names is continued, one for others is replaced.
         revision: Commit, tag or branch on the Hub; the newest if None.
         problem_type: Goes into the configuration, or None for what is there.
 
@@ -127,6 +128,8 @@ def load_classifier(
             classifier = AutoModelForImageClassification.from_pretrained(
                 **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
             )
+        trained = families.outputs_of_head(pretrained.load_config(model, revision))
+        head.continue_head(classifier, trained, labels)
     # As in `pretrained.load_classifier`: Trainer reads its own checkpoints without renaming.
     classifier._weight_conversions = []  # type: ignore[assignment]
     return classifier

@@ -12,7 +12,7 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import Recipe, TextRecipe, metric_modules
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe, metric_modules
 from finetune.recipe.rows import correction_files
 from finetune.runtime import distributed, hub, lock
 
@@ -253,6 +253,7 @@ def _check_sources(settings: Settings) -> None:
                 sampler.refuse_weights(values)
         if isinstance(recipe, TextRecipe):
             lengths.check_tokens(recipe)
+        if isinstance(recipe, (TextRecipe, ImageRecipe)):
             _note_trained_head(recipe)
 
 
@@ -317,30 +318,21 @@ def _refuse_corrections_inside(recipe: Recipe, directory: Path) -> None:
                 )
 
 
-def _note_trained_head(recipe: TextRecipe) -> None:
-    """Note what becomes of the head that a model was trained with, if it had other outputs."""
+def _note_trained_head(recipe: TextRecipe | ImageRecipe) -> None:
+    """Note where a head that was trained before is replaced, or its outputs are reordered."""
     from finetune.data.label_columns import list_names
     from finetune.models.families import outputs_of_head
+    from finetune.models.head import match_outputs
 
     if recipe.model_config is None:
         return
-    before, labels = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
-    unnamed = [f"LABEL_{number}" for number in range(len(before))]
-    if not before:
-        return
-    if len(before) != len(labels):
+    trained, labels = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
+    order = match_outputs(trained, labels)
+    if trained and order is None:
         recipe.note(
-            f"the head of {recipe.model} has {counted(len(before), 'output')} "
-            f"({list_names(before)}), and {len(labels)} "
-            f"{'is' if len(labels) == 1 else 'are'} needed: it is replaced by a new one"
+            f"the head of {recipe.model} is replaced by a new one: it was trained for "
+            f"{counted(len(trained), 'output')} ({list_names(trained)}), and these labels are "
+            f"{list_names(labels)}"
         )
-        return
-    if before in (labels, unnamed) or labels == unnamed:
-        return
-    renamed = [
-        f"'{old}' becomes '{new}'" for old, new in zip(before, labels, strict=True) if old != new
-    ]
-    recipe.note(
-        f"the head of {recipe.model} goes on from what it was trained for, output by output: "
-        f"{', '.join(renamed[:5])}{', ...' * (len(renamed) > 5)}"
-    )
+    elif order is not None and order != sorted(order):
+        recipe.note(f"the head of {recipe.model} is continued, its outputs matched by name")

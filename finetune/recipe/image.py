@@ -23,7 +23,7 @@ from finetune.recipe.options import ImageOptions, LabelColumnOptions, ModelOptio
 if TYPE_CHECKING:
     import torch
     from datasets import DatasetDict
-    from transformers import BaseImageProcessor
+    from transformers import BaseImageProcessor, PretrainedConfig
 
     from finetune.data.image_batches import Augmentation
 
@@ -105,11 +105,16 @@ class ImageRecipe(Recipe, LabelColumnOptions, ImageOptions, ModelOptions):
         dataset, _ = rows.add_labels(self, dataset, (), options)
         return dataset
 
-    def check(self) -> None:
-        if type(self).build_model is ImageRecipe.build_model:
-            from finetune.models import vision
+    @functools.cached_property
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model, as it is stored; None if the recipe builds its own."""
+        from finetune.models import vision
 
-            vision.load_config(self.model, revision=self.model_revision)
+        is_custom = type(self).build_model is not ImageRecipe.build_model
+        return None if is_custom else vision.load_config(self.model, revision=self.model_revision)
+
+    def check(self) -> None:
+        if self.model_config is not None:
             self.processing_class()
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:

@@ -1369,11 +1369,6 @@ def write_permuted(run: finetune.Run, order: list[int], directory: Path) -> Path
     return directory
 
 
-BY_POSITION = pytest.mark.xfail(
-    strict=True, reason="the head is continued by position, not by name"
-)
-
-
 @pytest.mark.contract("B7")
 @pytest.mark.parametrize(
     ("task", "order"),
@@ -1381,9 +1376,9 @@ BY_POSITION = pytest.mark.xfail(
         ("single_label", [0, 1]),
         ("ordinal", [0, 1, 2]),
         ("multi_label", [0, 1, 2]),
-        pytest.param("single_label", [1, 0], marks=BY_POSITION),
-        pytest.param("ordinal", [1, 2, 0], marks=BY_POSITION),
-        pytest.param("multi_label", [2, 0, 1], marks=BY_POSITION),
+        ("single_label", [1, 0]),
+        ("ordinal", [1, 2, 0]),
+        ("multi_label", [2, 0, 1]),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)),
 )
@@ -1408,11 +1403,7 @@ def test_a_head_of_the_same_labels_is_continued_by_name(
     "labels",
     [
         pytest.param(("bad", "mixed", "good"), id="more-labels"),
-        pytest.param(
-            ("up", "down"),
-            id="other-names",
-            marks=pytest.mark.xfail(strict=True, reason="a head of other names is continued"),
-        ),
+        pytest.param(("up", "down"), id="other-names"),
     ],
 )
 def test_a_head_of_other_labels_is_replaced_and_that_is_printed(
