@@ -215,7 +215,7 @@ def _check_options(settings: Settings, *, trains: bool) -> Resumption | None:
         resumed = resumption.find(request, directory, verifies=is_writer, renames=is_locked)
         if resumed is not None and resumed.path is not None and is_writer:
             refuse_code(resumed.path)
-    _refuse_corrections_inside(settings.recipe, directory)
+    _refuse_files_inside(settings.recipe, directory)
     return resumed
 
 
@@ -307,14 +307,17 @@ def _refuse_unknown_metric(values: ArgumentValues, recipe: Recipe) -> None:
         )
 
 
-def _refuse_corrections_inside(recipe: Recipe, directory: Path) -> None:
-    """Refuse files of corrections that would be moved aside with the run."""
-    for flag, names in correction_files(recipe).items():
+def _refuse_files_inside(recipe: Recipe, directory: Path) -> None:
+    """Refuse a model, and files of corrections, that would be moved aside with an earlier run."""
+    model = getattr(recipe, "model", None)
+    files = {**correction_files(recipe), "model": [model] if model else []}
+    for flag, names in files.items():
         for name in names:
-            if Path(name).expanduser().resolve().is_relative_to(directory.resolve()):
+            path = Path(name).expanduser()
+            if path.exists() and path.resolve().is_relative_to(directory.resolve()):
                 recipe.report.error(
-                    f"--{flag} {name}: is in the directory of the run, which is moved aside; copy "
-                    "it to where it stays, and name the copy"
+                    f"--{flag} {name}: is in --output_dir {directory}, which is moved aside; use "
+                    "another --output_dir, or a copy elsewhere"
                 )
 
 
