@@ -266,8 +266,8 @@ MUTATIONS = (
     Mutation(
         "--exclude leaves no row out",
         "finetune/data/corrections.py",
-        "left_out = [row.number for row in changed if row.is_left_out]",
-        "left_out = list[int]()",
+        "        return None\n",
+        "        return _UNCHANGED\n",
         ("C8",),
     ),
     Mutation(

@@ -38,9 +38,7 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\u
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 
-def find_similar(
-    rows: Dataset, column: str, first: int, *, within: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def find_similar(rows: Dataset, column: str, first: int, *, within: bool) -> np.ndarray:
     """Return for each row from ``first`` on a row before it that is nearly the same.
 
     A row that is nearly the same as one before it is compared with no later one, so that rows
@@ -54,8 +52,7 @@ def find_similar(
         within: Whether rows are compared with others from ``first`` on, too.
 
     Returns:
-        The number of the other row, -1 where there is none, and the Jaccard index, each of shape
-        ``(rows - first,)``.
+        The number of the other row, -1 where there is none, shape ``(rows - first,)``.
     """
     extras.require("near duplicates", extras.NEAR)
     rows = rows.select_columns([column])
@@ -63,7 +60,7 @@ def find_similar(
     bands, begins = _shared_bands(signatures)
     candidates = np.flatnonzero(np.diff(begins))
     members: dict[int, list[int]] = defaultdict(list)
-    matches, similarities = np.full(len(rows), -1), np.zeros(len(rows))
+    matches = np.full(len(rows), -1)
 
     @lru_cache(_MOST_SETS)
     def read_pairs(row: int) -> list[np.ndarray]:
@@ -73,22 +70,19 @@ def find_similar(
         activity.advance("comparing", done, len(candidates))
         bands_of_row = bands[begins[row] : begins[row + 1]].tolist()
         if row >= first:
-            neighbours = np.array(
-                sorted({other for band in bands_of_row for other in members[band]})
-            )
-            neighbours = neighbours.astype(np.int64)
+            others = {other for band in bands_of_row for other in members[band]}
+            neighbours = np.array(sorted(others), dtype=np.int64)
             estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
             likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
             for other in neighbours[likeliest[estimates[likeliest] >= _LEAST_ESTIMATE]].tolist():
-                similarity = min(map(_jaccard, read_pairs(row), read_pairs(other)))
-                if similarity >= SIMILARITY:
-                    matches[row], similarities[row] = other, similarity
+                if min(map(_jaccard, read_pairs(row), read_pairs(other))) >= SIMILARITY:
+                    matches[row] = other
                     break
         if row < first or (within and matches[row] < 0):
             for band in bands_of_row:
                 if len(members[band]) < _MOST_IN_BAND:
                     members[band].append(row)
-    return matches[first:], similarities[first:]
+    return matches[first:]
 
 
 def _signatures(rows: Dataset, column: str) -> np.ndarray:

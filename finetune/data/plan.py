@@ -46,20 +46,14 @@ class Plan:
     time_column: str | None = None
     drop: bool = False
 
-    def size(self, name: str, rows: int, others: int = 0) -> int:
-        """Return the rows of a split to be made of ``rows``, ``others`` of which are taken.
-
-        Args:
-            name: ``test`` or ``validation``.
-            rows: Training rows of the source.
-            others: Rows of them that are split off already.
-        """
+    def size(self, name: str, rows: int, taken: int) -> int:
+        """Return how many of ``rows``, ``taken`` of which are in a split, go to ``name``."""
         size = self.test_size if name == "test" else self.validation_size
         if size is not None:
             return round(size * rows) if size < 1 else int(size)
         if name == "test":
             return round(_TEST_SHARE * rows)
-        return min(round(_VALIDATION_SHARE * (rows - others)), _MOST_VALIDATION_ROWS)
+        return min(round(_VALIDATION_SHARE * (rows - taken)), _MOST_VALIDATION_ROWS)
 
     def check_sizes(self, dataset: DatasetDict) -> None:
         """Refuse sizes of splits that the source has, and of too few or too many rows.
@@ -70,20 +64,17 @@ class Plan:
         rows, mistakes, taken = len(dataset["train"]), list[str](), 0
         for name in HELD_OUT:
             size = self.test_size if name == "test" else self.validation_size
-            count = 0 if name in dataset else self.size(name, rows, taken)
-            taken += count
-            if size is None:
-                continue
+            flag = f"--{name}_size {size:g}" if size is not None else ""
             if name in dataset:
+                if flag:
+                    mistakes.append(f"{flag}: the data has a {name} split; leave the flag out")
+                continue
+            count = self.size(name, rows, taken)
+            taken += count
+            if flag and (count < 2 or taken >= rows):
                 mistakes.append(
-                    f"--{name}_size {size:g}: the data has a {name} split of "
-                    f"{counted(len(dataset[name]), 'row')}, which is used; leave the flag out "
-                    "(--eval_samples evaluates on fewer rows)"
-                )
-            elif count < 2 or taken >= rows:
-                mistakes.append(
-                    f"--{name}_size {size:g}: {counted(count, 'row')} of {rows:,}, of which "
-                    f"{taken - count:,} are taken; expected 2 or more, and fewer than are left"
+                    f"{flag}: {counted(count, 'row')} of {rows:,}, of which {taken - count:,} are "
+                    "taken; expected 2 or more, and fewer than are left"
                 )
         if mistakes:
             raise UserError(*mistakes)

@@ -4,7 +4,7 @@
 ``split``  the split of the source
 ``row``    the number of the row in it
 ``label``  a code of the label: equal labels have equal codes
-``group``  a code of the group, -1 for none; only with ``--group_column``
+``group``  a code of the group, NaN for none; only with ``--group_column``
 ``time``   a number that orders rows; only with ``--time_column``
 =========  ==========================================================================
 """
@@ -12,10 +12,11 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, DatasetDict
+from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, arrow, targets
 from finetune.data.digests import NOT_BLANK
@@ -26,7 +27,6 @@ from finetune.errors import Report, UserError, suggestion
 
 #: Each split is cleared of rows that a split before it has.
 ORDER = ("test", "validation", "train")
-_SHOWN = 3
 
 
 def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFrame:
@@ -54,104 +54,85 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
             "label": pd.factorize(pd.Series(labels, dtype=object))[0],
         }
     )
+    for kind, column in (("group", plan.group_column), ("time", plan.time_column)):
+        names = [name for name in dataset["train"].column_names if name != ROW]
+        if column is not None and column not in names:
+            raise UserError(
+                f"--{kind}_column {column}: no column '{column}' in the train data"
+                f"{suggestion(column, names)} (available: {', '.join(names)})"
+            )
     if plan.group_column is not None:
-        index = _add_groups(index, dataset, plan, report)
+        groups = [_read_groups(dataset[name], name, plan.group_column, report) for name in splits]
+        codes = pa.concat_arrays(groups).dictionary_encode().indices
+        index["group"] = codes.to_numpy(zero_copy_only=False)
+        index = _leave_out_missing(
+            index, "group", plan.group_column, dataset["train"], plan, report
+        )
+        index = _leave_out_shared(index, dataset, plan, report)
     if plan.time_column is not None:
-        index = _add_times(index, dataset, plan, report)
+        if {"validation", "test"} <= {*dataset}:
+            report.info("--time_column splits nothing: the data has validation and test splits")
+        is_train = index["split"] == "train"
+        index.loc[is_train, "time"] = read_times(dataset["train"], plan.time_column, report)
+        index = _leave_out_missing(index, "time", plan.time_column, dataset["train"], plan, report)
     return index
 
 
-def _add_groups(
-    index: pd.DataFrame, dataset: DatasetDict, plan: Plan, report: Report
-) -> pd.DataFrame:
-    column, flag = str(plan.group_column), f"--group_column {plan.group_column}"
-    _require_column(dataset["train"], column, flag)
-    splits = index["split"].cat.categories
-    names = [_group_names(dataset[split], column, flag) for split in splits]
-    for split in splits:
-        if column not in dataset[split].column_names:
-            report.info(f"{flag}: the {split} data has no such column, and is used as it is")
-    groups = pa.concat_arrays(names).dictionary_encode().indices.fill_null(-1)
-    index["group"] = np.asarray(groups, dtype=np.int64)
-    is_missing = (index["split"] == "train") & (index["group"] < 0)
-    index = _leave_out(index, is_missing, f"with no '{column}'", dataset, plan, report)
-    codes = index["split"].cat.codes
-    is_shared = (index["group"] >= 0) & (codes > codes.groupby(index["group"]).transform("min"))
-    for split in splits:
-        report.add(
-            *describe_rows(
-                "dropped_rows",
-                f"whose '{column}' held-out data has too",
-                "left out",
-                index.loc[is_shared & (index["split"] == split), "row"].to_numpy(),
-                dataset[split],
-                split,
-            )
-        )
-    return index[~is_shared]
+def sort_by_time(index: pd.DataFrame) -> pd.DataFrame:
+    """Return the index with the oldest rows first, as it is if it has no times."""
+    return index.sort_values("time", kind="stable") if "time" in index else index
 
 
-def _group_names(rows: Dataset, column: str, flag: str) -> pa.Array:
+def select_rows(rows: Dataset, numbers: npt.ArrayLike) -> Dataset:
+    """Return ``rows.select(numbers)``, or the same rows if that is all of them."""
+    numbers = np.asarray(numbers)
+    is_whole = len(numbers) == len(rows) and np.array_equal(numbers, np.arange(len(rows)))
+    return rows if is_whole else rows.select(numbers)
+
+
+def _read_groups(rows: Dataset, split: str, column: str, report: Report) -> pa.Array:
     """Return the groups of rows as texts, null where there is none."""
+    flag = f"--group_column {column}"
     if column not in rows.column_names:
+        report.info(f"{flag}: the {split} data has no such column, and is used as it is")
         return pa.nulls(len(rows), pa.string())
     values = arrow.column(rows, column).combine_chunks()
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise UserError(f"{flag}: the column holds {values.type}; expected a text or a number")
     texts = values.cast(pa.string())
-    if isinstance(rows.features[column], ClassLabel):
-        return texts
-    has_text = pc.match_substring_regex(texts, NOT_BLANK).fill_null(False)
-    return pc.if_else(has_text, texts, pa.scalar(None, pa.string()))
+    is_blank = pc.invert(pc.match_substring_regex(texts, NOT_BLANK))
+    return pc.if_else(is_blank, pa.scalar(None, pa.string()), texts)
 
 
-def _add_times(
-    index: pd.DataFrame, dataset: DatasetDict, plan: Plan, report: Report
+def _leave_out_missing(
+    index: pd.DataFrame, kind: str, column: str, rows: Dataset, plan: Plan, report: Report
 ) -> pd.DataFrame:
-    column, flag = str(plan.time_column), f"--time_column {plan.time_column}"
-    rows = dataset["train"]
-    _require_column(rows, column, flag)
-    if {"validation", "test"} <= {*dataset}:
-        report.info(f"{flag} splits nothing: the data has validation and test splits")
-    is_train = index["split"] == "train"
-    index["time"] = np.nan
-    index.loc[is_train, "time"] = read_times(rows, column, report)[index.loc[is_train, "row"]]
-    is_missing = is_train & index["time"].isna()
-    values = arrow.column(rows, column).take(pa.array(index.loc[is_missing, "row"])).unique()
-    words = [f"'{value}'" for value in values.to_pylist() if str(value or "").strip()]
-    shown = f" (but {', '.join(words[:_SHOWN])}{', ...' * (len(words) > _SHOWN)})" if words else ""
-    return _leave_out(
-        index, is_missing, f"with no time in '{column}'{shown}", dataset, plan, report
-    )
-
-
-def _require_column(rows: Dataset, column: str, flag: str) -> None:
-    names = [name for name in rows.column_names if name != ROW]
-    if column not in names:
-        raise UserError(
-            f"{flag}: no column '{column}' in the train data{suggestion(column, names)} "
-            f"(available: {', '.join(names)})"
+    """Return the index without training rows that lack a group or time, or refuse them."""
+    is_missing = (index["split"] == "train") & index[kind].isna()
+    report.add(
+        *describe_rows(
+            "dropped_rows",
+            f"with no {kind} in '{column}'",
+            "left out" if plan.drop else "--drop_invalid leaves them out",
+            index["row"][is_missing],
+            rows,
+            "train",
+            severity="info" if plan.drop else "error",
         )
-
-
-def _leave_out(
-    index: pd.DataFrame,
-    is_missing: pd.Series,
-    description: str,
-    dataset: DatasetDict,
-    plan: Plan,
-    report: Report,
-) -> pd.DataFrame:
-    """Return the index without training rows that lack a value, or refuse them."""
-    findings = describe_rows(
-        "dropped_rows",
-        description,
-        "left out" if plan.drop else "--drop_invalid leaves them out",
-        index.loc[is_missing, "row"].to_numpy(),
-        dataset["train"],
-        "train",
-        severity="info" if plan.drop else "error",
     )
-    report.add(*findings)
     report.raise_errors()
     return index[~is_missing]
+
+
+def _leave_out_shared(
+    index: pd.DataFrame, dataset: DatasetDict, plan: Plan, report: Report
+) -> pd.DataFrame:
+    """Return the index without rows whose group a split before theirs has."""
+    codes = index["split"].cat.codes
+    is_shared = codes > codes.groupby(index["group"]).transform("min")
+    for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
+        description = f"whose '{plan.group_column}' held-out data has too"
+        report.add(
+            *describe_rows("dropped_rows", description, "left out", rows, dataset[split], split)
+        )
+    return index[~is_shared]

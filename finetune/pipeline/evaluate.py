@@ -169,18 +169,13 @@ def _precision(run: Run) -> str:
 
 def _on_its_own(run: Run, recipe: Recipe) -> Recipe:
     from finetune.data.digests import fingerprint
-    from finetune.data.splits import CHECKED_WHOLE
 
     recorded = run.manifest.data
     found = fingerprint(recipe.splits, recipe.input_column)
     if found != recorded.fingerprint:
-        is_older = recipe.train_samples is not None and "group_column" not in run.manifest.options
         raise UserError(
             f"the data has changed since the training: fingerprint {found}, the run has "
             f"{recorded.fingerprint} ({recorded.source})"
-            + is_older
-            * f"; or the run is of an earlier release, which sampled other rows of more "
-            f"than {CHECKED_WHOLE:,}: use --data, or train again"
         )
     _ = recipe.prepared
     return recipe
