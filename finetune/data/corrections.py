@@ -8,6 +8,7 @@ that a corrected training has the test rows of the one before.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import itertools
@@ -38,9 +39,7 @@ COLUMNS = (
 )
 #: What a person writes into ``new_label`` for a row that is to be left out.
 DROP = "drop"
-#: Of a line of ``--relabel`` without a new label.
-_UNCHANGED = object()
-_NEEDED = ("split", "digest", "new_label")
+_UNCHANGED = object()  # the label that a line without a new one asks for
 
 #: A row: its split of the source, and its number there.
 Row = tuple[str, int]
@@ -48,15 +47,7 @@ Row = tuple[str, int]
 
 @dataclass(frozen=True)
 class Applied:
-    """What a file of corrections did.
-
-    Attributes:
-        file: Its name, as typed.
-        sha256: Of its content.
-        relabelled: Rows with another label now, by split.
-        excluded: Rows left out, by split.
-        run: The run whose suspects they were, as the file names it; empty if it names none.
-    """
+    """What a file of corrections did, rows by split; ``run`` is that of the suspects, if any."""
 
     file: str
     sha256: str
@@ -66,7 +57,7 @@ class Applied:
 
 
 class Line(NamedTuple):
-    """A line of a file: of a row that had ``label``; what is missing or empty is ``""``."""
+    """A line of a file; what is missing or empty is ``""``."""
 
     split: str
     digest: str
@@ -75,16 +66,12 @@ class Line(NamedTuple):
     run: str
 
 
-# ---- files ----------------------------------------------------------------------------------
-
-
 def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
-    """Write rows for a person to correct, as UTF-8 with a mark, so that Excel reads it.
+    """Write rows for a person to correct, for Excel: UTF-8 with a mark, no formulas.
 
     Args:
         path: Of the file; one that is there is replaced.
-        rows: By :data:`COLUMNS`, and the user's own columns in a mapping ``user``; what a row lacks
-            is empty. No cell is run as a formula.
+        rows: By :data:`COLUMNS`, and the user's own cells in a mapping ``user``.
         columns: The names of the user's own columns.
     """
     with replacing(path) as new, new.open("w", encoding="utf-8-sig", newline="") as file:
@@ -116,28 +103,22 @@ def read_suspects(path: Path) -> list[Line]:
     rows = read_file(path, ReadOptions())
     cells = []
     for name in Line._fields:
-        column = name  # the toolkit's values, where the user has a column of that name
-        while f"{PREFIX}{column}" in rows.column_names:
+        column = name
+        while f"{PREFIX}{column}" in rows.column_names:  # the user has a column of that name
             column = f"{PREFIX}{column}"
-        if column in rows.column_names:
-            values = ["" if cell is None else str(cell) for cell in rows[column][:]]
-            cells.append(values if name == "label" else [value.strip() for value in values])
-        elif name in _NEEDED:
+        if column not in rows.column_names and name in ("split", "digest", "new_label"):
             raise UserError(
                 f"no column '{column}' (columns: {', '.join(rows.column_names)}); expected a "
                 f"{FILE} of report or check, of which only 'new_label' is edited"
             )
-        else:
-            cells.append([""] * len(rows))
+        values = rows[column][:] if column in rows.column_names else [""] * len(rows)
+        texts = ["" if value is None else str(value) for value in values]
+        cells.append(texts if name == "label" else [text.strip() for text in texts])
     return [Line(*line) for line in zip(*cells, strict=True)]
 
 
 def has_new_labels(path: Path) -> bool:
-    """Return whether a person has written something into a file.
-
-    Raises:
-        UserError: If it is no list of suspects.
-    """
+    """Return whether a person has written into a file, which has to be a list of suspects."""
     return any(line.new_label for line in read_suspects(path))
 
 
@@ -163,9 +144,6 @@ def label_text(rows: Dataset, label: Any) -> str:
     return names[label] if names else str(label)
 
 
-# ---- corrections ----------------------------------------------------------------------------
-
-
 def apply(
     splits: DatasetDict,
     source: DatasetDict,
@@ -178,17 +156,15 @@ def apply(
     """Return the splits with rows relabelled and left out as the files say, and what was done.
 
     Args:
-        splits: Made of ``source``, with ``label`` and ``column``.
+        splits: Made of ``source``, with ``_row``, ``label`` and ``column``.
         source: As it was read.
         column: What the model reads.
-        relabel: Files with ``new_label``, of which rows without one stay as they are. Each begins
-            with the labels that the one before it left.
+        relabel: Files with ``new_label``; each begins with the labels that the one before it left.
         exclude: Files of rows that are left out.
         report: Gets a fact about each file.
 
     Raises:
-        UserError: If a file is not of these rows, names unknown labels, or is ambiguous; with all
-            its mistakes.
+        UserError: If a file is not of these rows, names unknown labels, or is ambiguous.
     """
     files = [_File("--relabel", name) for name in relabel]
     files += [_File("--exclude", name) for name in exclude]
@@ -202,31 +178,27 @@ def apply(
                 index[split, digest].append((split, numbers[place]))
                 labels[split, numbers[place]] = [values[place]]
     origins = {split: split if split in source else "train" for split in splits}
-    splits_of = {
-        (origins[split], number): split
-        for split, rows in splits.items()
-        for number in arrow.column(rows, ROW).to_pylist()
-        if (origins[split], number) in labels
-    }
+    numbers_of = {split: arrow.column(rows, ROW).to_pylist() for split, rows in splits.items()}
     applied = []
     for file in files:
         changes = _find_changes(file, index, labels, source["train"])
-        relabelled, excluded = Counter[str](), Counter[str]()
+        counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # by: is left out
+        for split, origin in origins.items():
+            rows_of_split = [(origin, number) for number in numbers_of[split]]
+            for row in filter(changes.__contains__, rows_of_split):
+                counts[changes[row] is None][split] += 1
         for row, label in changes.items():
             labels[row].append(label)
-            counts = excluded if label is None else relabelled
-            counts.update([splits_of.get(row, "")])
-        unused = relabelled.pop("", 0) + excluded.pop("", 0)
         digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
         run = next((line.run for line in file.lines if line.run), "")
-        applied.append(Applied(file.name, digest, dict(relabelled), dict(excluded), run))
-        report.info(f"{file.title}: {_describe(applied[-1], unused)}", name="corrections")
+        applied.append(Applied(file.name, digest, dict(counts[False]), dict(counts[True]), run))
+        report.info(f"{file.title}: {_describe(applied[-1], len(changes))}", name="corrections")
     corrected = DatasetDict()
     for split, rows in splits.items():
-        numbers, old = arrow.column(rows, ROW).to_pylist(), targets.values(rows)
+        old = targets.values(rows)
         new = [
             labels.get((origins[split], number), [label])[-1]
-            for number, label in zip(numbers, old, strict=True)
+            for number, label in zip(numbers_of[split], old, strict=True)
         ]
         if new != old:
             places = [place for place, label in enumerate(new) if label is not None]
@@ -239,8 +211,6 @@ def apply(
 
 
 class _File:
-    """A file of corrections: its lines, as :func:`read_suspects` returns them."""
-
     def __init__(self, flag: str, name: str) -> None:
         self.flag, self.name, self.title, self.path = flag, name, f"{flag} {name}", existing(name)
         try:
@@ -249,8 +219,7 @@ class _File:
             raise UserError(f"{self.title}: {error}") from error
         if flag == "--relabel" and not any(line.new_label for line in self.lines):
             raise UserError(
-                f"{self.title}: no row has a 'new_label': write the right label there, or {DROP} "
-                "to leave the row out; no other column is read for it"
+                f"{self.title}: no row has a 'new_label': write the right label there, or {DROP}"
             )
 
     def place(self, *lines: int) -> str:
@@ -263,11 +232,7 @@ def _find_changes(
     labels: Mapping[Row, Sequence[Any]],
     train: Dataset,
 ) -> dict[Row, Any]:
-    """Return the rows to change with their new label, None to leave them out.
-
-    Raises:
-        UserError: With all mistakes of the file.
-    """
+    """Return the rows to change with their new label, None to leave them out."""
     mistakes, lost, requests = list[str](), list[int](), dict[Row, tuple[Any, int]]()
     for number, line in enumerate(file.lines):
         rows = index.get((line.split, line.digest), ())
@@ -285,9 +250,8 @@ def _find_changes(
             earlier, other = requests.setdefault(row, (new_label, number))
             if earlier != new_label:
                 mistakes.append(
-                    f"{file.title}, {file.place(other, number)} want different things of one row: "
-                    "rows of the same content and label are corrected together; give both the same "
-                    "'new_label', or remove a line"
+                    f"{file.title}, {file.place(other, number)} are about one row, or rows of the "
+                    "same content and label: give both the same 'new_label', or remove a line"
                 )
     if lost:
         mistakes.append(
@@ -299,12 +263,43 @@ def _find_changes(
     return {row: label for row, (label, _) in requests.items() if label is not _UNCHANGED}
 
 
-def _match_labels(cell: str, labels: Sequence[Sequence[str]]) -> list[bool]:
-    """Return which rows of one content have the label of a line: now, once, or nearly.
+def _parse_label(flag: str, line: Line, rows: Dataset) -> Any:
+    """Return the label that a line asks for, as the data has it; None to leave the row out."""
+    names, feature, cell = targets.class_names(rows), rows.features["label"], line.new_label
+    if flag == "--relabel" and not cell:
+        return _UNCHANGED
+    if not line.digest:
+        raise UserError("'digest' must be as it was written: rows are found by it")
+    if flag == "--exclude" or (cell == DROP and DROP not in names):
+        return None
+    is_list, values = isinstance(feature, List), [cell]
+    if is_list:
+        with contextlib.suppress(ValueError):
+            parsed = json.loads(cell)
+            values = parsed if isinstance(parsed, list) else values
+    if names:
+        numbers = {escape_formula(name): number for number, name in enumerate(names)}
+        numbers |= {name: number for number, name in enumerate(names)}
+        if unknown := [str(label) for label in values if str(label) not in numbers]:
+            raise UserError(
+                f"there is no label '{unknown[0]}'{suggestion(unknown[0], names)} (labels: "
+                f"{', '.join(names[:10])}{', ...' * (len(names) > 10)}); {DROP} leaves the row out"
+            )
+        labels: list[Any] = sorted({numbers[str(label)] for label in values})
+        return labels if is_list else labels[0]
+    length = feature.length if is_list else 1
+    try:
+        labels = [float(value) for value in values]
+    except (TypeError, ValueError):
+        labels = []
+    if len(labels) != length or not all(map(math.isfinite, labels)):
+        expected = "a number" if length == 1 else f"a JSON list of {length} numbers"
+        raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
+    return labels if is_list else labels[0]
 
-    Raises:
-        UserError: If none has, or if the line names no label and the rows have several.
-    """
+
+def _match_labels(cell: str, labels: Sequence[Sequence[str]]) -> list[bool]:
+    """Return which rows of one content have the label of a line: now, once, or nearly."""
     newest = {versions[-1] for versions in labels}
     if not labels or (not cell.strip() and len(newest) == 1):
         return [True] * len(labels)
@@ -321,48 +316,6 @@ def _match_labels(cell: str, labels: Sequence[Sequence[str]]) -> list[bool]:
     return is_meant
 
 
-def _parse_label(flag: str, line: Line, rows: Dataset) -> Any:
-    """Return the label that a line asks for, as the data has it; None to leave the row out.
-
-    Raises:
-        UserError: If there is no such label, or if the line has lost its digest.
-    """
-    names, feature, cell = targets.class_names(rows), rows.features["label"], line.new_label
-    if flag == "--relabel" and not cell:
-        return _UNCHANGED
-    if not line.digest:
-        raise UserError("'digest' must be as it was written: rows are found by it")
-    if flag == "--exclude" or (cell == DROP and DROP not in names):
-        return None
-    is_list = isinstance(feature, List)
-    try:
-        values = json.loads(cell) if is_list else [cell]
-    except ValueError:
-        values = [cell]
-    values = values if isinstance(values, list) else [values]
-    if names:
-        numbers = {escape_formula(name): number for number, name in enumerate(names)}
-        numbers |= {name: number for number, name in enumerate(names)}
-        for label in map(str, values):
-            if label not in numbers:
-                raise UserError(
-                    f"there is no label '{label}'{suggestion(label, names)} (labels: "
-                    f"{', '.join(names[:10])}{', ...' * (len(names) > 10)}); {DROP} leaves the row "
-                    "out"
-                )
-        classes = sorted({numbers[str(label)] for label in values})
-        return classes if is_list else classes[0]
-    length = feature.length if is_list else 1
-    try:
-        floats = [float(value) for value in values]
-    except (TypeError, ValueError):
-        floats = []
-    if len(floats) != length or not all(map(math.isfinite, floats)):
-        expected = "a number" if length == 1 else f"a JSON list of {length} numbers"
-        raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
-    return floats if is_list else floats[0]
-
-
 def _is_same_label(cell: str, label: str) -> bool:
     """Return whether a cell is a label of the data, however a spreadsheet writes that."""
     cell, label = (text.strip().removeprefix("'").casefold() for text in (cell, label))
@@ -372,14 +325,14 @@ def _is_same_label(cell: str, label: str) -> bool:
         return False
 
 
-def _describe(done: Applied, unused: int) -> str:
-    parts = [
-        f"{verb} {', '.join(counted(count, f'{split} row') for split, count in counts.items())}"
-        for verb, counts in (("relabelled", done.relabelled), ("left out", done.excluded))
-        if counts
-    ]
-    if unused:
-        parts.append(f"{counted(unused, 'row')} of the file in no split, which changes nothing")
+def _describe(done: Applied, changes: int) -> str:
+    relabelled, excluded = (
+        ", ".join(counted(count, f"{split} row") for split, count in counts.items()) or "no rows"
+        for counts in (done.relabelled, done.excluded)
+    )
+    text = f"relabelled {relabelled}; left out {excluded}"
+    if unused := changes - sum(done.relabelled.values()) - sum(done.excluded.values()):
+        text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
     if "test" in {**done.relabelled, **done.excluded}:
-        parts[-1] += ": its test scores are not those of the same test set any more"
-    return "; ".join(parts)
+        text += ": its test scores are not those of the same test set any more"
+    return text

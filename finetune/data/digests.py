@@ -16,10 +16,8 @@ from finetune.runtime import activity
 #: Of rows with several columns of text: the parts that the model reads.
 TEXTS = "texts"
 _SIZE = 16  # bytes of a digest
-#: What ``str.strip`` removes, as a class of characters of RE2.
-_SPACE = (
-    r"\t-\r\x1c-\x20\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
-)
+#: What ``str.strip`` removes, as characters of RE2; U+2028 and others are of the class Z.
+_SPACE = r"\t-\r\x1c-\x20\x{85}\pZ"
 #: Finds a text whose white space is not single blanks between words.
 _NOT_NORMAL = rf"^[{_SPACE}]|[{_SPACE}]$|  |[\n\r\t\x{{a0}}]"
 #: Finds a text that is more than white space.
@@ -89,7 +87,7 @@ def _contents(values: pa.Array, normalize: bool) -> list[bytes]:
     contents: list[bytes] = values.cast(pa.binary()).to_pylist()
     if normalize:
         for row in np.flatnonzero(arrow.matching(values, _NOT_NORMAL)).tolist():
-            contents[row] = " ".join(values[row].as_py().split()).encode()
+            contents[row] = _content(values[row].as_py(), normalize)
     return contents
 
 
@@ -98,8 +96,8 @@ def _content(value: Any, normalize: bool) -> bytes:
         return images.read_bytes(value)
     if isinstance(value, str):
         return (" ".join(value.split()) if normalize else value).encode()
-    if not (isinstance(value, list) and value and isinstance(value[0], str)):
-        return np.asarray(value, dtype=np.float64).tobytes()
-    parts = [_content(text, normalize) for text in value]
-    # bytes that no other parts have, and no text: 0xff is not in UTF-8
-    return b"".join(b"%d\xff%s" % (len(part), part) for part in parts)
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        # bytes that no other parts have, and no text: 0xff is not in UTF-8
+        parts = [_content(text, normalize) for text in value]
+        return b"".join(b"%d\xff%s" % (len(part), part) for part in parts)
+    return np.asarray(value, dtype=np.float64).tobytes()

@@ -12,9 +12,8 @@ import pyarrow as pa
 from datasets import DatasetDict, concatenate_datasets
 
 from finetune.data import digests, near, targets
-from finetune.data.plan import Plan
 from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, RELABEL, describe_rows, row_numbers
-from finetune.data.row_index import build_index, select_rows, sort_by_time
+from finetune.data.row_index import Plan, build_index, sort_by_time
 from finetune.errors import Finding, Report, counted
 
 Describe = Callable[..., list[Finding]]
@@ -23,12 +22,11 @@ Describe = Callable[..., list[Finding]]
 def drop_repeated(
     index: pd.DataFrame, dataset: DatasetDict, column: str, plan: Plan
 ) -> tuple[pd.DataFrame, list[Finding]]:
-    """Return the index without leaks, duplicates and contradictions, and what was dropped.
+    """Return the index without leaks, duplicates and contradictions, and findings about them.
 
     Validation rows that the test set has are dropped, and training rows that either has. Of
-    training rows with the same text and label the first stays, or the oldest. Those with the same
-    text and different labels are contradictions: see ``keep_contradictions``. Numbers are no
-    classes, and rows of one text that have different numbers stay by default.
+    training rows with the same text and label the first stays, or the oldest; for those with
+    different labels, see ``keep_contradictions``. Repeated held-out rows stay.
 
     Args:
         index: Of the source; the result has a column ``digest`` more, a code of the text or image,
@@ -36,22 +34,11 @@ def drop_repeated(
         dataset: The source.
         column: What the model reads.
         plan: What to keep, and whether near duplicates are dropped too.
-
-    Returns:
-        The index, and findings ``overlap``, ``contradictions``, ``duplicates``, ``near_overlap``
-        and ``near_duplicates``, also about held-out rows, which stay.
     """
     splits = index["split"].cat.categories
-    hashes = [
-        digests.hash_rows(
-            select_rows(dataset[name], index.loc[index["split"] == name, "row"]),
-            column,
-            normalize=True,
-        )
-        for name in splits
-    ]
-    codes = pa.concat_arrays(hashes).dictionary_encode().indices
-    index = index.assign(digest=np.asarray(codes, dtype=np.int64))
+    hashes = [digests.hash_rows(dataset[name], column, normalize=True) for name in splits]
+    codes = np.asarray(pa.concat_arrays(hashes).dictionary_encode().indices, dtype=np.int64)
+    index = index.assign(digest=codes[index.index])
     index["pair"] = index["digest"] * (index["label"].max() + 1) + index["label"]
     findings: list[Finding] = []
     remaining: dict[str, pd.DataFrame] = {}
@@ -65,10 +52,9 @@ def drop_repeated(
             findings += describe("overlap", description, "left out", rows["row"][is_leaked])
             rows = rows[~is_leaked]
         has_classes = targets.are_classes(dataset[split])
-        is_dropped, repeats = _find_repeats(rows, column, plan, has_classes, describe)
-        if split == "train":
-            rows = rows[~is_dropped]
-        rows, similar = _drop_near(split, rows, remaining, dataset, column, plan, describe)
+        is_dropped, repeats = _find_repeats(rows, split, column, has_classes, plan, describe)
+        rows = rows[~is_dropped]
+        rows, similar = _drop_near(rows, split, remaining, dataset, column, plan, describe)
         findings += repeats + similar
         remaining[split] = rows
     return pd.concat(remaining.values()).sort_index().drop(columns="pair"), findings
@@ -92,42 +78,38 @@ def find_near_duplicates(dataset: DatasetDict, column: str, plan: Plan) -> list[
 
 
 def _find_repeats(
-    rows: pd.DataFrame, column: str, plan: Plan, has_classes: bool, describe: Describe
+    rows: pd.DataFrame, split: str, column: str, has_classes: bool, plan: Plan, describe: Describe
 ) -> tuple[pd.Series, list[Finding]]:
-    """Return which rows of a split are left out if it is the training split, and findings."""
+    """Return which rows of a split are dropped, and findings about those that are repeated."""
     pairs = rows.groupby("digest")["pair"]
     is_contradiction = pairs.transform("min") != pairs.transform("max")
     keep_first = plan.keep_contradictions == "first"
     keep_all = not (has_classes or keep_first)
     is_repeated = sort_by_time(rows).duplicated("pair" if keep_all else "digest")[rows.index]
-    is_duplicate = is_repeated & (keep_all | ~is_contradiction)
     is_dropped = is_repeated if keep_all or keep_first else is_repeated | is_contradiction
-    fix = "left out, one of each is kept"
-    if rows["split"].iloc[:1].ne("train").any():
-        fix, contradictions_fix = EXCLUDE, f"no model can be right on all of them; {RELABEL}"
+    duplicates_fix = "left out, one of each is kept"
+    if split != "train":
+        is_dropped = is_dropped & False
+        duplicates_fix, fix = EXCLUDE, f"no model can be right on all of them; {RELABEL}"
     elif keep_first:
         count = int((is_repeated & is_contradiction).sum())
-        contradictions_fix = f"the first of each is kept, {count:,} left out"
+        fix = f"the first of each is kept, {count:,} left out"
     else:
         verb = "all are kept, in the same split" if keep_all else "left out"
-        contradictions_fix = f"{verb}; --keep_contradictions first keeps one of each"
+        fix = f"{verb}; --keep_contradictions first keeps one of each"
     texts = counted(rows["digest"][is_contradiction].nunique(), column.removesuffix("s"))
-    kind = "labels" if has_classes else "numbers"
-    return is_dropped, [
-        *describe(
-            "contradictions",
-            f"with the same {column} and different {kind} ({texts})",
-            contradictions_fix,
-            rows["row"][is_contradiction],
-            severity=None if has_classes else "info",
-        ),
-        *describe("duplicates", "that are exact duplicates", fix, rows["row"][is_duplicate]),
-    ]
+    kind, severity = ("labels", None) if has_classes else ("numbers", "info")
+    description = f"with the same {column} and different {kind} ({texts})"
+    positions = rows["row"][is_contradiction]
+    findings = describe("contradictions", description, fix, positions, severity=severity)
+    positions = rows["row"][is_repeated & (keep_all | ~is_contradiction)]
+    findings += describe("duplicates", "that are exact duplicates", duplicates_fix, positions)
+    return is_dropped, findings
 
 
 def _drop_near(
-    split: str,
     rows: pd.DataFrame,
+    split: str,
     held_out: dict[str, pd.DataFrame],
     dataset: DatasetDict,
     column: str,
@@ -144,9 +126,8 @@ def _drop_near(
         dataset[part].select_columns([name]).select(frame["row"])
         for part, frame in compared.items()
     ]
-    matches = near.find_similar(
-        concatenate_datasets(texts), name, sum(map(len, texts[:-1])), within=within
-    )
+    first = sum(map(len, texts[:-1]))
+    matches = near.find_similar(concatenate_datasets(texts), name, first, within=within)
     similar = compared[split].assign(match=matches)[matches >= 0].sort_index()
     partners = pd.concat(compared.values()).iloc[similar["match"]].set_index(similar.index)
     findings = []
@@ -166,5 +147,4 @@ def _drop_near(
 
 
 def _other_labels(differing: pd.Series) -> str:
-    count = int(differing.sum())
-    return f" ({count:,} with another label)" if count else ""
+    return f" ({differing.sum():,} with another label)" if differing.any() else ""

@@ -35,15 +35,15 @@ def describe_rows(
     """Return a finding about some rows of a split, none if there are no such rows.
 
     Args:
-        name: See :class:`~finetune.errors.Finding`, also for ``fix``.
+        name: See :class:`~finetune.errors.Finding`, also for ``fix`` and ``examined``.
         description: What the rows have in common, to follow "3 of 100 train rows".
-        fix: What to do.
+        fix: What to type.
         positions: Of the rows in ``rows``.
         rows: The split, with the column ``_row``.
         split: Its name in the source.
-        examined: How many rows were looked at, if not all.
+        examined: None for all rows.
         severity: None for a warning if they are more than :data:`SUSPICIOUS_SHARE` of the rows.
-        reasons: Why the first rows are suspects; the description if empty.
+        reasons: Why each of the rows is a suspect; the description if empty.
     """
     if not len(positions):
         return []

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -20,22 +22,69 @@ from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, arrow, targets
 from finetune.data.digests import NOT_BLANK
-from finetune.data.plan import Plan
 from finetune.data.row_findings import describe_rows
 from finetune.data.times import read_times
-from finetune.errors import Report, UserError, suggestion
+from finetune.errors import Report, UserError, counted, suggestion
 
+_TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION_ROWS = 0.2, 0.1, 10_000
+#: The splits that are split off, in this order.
+HELD_OUT = ("test", "validation")
 #: Each split is cleared of rows that a split before it has.
-ORDER = ("test", "validation", "train")
+ORDER = (*HELD_OUT, "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How rows are split: the options of a recipe that have these names.
+
+    Attributes:
+        seed: ``--split_seed``.
+        drop: ``--drop_invalid``: rows without a group or a time are left out instead of refused.
+    """
+
+    seed: int = 42
+    train_samples: int | None = None
+    eval_samples: int | None = None
+    keep_contradictions: str = "none"
+    drop_duplicates: str = "exact"
+    drop_overlap: str = "exact"
+    validation_size: float | None = None
+    test_size: float | None = None
+    group_column: str | None = None
+    time_column: str | None = None
+    drop: bool = False
+
+    def size(self, name: str, rows: int, taken: int) -> int:
+        """Return how many of ``rows``, ``taken`` of which are in a split, go to ``name``."""
+        size = self.test_size if name == "test" else self.validation_size
+        if size is not None:
+            return round(size * rows) if size < 1 else int(size)
+        if name == "test":
+            return round(_TEST_SHARE * rows)
+        return min(round(_VALIDATION_SHARE * (rows - taken)), _MOST_VALIDATION_ROWS)
+
+    def check_sizes(self, dataset: DatasetDict) -> None:
+        """Refuse sizes of splits that the source has, and of too few or too many rows."""
+        rows, mistakes, taken = len(dataset["train"]), list[str](), 0
+        for name in HELD_OUT:
+            size = self.test_size if name == "test" else self.validation_size
+            count = 0 if name in dataset else self.size(name, rows, taken)
+            taken += count
+            if size is not None and name in dataset:
+                mistakes.append(f"--{name}_size: the data has a {name} split; leave the flag out")
+            elif size is not None and (count < 2 or taken >= rows):
+                mistakes.append(
+                    f"--{name}_size {size:g}: {counted(count, 'row')} of {rows:,}, of which "
+                    f"{taken - count:,} are taken; expected 2 or more, and fewer than are left"
+                )
+        if mistakes:
+            raise UserError(*mistakes)
 
 
 def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFrame:
     """Return the index of a source, without rows that have no group or time, or a held-out group.
 
-    Args:
-        dataset: Splits with ``_row``, ``label`` and the columns that the plan names.
-        plan: How rows are split.
-        report: Gets a finding ``dropped_rows`` about rows that are left out.
+    ``report`` gets a finding ``dropped_rows`` about rows that are left out.
 
     Raises:
         UserError: If a column is missing, or does not hold groups or times.
@@ -55,26 +104,18 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
         }
     )
     for kind, column in (("group", plan.group_column), ("time", plan.time_column)):
-        names = [name for name in dataset["train"].column_names if name != ROW]
-        if column is not None and column not in names:
-            raise UserError(
-                f"--{kind}_column {column}: no column '{column}' in the train data"
-                f"{suggestion(column, names)} (available: {', '.join(names)})"
-            )
+        if column is not None:
+            names = [name for name in dataset["train"].column_names if name != ROW]
+            if column not in names:
+                raise UserError(
+                    f"--{kind}_column {column}: no column '{column}' in the train data"
+                    f"{suggestion(column, names)} (available: {', '.join(names)})"
+                )
+            read = _read_groups if kind == "group" else _read_times
+            index[kind] = read(dataset, column, report)
+            index = _leave_out_missing(index, kind, column, dataset["train"], plan, report)
     if plan.group_column is not None:
-        groups = [_read_groups(dataset[name], name, plan.group_column, report) for name in splits]
-        codes = pa.concat_arrays(groups).dictionary_encode().indices
-        index["group"] = codes.to_numpy(zero_copy_only=False)
-        index = _leave_out_missing(
-            index, "group", plan.group_column, dataset["train"], plan, report
-        )
-        index = _leave_out_shared(index, dataset, plan, report)
-    if plan.time_column is not None:
-        if {"validation", "test"} <= {*dataset}:
-            report.info("--time_column splits nothing: the data has validation and test splits")
-        is_train = index["split"] == "train"
-        index.loc[is_train, "time"] = read_times(dataset["train"], plan.time_column, report)
-        index = _leave_out_missing(index, "time", plan.time_column, dataset["train"], plan, report)
+        index = _leave_out_shared(index, dataset, plan.group_column, report)
     return index
 
 
@@ -90,18 +131,30 @@ def select_rows(rows: Dataset, numbers: npt.ArrayLike) -> Dataset:
     return rows if is_whole else rows.select(numbers)
 
 
-def _read_groups(rows: Dataset, split: str, column: str, report: Report) -> pa.Array:
-    """Return the groups of rows as texts, null where there is none."""
-    flag = f"--group_column {column}"
-    if column not in rows.column_names:
-        report.info(f"{flag}: the {split} data has no such column, and is used as it is")
-        return pa.nulls(len(rows), pa.string())
-    values = arrow.column(rows, column).combine_chunks()
-    if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
-        raise UserError(f"{flag}: the column holds {values.type}; expected a text or a number")
-    texts = values.cast(pa.string())
-    is_blank = pc.invert(pc.match_substring_regex(texts, NOT_BLANK))
-    return pc.if_else(is_blank, pa.scalar(None, pa.string()), texts)
+def _read_groups(dataset: DatasetDict, column: str, report: Report) -> np.ndarray:
+    """Return a code of the group of each row, NaN where there is none."""
+    flag, groups = f"--group_column {column}", []
+    for split, rows in ((name, dataset[name]) for name in ORDER if name in dataset):
+        if column not in rows.column_names:
+            report.info(f"{flag}: the {split} data has no such column, and is used as it is")
+            groups.append(pa.nulls(len(rows), pa.string()))
+            continue
+        values = arrow.column(rows, column).combine_chunks()
+        if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
+            raise UserError(f"{flag}: the column holds {values.type}; expected a text or a number")
+        texts = values.cast(pa.string())
+        has_text = pc.match_substring_regex(texts, NOT_BLANK)
+        groups.append(pc.if_else(has_text, texts, pa.scalar(None, pa.string())))
+    codes = pa.concat_arrays(groups).dictionary_encode().indices
+    return np.asarray(codes.to_numpy(zero_copy_only=False))
+
+
+def _read_times(dataset: DatasetDict, column: str, report: Report) -> np.ndarray:
+    """Return a number that orders the training rows, NaN for the rows of other splits."""
+    if {*HELD_OUT} <= {*dataset}:
+        report.info("--time_column splits nothing: the data has validation and test splits")
+    held_out = sum(len(dataset[name]) for name in HELD_OUT if name in dataset)
+    return np.append(np.full(held_out, np.nan), read_times(dataset["train"], column, report))
 
 
 def _leave_out_missing(
@@ -125,13 +178,13 @@ def _leave_out_missing(
 
 
 def _leave_out_shared(
-    index: pd.DataFrame, dataset: DatasetDict, plan: Plan, report: Report
+    index: pd.DataFrame, dataset: DatasetDict, column: str, report: Report
 ) -> pd.DataFrame:
     """Return the index without rows whose group a split before theirs has."""
     codes = index["split"].cat.codes
     is_shared = codes > codes.groupby(index["group"]).transform("min")
+    description = f"whose '{column}' held-out data has too"
     for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
-        description = f"whose '{plan.group_column}' held-out data has too"
         report.add(
             *describe_rows("dropped_rows", description, "left out", rows, dataset[split], split)
         )

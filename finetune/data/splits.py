@@ -16,9 +16,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from finetune.data import stratification, targets
-from finetune.data.plan import HELD_OUT, Plan
 from finetune.data.repeated import drop_repeated
-from finetune.data.row_index import build_index, select_rows
+from finetune.data.row_index import HELD_OUT, Plan, build_index, select_rows
 from finetune.errors import Report, UserError, counted
 
 
@@ -31,8 +30,7 @@ def make_splits(
         dataset: A ``train`` split, and ``validation`` and ``test`` where the source has them, with
             ``_row``, ``label`` and ``column``. What is missing is split off the training rows.
         plan: How.
-        column: Rows with the same value here are duplicates, see
-            :func:`~finetune.data.repeated.drop_repeated`. The test set is left as it is.
+        column: Rows with the same value here are duplicates.
         report: Gets findings about rows that are dropped.
 
     Raises:
@@ -83,14 +81,7 @@ def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
 def _divide(
     index: pd.DataFrame, dataset: DatasetDict, plan: Plan, strata: np.ndarray
 ) -> tuple[pd.DataFrame, str]:
-    """Return the index with the split that each row goes to, as ``part``, and how, for people.
-
-    ``strata`` is what the training rows of the source are stratified by, see
-    :func:`~finetune.data.targets.strata`.
-
-    Raises:
-        UserError: If groups or times leave a split without rows.
-    """
+    """Return the index with the split that each row goes to, as ``part``, and how, for people."""
     index = index.assign(part=index["split"].astype(object))
     left = train = index[index["split"] == "train"]
     kind = next((name for name in ("group", "time") if name in index), None)

@@ -10,8 +10,8 @@ from scipy.sparse import csr_array
 def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Return the indices of ``size`` rows in which every class keeps its share, sorted.
 
-    scikit-learn's splitter refuses a class with a single row, and a sample with fewer rows than
-    classes; the largest-remainder method (Hamilton's) handles both.
+    By the largest-remainder method (Hamilton's): scikit-learn's splitter refuses a class with a
+    single row, and a sample with fewer rows than classes.
 
     Args:
         labels: The class of each row, shape ``(rows,)``, or which classes it has, shape
@@ -35,12 +35,10 @@ def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return :func:`draw_rows` of several labels a row, ``has``: iterative stratification.
+    """Return :func:`draw_rows` of several labels a row, ``has``, by iterative stratification.
 
-    Sechidis, Tsoumakas and Vlahavas, On the Stratification of Multi-Label Data, ECML PKDD 2011:
-    each row of the rarest label goes where more rows of that label are missing, then where more
-    rows are, then by lot. The package ``iterative-stratification`` has the same shares and takes as
-    long, but does not promise the size.
+    Sechidis, Tsoumakas and Vlahavas, On the Stratification of Multi-Label Data, ECML PKDD 2011.
+    The package ``iterative-stratification`` draws as well and as fast, but does not promise a size.
     """
     generator = np.random.default_rng(seed)
     remaining = has.sum(axis=0).astype(np.int64)
@@ -82,16 +80,8 @@ def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -
     Greedy, because ``StratifiedGroupKFold`` takes far longer (20.7 s against 0.4 s): groups with
     equally many rows of each class are one kind. From the largest kind to the smallest, as many of
     a kind are split off as bring the rows of their classes closest to their share of those seen so
-    far. A class never loses its last group in training.
-
-    Args:
-        labels: As for :func:`draw_rows`.
-        groups: The number of the group of each row, shape ``(rows,)``, from 0 without a gap.
-        size: How many rows to split off, about.
-        seed: Decides which groups of a kind are split off.
-
-    Returns:
-        Shape ``(rows,)``, of booleans. None are true where every group has all rows of a class.
+    far. A class never loses its last group in training; if every group has all rows of a class,
+    none is split off. ``groups`` are numbers from 0 without a gap, and ``size`` is met about.
     """
     if labels.ndim == 1:
         rows, classes = np.arange(len(labels)), np.unique(labels, return_inverse=True)[1]
