@@ -8,7 +8,6 @@ that a corrected training has the test rows of the one before.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
 import itertools
@@ -24,6 +23,8 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, List, Value
 
 from finetune.data import ROW, arrow, digests, targets
+from finetune.data.label_columns import list_names, parse_list
+from finetune.data.numbers import parse_number
 from finetune.data.prediction_columns import PREFIX, free_name
 from finetune.data.read import ReadOptions, existing, read_file
 from finetune.data.row_index import select_rows
@@ -177,15 +178,19 @@ def apply(
             if digest in listed:
                 index[split, digest].append((split, numbers[place]))
                 labels[split, numbers[place]] = [values[place]]
-    origins = {split: split if split in source else "train" for split in splits}
-    numbers_of = {split: arrow.column(rows, ROW).to_pylist() for split, rows in splits.items()}
+    rows_of = {
+        split: [
+            (split if split in source else "train", number)
+            for number in arrow.column(rows, ROW).to_pylist()
+        ]
+        for split, rows in splits.items()
+    }
     applied = []
     for file in files:
         changes = _find_changes(file, index, labels, source["train"])
         counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # by: is left out
-        for split, origin in origins.items():
-            rows_of_split = [(origin, number) for number in numbers_of[split]]
-            for row in filter(changes.__contains__, rows_of_split):
+        for split, members in rows_of.items():
+            for row in filter(changes.__contains__, members):
                 counts[changes[row] is None][split] += 1
         for row, label in changes.items():
             labels[row].append(label)
@@ -196,10 +201,8 @@ def apply(
     corrected = DatasetDict()
     for split, rows in splits.items():
         old = targets.values(rows)
-        new = [
-            labels.get((origins[split], number), [label])[-1]
-            for number, label in zip(numbers_of[split], old, strict=True)
-        ]
+        pairs = zip(rows_of[split], old, strict=True)
+        new = [labels.get(row, [label])[-1] for row, label in pairs]
         if new != old:
             places = [place for place, label in enumerate(new) if label is not None]
             feature, kind = rows.features["label"], rows.data.schema.field("label").type
@@ -218,9 +221,7 @@ class _File:
         except UserError as error:
             raise UserError(f"{self.title}: {error}") from error
         if flag == "--relabel" and not any(line.new_label for line in self.lines):
-            raise UserError(
-                f"{self.title}: no row has a 'new_label': write the right label there, or {DROP}"
-            )
+            raise UserError(f"{self.title}: no row has a 'new_label' (a label, or {DROP})")
 
     def place(self, *lines: int) -> str:
         return Source(str(self.path)).locate("train", lines)
@@ -273,28 +274,24 @@ def _parse_label(flag: str, line: Line, rows: Dataset) -> Any:
     if flag == "--exclude" or (cell == DROP and DROP not in names):
         return None
     is_list, values = isinstance(feature, List), [cell]
-    if is_list:
-        with contextlib.suppress(ValueError):
-            parsed = json.loads(cell)
-            values = parsed if isinstance(parsed, list) else values
+    if is_list and (parsed := parse_list(cell)) is not None:
+        values = parsed
+    labels: list[Any]
     if names:
         numbers = {escape_formula(name): number for number, name in enumerate(names)}
         numbers |= {name: number for number, name in enumerate(names)}
         if unknown := [str(label) for label in values if str(label) not in numbers]:
             raise UserError(
                 f"there is no label '{unknown[0]}'{suggestion(unknown[0], names)} (labels: "
-                f"{', '.join(names[:10])}{', ...' * (len(names) > 10)}); {DROP} leaves the row out"
+                f"{list_names(names)}); {DROP} leaves the row out"
             )
-        labels: list[Any] = sorted({numbers[str(label)] for label in values})
-        return labels if is_list else labels[0]
-    length = feature.length if is_list else 1
-    try:
-        labels = [float(value) for value in values]
-    except (TypeError, ValueError):
-        labels = []
-    if len(labels) != length or not all(map(math.isfinite, labels)):
-        expected = "a number" if length == 1 else f"a JSON list of {length} numbers"
-        raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
+        labels = sorted({numbers[str(label)] for label in values})
+    else:
+        length = feature.length if is_list else 1
+        labels = [number for number in map(parse_number, values) if number is not None]
+        if len(values) != length or len(labels) != length or not all(map(math.isfinite, labels)):
+            expected = "a number" if length == 1 else f"a JSON list of {length} numbers"
+            raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
     return labels if is_list else labels[0]
 
 
@@ -303,17 +300,17 @@ def _match_labels(cell: str, labels: Sequence[Sequence[str]]) -> list[bool]:
     newest = {versions[-1] for versions in labels}
     if not labels or (not cell.strip() and len(newest) == 1):
         return [True] * len(labels)
-    is_meant = [versions[-1] == cell for versions in labels]
-    if not any(is_meant):
-        is_meant = [cell in versions for versions in labels]
-    if not any(is_meant):
-        is_meant = [any(_is_same_label(cell, text) for text in versions) for versions in labels]
-    if not any(is_meant):
-        raise UserError(
-            f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted(newest)))} for "
-            "this row: it must say which row is meant; only 'new_label' is edited"
-        )
-    return is_meant
+    for is_meant in (
+        [versions[-1] == cell for versions in labels],
+        [cell in versions for versions in labels],
+        [any(_is_same_label(cell, text) for text in versions) for versions in labels],
+    ):
+        if any(is_meant):
+            return is_meant
+    raise UserError(
+        f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted(newest)))} for this "
+        "row: it must say which row is meant; only 'new_label' is edited"
+    )
 
 
 def _is_same_label(cell: str, label: str) -> bool:

@@ -27,13 +27,10 @@ _FINGERPRINTS: dict[tuple[str, ...], str] = {}
 
 
 def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> pa.FixedSizeBinaryArray:
-    """Return the hash of 16 bytes of what each row has in a column.
+    """Return the hash of 16 bytes of the text, image or vector that each row has in a column.
 
-    Args:
-        rows: With the column, of texts, images or vectors of numbers. Where ``text`` is made of
-            several columns, their parts are hashed, not how they are joined.
-        column: Its name.
-        normalize: Whether texts that differ in white space only have the same hash.
+    Where ``text`` is made of several columns, their parts are hashed, not how they are joined.
+    With ``normalize`` texts that differ in white space only have the same hash.
     """
     name = stored_column(rows, column)
     rows = rows.select_columns([name])

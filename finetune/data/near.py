@@ -40,8 +40,8 @@ def find_similar(rows: Dataset, column: str, first: int, *, within: bool) -> np.
     """Return for each row from ``first`` on a row before it that is nearly the same.
 
     A row that is nearly the same as one before it is compared with no later one, so that rows
-    without a match are not nearly the same as each other. In memory are signatures and bands of 768
-    bytes a row, and the word pairs of a few thousand rows.
+    without a match are not nearly the same as each other. In memory are 768 bytes a row, and the
+    word pairs of a few thousand rows.
 
     Args:
         rows: The rows, in the order in which they are compared.

@@ -25,15 +25,9 @@ def drop_repeated(
     """Return the index without leaks, duplicates and contradictions, and findings about them.
 
     Validation rows that the test set has are dropped, and training rows that either has. Of
-    training rows with the same text and label the first stays, or the oldest; for those with
-    different labels, see ``keep_contradictions``. Repeated held-out rows stay.
-
-    Args:
-        index: Of the source; the result has a column ``digest`` more, a code of the text or image,
-            white space aside.
-        dataset: The source.
-        column: What the model reads.
-        plan: What to keep, and whether near duplicates are dropped too.
+    training rows with the same text and label the first stays, or the oldest. Repeated held-out
+    rows stay. The result has a column ``digest``, a code of what the model reads in ``column``,
+    white space aside.
     """
     splits = index["split"].cat.categories
     hashes = [digests.hash_rows(dataset[name], column, normalize=True) for name in splits]

@@ -32,18 +32,11 @@ def describe_rows(
     severity: Severity | None = None,
     reasons: Sequence[str] = (),
 ) -> list[Finding]:
-    """Return a finding about some rows of a split, none if there are no such rows.
+    """Return a finding about the rows of a split at some positions, none if there are no such rows.
 
-    Args:
-        name: See :class:`~finetune.errors.Finding`, also for ``fix`` and ``examined``.
-        description: What the rows have in common, to follow "3 of 100 train rows".
-        fix: What to type.
-        positions: Of the rows in ``rows``.
-        rows: The split, with the column ``_row``.
-        split: Its name in the source.
-        examined: None for all rows.
-        severity: None for a warning if they are more than :data:`SUSPICIOUS_SHARE` of the rows.
-        reasons: Why each of the rows is a suspect; the description if empty.
+    ``description`` follows "3 of 100 train rows". The severity is "warning" by default if the rows
+    are more than :data:`SUSPICIOUS_SHARE` of those ``examined``, by default all; else "info".
+    ``reasons`` say why each row is a suspect. The others are attributes of the finding.
     """
     if not len(positions):
         return []

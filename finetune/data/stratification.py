@@ -62,10 +62,10 @@ def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def split_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return which rows are split off, shape ``(rows,)``, of booleans.
+    """Return which rows are split off, shape ``(rows,)``, of booleans; see :func:`draw_rows`.
 
     The first row of each class stays, because training must know every class that is evaluated; so
-    fewer than ``size`` are true where classes are many. Arguments as for :func:`draw_rows`.
+    fewer than ``size`` are true where classes are many.
     """
     first = np.unique(labels, return_index=True)[1] if labels.ndim == 1 else labels.argmax(axis=0)
     spare = np.delete(np.arange(len(labels)), first)
