@@ -66,9 +66,9 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
     return _FINGERPRINTS[key]
 
 
-def seen_in(rows: Dataset, others: Dataset, column: str) -> np.ndarray:
-    """Return which rows are also among others, white space aside, shape ``(rows,)``."""
-    hashes, value_set = (hash_rows(part, column, normalize=True) for part in (rows, others))
+def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
+    """Return which rows are also in ``reference``, white space aside, shape ``(rows,)``."""
+    hashes, value_set = (hash_rows(part, column, normalize=True) for part in (rows, reference))
     return np.asarray(pc.is_in(hashes, value_set=value_set).to_numpy(zero_copy_only=False))
 
 

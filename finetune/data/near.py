@@ -36,7 +36,7 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\u
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 
-def find_similar(rows: Dataset, column: str, first: int, *, within: bool) -> np.ndarray:
+def find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) -> np.ndarray:
     """Return for each row from ``first`` on a row before it that is nearly the same.
 
     A row that is nearly the same as one before it is compared with no later one, so that rows
@@ -47,7 +47,7 @@ def find_similar(rows: Dataset, column: str, first: int, *, within: bool) -> np.
         rows: The rows, in the order in which they are compared.
         column: Of the texts, or of lists of texts.
         first: The number of the first row that is looked at; those before it are held out.
-        within: Whether rows are compared with others from ``first`` on, too.
+        deduplicate: Whether the rows from ``first`` on are compared with each other, too.
 
     Returns:
         The number of the other row, -1 where there is none, shape ``(rows - first,)``.
@@ -68,15 +68,15 @@ def find_similar(rows: Dataset, column: str, first: int, *, within: bool) -> np.
         activity.advance("comparing", done, len(candidates))
         bands_of_row = bands[row][bands[row] >= 0].tolist()
         if row >= first:
-            others = {other for band in bands_of_row for other in members[band]}
-            neighbours = np.array(sorted(others), dtype=np.int64)
+            rows_in_bands = {other for band in bands_of_row for other in members[band]}
+            neighbours = np.array(sorted(rows_in_bands), dtype=np.int64)
             estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
             likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
             for other in neighbours[likeliest[estimates[likeliest] >= _LEAST_ESTIMATE]].tolist():
                 if min(map(_jaccard, read_pairs(row), read_pairs(other))) >= SIMILARITY:
                     matches[row] = other
                     break
-        if row < first or (within and matches[row] < 0):
+        if row < first or (deduplicate and matches[row] < 0):
             for band in bands_of_row:
                 if len(members[band]) < _MOST_IN_BAND:
                     members[band].append(row)

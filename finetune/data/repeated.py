@@ -111,9 +111,9 @@ def _drop_near(
     describe: Describe,
 ) -> tuple[pd.DataFrame, list[Finding]]:
     """Return rows of a split that are not nearly the same as others, if the plan says so."""
-    within = plan.drop_duplicates == "near" and split == "train"
+    deduplicate = plan.drop_duplicates == "near" and split == "train"
     compared = {**(held_out if plan.drop_overlap == "near" else {}), split: sort_by_time(rows)}
-    if len(compared) == 1 and not within:
+    if len(compared) == 1 and not deduplicate:
         return rows, []
     name = digests.stored_column(dataset["train"], column)
     texts = [
@@ -121,7 +121,7 @@ def _drop_near(
         for part, frame in compared.items()
     ]
     first = sum(map(len, texts[:-1]))
-    matches = near.find_similar(concatenate_datasets(texts), name, first, within=within)
+    matches = near.find_similar(concatenate_datasets(texts), name, first, deduplicate=deduplicate)
     similar = compared[split].assign(match=matches)[matches >= 0].sort_index()
     partners = pd.concat(compared.values()).iloc[similar["match"]].set_index(similar.index)
     findings = []

@@ -54,28 +54,28 @@ class Plan:
     time_column: str | None = None
     drop: bool = False
 
-    def size(self, name: str, rows: int, taken: int) -> int:
-        """Return how many of ``rows``, ``taken`` of which are in a split, go to ``name``."""
+    def size(self, name: str, rows: int, assigned: int) -> int:
+        """Return how many of ``rows``, ``assigned`` of which are in a split, go to ``name``."""
         size = self.test_size if name == "test" else self.validation_size
         if size is not None:
             return round(size * rows) if size < 1 else int(size)
         if name == "test":
             return round(_TEST_SHARE * rows)
-        return min(round(_VALIDATION_SHARE * (rows - taken)), _MOST_VALIDATION_ROWS)
+        return min(round(_VALIDATION_SHARE * (rows - assigned)), _MOST_VALIDATION_ROWS)
 
     def check_sizes(self, dataset: DatasetDict) -> None:
         """Refuse sizes of splits that the source has, and of too few or too many rows."""
-        rows, mistakes, taken = len(dataset["train"]), list[str](), 0
+        rows, mistakes, assigned = len(dataset["train"]), list[str](), 0
         for name in HELD_OUT:
             size = self.test_size if name == "test" else self.validation_size
-            count = 0 if name in dataset else self.size(name, rows, taken)
-            taken += count
+            count = 0 if name in dataset else self.size(name, rows, assigned)
+            assigned += count
             if size is not None and name in dataset:
                 mistakes.append(f"--{name}_size: the data has a {name} split; leave the flag out")
-            elif size is not None and (count < 2 or taken >= rows):
+            elif size is not None and (count < 2 or assigned >= rows):
                 mistakes.append(
                     f"--{name}_size {size:g}: {counted(count, 'row')} of {rows:,}, of which "
-                    f"{taken - count:,} are taken; expected 2 or more, and fewer than are left"
+                    f"{assigned - count:,} are taken; expected 2 or more, and fewer than are left"
                 )
         if mistakes:
             raise UserError(*mistakes)

@@ -85,7 +85,7 @@ def _divide(
     index = index.assign(part=index["split"].astype(object))
     left = train = index[index["split"] == "train"]
     kind = next((name for name in ("group", "time") if name in index), None)
-    named = plan.group_column or plan.time_column
+    column = plan.group_column or plan.time_column
     shares = []
     for name in [name for name in HELD_OUT if name not in dataset]:
         size = plan.size(name, len(train), len(train) - len(left))
@@ -93,28 +93,28 @@ def _divide(
         labels = strata[left["row"]]
         if kind == "group":
             groups = pd.factorize(left["group"], sort=True)[0]
-            is_taken = stratification.split_groups(labels, groups, size, seed)
+            is_chosen = stratification.split_groups(labels, groups, size, seed)
         elif kind == "time":
-            is_taken = stratification.split_newest(left["time"].to_numpy(), size)
+            is_chosen = stratification.split_newest(left["time"].to_numpy(), size)
         else:
-            is_taken = stratification.split_rows(labels, size, seed)
-        if kind and not is_taken.any():
-            noun, flag = (kind, f"--{kind}_column {named}: ") if named else ("text", "")
+            is_chosen = stratification.split_rows(labels, size, seed)
+        if kind and not is_chosen.any():
+            noun, flag = (kind, f"--{kind}_column {column}: ") if column else ("text", "")
             raise UserError(
                 f"{flag}{size:,} rows cannot be split off for {name}: the {len(left):,} rows that "
                 f"are left have {counted(left[kind].nunique(), noun)}, and rows of one {noun} stay "
                 "together; give more rows, another column, or the splits as files"
             )
-        index.loc[left.index[is_taken], "part"] = name
-        shares.append(f"{name} {is_taken.sum() / len(train):.1%}")
-        left = left[~is_taken]
+        index.loc[left.index[is_chosen], "part"] = name
+        shares.append(f"{name} {is_chosen.sum() / len(train):.1%}")
+        left = left[~is_chosen]
     if not shares:
         return index, ""
     how = f"of {len(train):,} training rows split off: {', '.join(shares)}"
     if kind == "time":
-        return index, f"{how}, the newest by '{named}'"
+        return index, f"{how}, the newest by '{column}'"
     how += ", stratified" if strata.any() else ", at random"
     if kind == "group":
-        unit = f"'{named}'" if named else "text"
+        unit = f"'{column}'" if column else "text"
         how += f", no {unit} in two splits"
     return index, f"{how} (seed {plan.seed})"

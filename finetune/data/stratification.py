@@ -30,8 +30,8 @@ def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     remainders = np.argsort(quota - shares, kind="stable")
     quota[remainders[: size - quota.sum()]] += 1
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
-    drawn = [generator.permutation(rows)[:take] for rows, take in zip(members, quota, strict=True)]
-    return np.sort(np.concatenate(drawn))
+    chosen = [generator.permutation(rows)[:take] for rows, take in zip(members, quota, strict=True)]
+    return np.sort(np.concatenate(chosen))
 
 
 def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -50,8 +50,8 @@ def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
     while remaining.any():
         label = int(np.argmin(np.where(remaining > 0, remaining, len(has) + 1)))
         for row in order[is_left[order] & has[order, label]]:
-            drawn, others = zip(missing > 0, missing_labels[:, label], missing, strict=True)
-            is_drawn[row] = drawn > others or (drawn == others and lots[row])
+            need, other_need = zip(missing > 0, missing_labels[:, label], missing, strict=True)
+            is_drawn[row] = need > other_need or (need == other_need and lots[row])
             is_left[row], place = False, 1 - int(is_drawn[row])
             missing[place] -= 1
             missing_labels[place, has[row]] -= 1
@@ -69,9 +69,9 @@ def split_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """
     first = np.unique(labels, return_index=True)[1] if labels.ndim == 1 else labels.argmax(axis=0)
     spare = np.delete(np.arange(len(labels)), first)
-    is_taken = np.zeros(len(labels), dtype=bool)
-    is_taken[spare[draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
-    return is_taken
+    is_chosen = np.zeros(len(labels), dtype=bool)
+    is_chosen[spare[draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
+    return is_chosen
 
 
 def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -100,16 +100,16 @@ def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -
         kinds.setdefault(kind, []).append(group)
     sizes, totals = np.bincount(groups), counts.sum(axis=0)
     left, share = totals.copy(), size / len(labels)
-    seen, taken = np.zeros((2, len(totals)))
+    seen, chosen_rows = np.zeros((2, len(totals)))
     chosen: list[int] = []
     for members in sorted(kinds.values(), key=lambda groups_of_kind: -sizes[groups_of_kind[0]]):
         cells = slice(counts.indptr[members[0]], counts.indptr[members[0] + 1])
         columns, numbers = counts.indices[cells], counts.data[cells]
         seen[columns] += numbers * len(members)
-        missing = numbers @ (share * seen[columns] - taken[columns]) / (numbers @ numbers)
+        missing = numbers @ (share * seen[columns] - chosen_rows[columns]) / (numbers @ numbers)
         most = min(len(members), int(((left[columns] - 1) // numbers).min()))
         number = max(0, min(most, round(missing)))
-        taken[columns] += numbers * number
+        chosen_rows[columns] += numbers * number
         left[columns] -= numbers * number
         chosen += members[:number]
     if not chosen:  # the group of nearest size that has not all rows of a class
