@@ -47,8 +47,8 @@ def deep(path: str, cache: str) -> Callable[[], dict[str, Any]]:
     recipe = _recipe(path, cache)
     import finetune
     from finetune.checking import texts, words
-    from finetune.data.plan import Plan
     from finetune.data.repeated import find_near_duplicates
+    from finetune.data.row_index import Plan
 
     finetune.check(recipe, deep=True, train_samples=200)  # imports what the turn does
 

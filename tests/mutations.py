@@ -258,7 +258,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the newest rows become the validation set",
-        "finetune/data/plan.py",
+        "finetune/data/row_index.py",
         'HELD_OUT = ("test", "validation")',
         'HELD_OUT = ("validation", "test")',
         ("C7",),
@@ -266,8 +266,8 @@ MUTATIONS = (
     Mutation(
         "--exclude leaves no row out",
         "finetune/data/corrections.py",
-        "left_out = [row.number for row in changed if row.is_left_out]",
-        "left_out = list[int]()",
+        'if flag == "--exclude" or (',
+        'if flag == "--never" or (',
         ("C8",),
     ),
     Mutation(

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from datasets import ClassLabel, DatasetDict, Value
 
 from finetune.checking import labels, texts, words
-from finetune.data.plan import Plan
 from finetune.data.repeated import find_near_duplicates
+from finetune.data.row_index import Plan
 from finetune.errors import Finding
 from finetune.runtime import activity
 

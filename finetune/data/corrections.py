@@ -1,56 +1,148 @@
-"""Correct labels and leave out rows as ``--relabel`` and ``--exclude`` say.
+"""``suspects.csv``, the rows for a person to correct, and ``--relabel`` and ``--exclude``.
 
-Rows are corrected after the splits are made, so that a corrected training has the test rows of the
-one before.
+A line is about the rows of its split that have its content, by digest, and its label. So a file of
+another data set, or of one that has changed, corrects nothing by mistake, and rows may move. Rows
+of one split with the same content and label are corrected together, after the splits are made, so
+that a corrected training has the test rows of the one before.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import itertools
 import json
 import math
-from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, List
+from datasets import Dataset, DatasetDict, List, Value
 
-from finetune.data import arrow, targets
-from finetune.data.correction_files import Line, read_suspects, row_digests
-from finetune.data.read import existing
+from finetune.data import ROW, arrow, digests, targets
+from finetune.data.label_columns import list_names, parse_list
+from finetune.data.numbers import parse_number
+from finetune.data.prediction_columns import PREFIX, free_name
+from finetune.data.read import ReadOptions, existing, read_file
+from finetune.data.row_index import select_rows
 from finetune.data.sources import Source
-from finetune.data.splits import select_rows
 from finetune.errors import Report, UserError, counted, suggestion
+from finetune.runtime.files import replacing
 from finetune.runtime.formats import escape_formula
 
+FILE = "suspects.csv"
+COLUMNS = (
+    *("split", "place", "text", "label", "suggested", "probability", "why", "new_label"),
+    *("digest", "run"),
+)
 #: What a person writes into ``new_label`` for a row that is to be left out.
 DROP = "drop"
-#: Of a line of ``--relabel`` without a new label.
-_UNCHANGED = object()
-_SHOWN = 10
+_UNCHANGED = object()  # the label that a line without a new one asks for
+
+#: A row: its split of the source, and its number there.
+Row = tuple[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Applied:
-    """What a file of corrections did.
-
-    Attributes:
-        file: Its name, as typed.
-        sha256: Of its content.
-        relabelled: Rows with another label now, by split.
-        excluded: Rows left out, by split.
-        run: The run whose suspects they were, as the file names it; empty if it names none.
-    """
+    """What a file of corrections did, rows by split; ``run`` is that of the suspects, if any."""
 
     file: str
     sha256: str
-    relabelled: dict[str, int] = field(default_factory=dict)
-    excluded: dict[str, int] = field(default_factory=dict)
+    relabelled: dict[str, int]
+    excluded: dict[str, int]
     run: str = ""
+
+
+class Line(NamedTuple):
+    """A line of a file; what is missing or empty is ``""``."""
+
+    split: str
+    digest: str
+    label: str
+    new_label: str
+    run: str
+
+
+def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
+    """Write rows for a person to correct, for Excel: UTF-8 with a mark, no formulas.
+
+    Args:
+        path: Of the file; one that is there is replaced.
+        rows: By :data:`COLUMNS`, and the user's own cells in a mapping ``user``.
+        columns: The names of the user's own columns.
+    """
+    with replacing(path) as new, new.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*(free_name(name, columns) for name in COLUMNS), *columns])
+        for row in rows:
+            user = row.get("user", {})
+            cells = [*(row.get(name) for name in COLUMNS), *(user.get(name) for name in columns)]
+            writer.writerow([escape_formula(cell) for cell in cells])
+    return path
+
+
+def user_columns(rows: Dataset) -> list[str]:
+    """Return the columns of raw rows that are the user's own and fit into a cell."""
+    toolkit = {ROW, "label", "text", digests.TEXTS}
+    return [
+        name
+        for name, feature in rows.features.items()
+        if name not in toolkit and isinstance(feature, Value) and "binary" not in feature.dtype
+    ]
+
+
+def read_suspects(path: Path) -> list[Line]:
+    """Return the lines of a file.
+
+    Raises:
+        UserError: If it is no such file.
+    """
+    rows = read_file(path, ReadOptions())
+    cells = []
+    for name in Line._fields:
+        column = name
+        while f"{PREFIX}{column}" in rows.column_names:  # the user has a column of that name
+            column = f"{PREFIX}{column}"
+        if column not in rows.column_names and name in ("split", "digest", "new_label"):
+            raise UserError(
+                f"no column '{column}' (columns: {', '.join(rows.column_names)}); expected a "
+                f"{FILE} of report or check, of which only 'new_label' is edited"
+            )
+        values = rows[column][:] if column in rows.column_names else [""] * len(rows)
+        texts = ["" if value is None else str(value) for value in values]
+        cells.append(texts if name == "label" else [text.strip() for text in texts])
+    return [Line(*line) for line in zip(*cells, strict=True)]
+
+
+def has_new_labels(path: Path) -> bool:
+    """Return whether a person has written into a file, which has to be a list of suspects."""
+    return any(line.new_label for line in read_suspects(path))
+
+
+def text_digest(text: str) -> str:
+    """Return the digest of a text; a spreadsheet takes it for a word, not for a number."""
+    return f"x{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+
+
+def row_digests(rows: Dataset, column: str) -> list[str]:
+    """Return the digests by which rows are found again; ``column`` is what the model reads."""
+    if column != "text":
+        return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column).to_pylist()]
+    return [
+        text_digest(text) for texts in arrow.batches(rows, column) for text in texts.to_pylist()
+    ]
+
+
+def label_text(rows: Dataset, label: Any) -> str:
+    """Return how a label is written in the file."""
+    names = targets.class_names(rows)
+    if targets.is_set(rows):
+        return json.dumps([names[number] for number in label], ensure_ascii=False)
+    return names[label] if names else str(label)
 
 
 def apply(
@@ -65,84 +157,63 @@ def apply(
     """Return the splits with rows relabelled and left out as the files say, and what was done.
 
     Args:
-        splits: Made of ``source``, with ``label`` and ``column``.
+        splits: Made of ``source``, with ``_row``, ``label`` and ``column``.
         source: As it was read.
         column: What the model reads.
-        relabel: Files with ``new_label``, of which rows without one stay as they are. Each begins
-            with the labels that the one before it left.
+        relabel: Files with ``new_label``; each begins with the labels that the one before it left.
         exclude: Files of rows that are left out.
         report: Gets a fact about each file.
 
     Raises:
-        UserError: If a file is not of these rows, names unknown labels, or is ambiguous; with all
-            its mistakes.
+        UserError: If a file is not of these rows, names unknown labels, or is ambiguous.
     """
-    named = [("--relabel", name) for name in relabel] + [("--exclude", name) for name in exclude]
-    files = [_CorrectionFile(flag, name) for flag, name in named]
-    digests = {line.digest for file in files for line in file.lines}
-    index = _index_rows(splits, source, column, digests)
-    applied, changed = [], dict[_Row, None]()
-    for file in files:
-        requests, absent = _find_requests(file, index, source, column)
-        done = Applied(
-            file=file.name,
-            sha256=hashlib.sha256(file.path.read_bytes()).hexdigest(),
-            run=next((line.run for line in file.lines if line.run), ""),
-        )
-        for row, label in requests.items():
-            counts = done.excluded if label is None else done.relabelled
-            counts[row.split] = counts.get(row.split, 0) + 1
-            row.label, row.is_left_out = row.label if label is None else label, label is None
-            changed[row] = None
-        report.info(f"{file.title}: {_describe(done, absent)}", name="corrections")
-        applied.append(done)
-    corrected = {
-        split: _change_rows(rows, [row for row in changed if row.split == split])
+    files = [_File("--relabel", name) for name in relabel]
+    files += [_File("--exclude", name) for name in exclude]
+    listed = {line.digest for file in files for line in file.lines}
+    index: dict[tuple[str, str], list[Row]] = defaultdict(list)  # by split and digest
+    labels: dict[Row, list[Any]] = {}  # as in the data, then as corrected; None: left out
+    for split, rows in source.items():
+        numbers, values = arrow.column(rows, ROW).to_pylist(), targets.values(rows)
+        for place, digest in enumerate(row_digests(rows, column)):
+            if digest in listed:
+                index[split, digest].append((split, numbers[place]))
+                labels[split, numbers[place]] = [values[place]]
+    rows_of = {
+        split: [
+            (split if split in source else "train", number)
+            for number in arrow.column(rows, ROW).to_pylist()
+        ]
         for split, rows in splits.items()
     }
-    return DatasetDict(corrected), applied
-
-
-def label_text(rows: Dataset, label: Any) -> str:
-    """Return how a label is written in the file."""
-    names = targets.class_names(rows)
-    if targets.is_set(rows):
-        return json.dumps([names[number] for number in label], ensure_ascii=False)
-    return names[label] if names else str(label)
-
-
-@dataclass(eq=False)
-class _Row:
-    """A row of a split: its number there, and its label in the data, before and now."""
-
-    split: str
-    number: int
-    original: Any
-    label: Any
-    is_left_out: bool = False
-
-
-_Index = dict[tuple[str, str], list[_Row]]
-
-
-def _index_rows(
-    splits: DatasetDict, source: DatasetDict, column: str, digests: Collection[str]
-) -> _Index:
-    """Return the rows with one of some digests, by the split of the source and the digest."""
-    index: _Index = defaultdict(list)
+    applied = []
+    for file in files:
+        changes = _find_changes(file, index, labels, source["train"])
+        counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # by: is left out
+        for split, members in rows_of.items():
+            for row in filter(changes.__contains__, members):
+                counts[changes[row] is None][split] += 1
+        for row, label in changes.items():
+            labels[row].append(label)
+        digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
+        run = next((line.run for line in file.lines if line.run), "")
+        applied.append(Applied(file.name, digest, dict(counts[False]), dict(counts[True]), run))
+        report.info(f"{file.title}: {_describe(applied[-1], len(changes))}", name="corrections")
+    corrected = DatasetDict()
     for split, rows in splits.items():
-        labels = arrow.column(rows, "label")
-        for number, digest in enumerate(row_digests(rows, column)):
-            if digest in digests:
-                label = labels[number].as_py()
-                key = split if split in source else "train", digest
-                index[key].append(_Row(split, number, label, label))
-    return index
+        old = targets.values(rows)
+        pairs = zip(rows_of[split], old, strict=True)
+        new = [labels.get(row, [label])[-1] for row, label in pairs]
+        if new != old:
+            places = [place for place, label in enumerate(new) if label is not None]
+            feature, kind = rows.features["label"], rows.data.schema.field("label").type
+            rows = select_rows(rows.remove_columns("label"), places)
+            values = pa.array([new[place] for place in places], kind)
+            rows = arrow.with_column(rows, "label", values, feature)
+        corrected[split] = rows
+    return corrected, applied
 
 
-class _CorrectionFile:
-    """A file of corrections: its lines, as :func:`read_suspects` returns them."""
-
+class _File:
     def __init__(self, flag: str, name: str) -> None:
         self.flag, self.name, self.title, self.path = flag, name, f"{flag} {name}", existing(name)
         try:
@@ -150,66 +221,51 @@ class _CorrectionFile:
         except UserError as error:
             raise UserError(f"{self.title}: {error}") from error
         if flag == "--relabel" and not any(line.new_label for line in self.lines):
-            raise UserError(
-                f"{self.title}: no row has a 'new_label': write the right label there, or {DROP} "
-                "to leave the row out; no other column is read for it"
-            )
+            raise UserError(f"{self.title}: no row has a 'new_label' (a label, or {DROP})")
 
     def place(self, *lines: int) -> str:
         return Source(str(self.path)).locate("train", lines)
 
 
-def _find_requests(
-    file: _CorrectionFile, index: _Index, source: DatasetDict, column: str
-) -> tuple[dict[_Row, Any], int]:
-    """Return the rows to change with their new label, None to leave them out; and how many lines
-    are about rows that are in no split, such as contradictions.
-
-    Raises:
-        UserError: With all mistakes of the file.
-    """
-    mistakes, absent, requests = list[str](), list[int](), dict[_Row, tuple[Any, int]]()
+def _find_changes(
+    file: _File,
+    index: Mapping[tuple[str, str], Sequence[Row]],
+    labels: Mapping[Row, Sequence[Any]],
+    train: Dataset,
+) -> dict[Row, Any]:
+    """Return the rows to change with their new label, None to leave them out."""
+    mistakes, lost, requests = list[str](), list[int](), dict[Row, tuple[Any, int]]()
     for number, line in enumerate(file.lines):
-        rows = [row for row in index.get((line.split, line.digest), []) if not row.is_left_out]
+        rows = index.get((line.split, line.digest), ())
+        rows = [row for row in rows if labels[row][-1] is not None]
+        texts = [[label_text(train, label) for label in labels[row]] for row in rows]
         try:
-            label = _parse_label(file.flag, line, source["train"])
-            matches = _matching_rows(line.label, rows, source["train"])
+            new_label = _parse_label(file.flag, line, train)
+            is_meant = _match_labels(line.label, texts)
         except UserError as error:
             mistakes.append(f"{file.title}, {file.place(number)}: {error}")
             continue
-        if not rows and label is not _UNCHANGED:
-            absent.append(number)
-        for row in matches:
-            earlier, other = requests.setdefault(row, (label, number))
-            if earlier != label:
+        if (line.split, line.digest) not in index and new_label is not _UNCHANGED:
+            lost.append(number)
+        for row in itertools.compress(rows, is_meant):
+            earlier, other = requests.setdefault(row, (new_label, number))
+            if earlier != new_label:
                 mistakes.append(
-                    f"{file.title}, {file.place(other, number)} want different things of one row: "
-                    "rows of the same content and label are corrected together; give both the same "
-                    "'new_label', or remove a line"
+                    f"{file.title}, {file.place(other, number)} are about one row, or rows of the "
+                    "same content and label: give both the same 'new_label', or remove a line"
                 )
-    digests = {
-        split: {*row_digests(source[split], column)} if split in source else set[str]()
-        for split in {file.lines[number].split for number in absent}
-    }
-    lost = [n for n in absent if file.lines[n].digest not in digests[file.lines[n].split]]
     if lost:
         mistakes.append(
             f"{file.title}: {counted(len(lost), 'row')} of {len(file.lines):,} are not in the "
-            f"data: {file.place(*lost)}; is it the file of another data set? Else remove "
-            "them from the file"
+            f"data: {file.place(*lost)}; remove them, or give the file of this data set"
         )
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
-    changes = {row: label for row, (label, _) in requests.items() if label is not _UNCHANGED}
-    return changes, len(absent)
+    return {row: label for row, (label, _) in requests.items() if label is not _UNCHANGED}
 
 
 def _parse_label(flag: str, line: Line, rows: Dataset) -> Any:
-    """Return the label that a line asks for, as the data has it; None to leave the row out.
-
-    Raises:
-        UserError: If there is no such label, or if the line has lost its digest.
-    """
+    """Return the label that a line asks for, as the data has it; None to leave the row out."""
     names, feature, cell = targets.class_names(rows), rows.features["label"], line.new_label
     if flag == "--relabel" and not cell:
         return _UNCHANGED
@@ -217,53 +273,44 @@ def _parse_label(flag: str, line: Line, rows: Dataset) -> Any:
         raise UserError("'digest' must be as it was written: rows are found by it")
     if flag == "--exclude" or (cell == DROP and DROP not in names):
         return None
-    try:
-        values = json.loads(cell) if isinstance(feature, List) else [cell]
-    except ValueError:
-        values = [cell]
-    values = values if isinstance(values, list) else [values]
+    is_list, values = isinstance(feature, List), [cell]
+    if is_list and (parsed := parse_list(cell)) is not None:
+        values = parsed
+    labels: list[Any]
     if names:
-        spellings = {escape_formula(name): name for name in names} | {name: name for name in names}
-        for label in map(str, values):
-            if label not in spellings:
-                raise UserError(
-                    f"there is no label '{label}'{suggestion(label, names)} (labels: "
-                    f"{', '.join(names[:_SHOWN])}{', ...' * (len(names) > _SHOWN)}); {DROP} leaves "
-                    "the row out"
-                )
-        classes = sorted({names.index(spellings[str(label)]) for label in values})
-        return classes if targets.is_set(rows) else classes[0]
-    length = feature.length if isinstance(feature, List) else 1
-    try:
-        numbers = [float(value) for value in values]
-    except (TypeError, ValueError):
-        numbers = []
-    if len(numbers) != length or not all(map(math.isfinite, numbers)):
-        expected = "a number" if length == 1 else f"a JSON list of {length} numbers"
-        raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
-    return numbers if isinstance(feature, List) else numbers[0]
+        numbers = {escape_formula(name): number for number, name in enumerate(names)}
+        numbers |= {name: number for number, name in enumerate(names)}
+        if unknown := [str(label) for label in values if str(label) not in numbers]:
+            raise UserError(
+                f"there is no label '{unknown[0]}'{suggestion(unknown[0], names)} (labels: "
+                f"{list_names(names)}); {DROP} leaves the row out"
+            )
+        labels = sorted({numbers[str(label)] for label in values})
+    else:
+        length = feature.length if is_list else 1
+        labels = [number for number in map(parse_number, values) if number is not None]
+        if len(values) != length or len(labels) != length or not all(map(math.isfinite, labels)):
+            expected = "a number" if length == 1 else f"a JSON list of {length} numbers"
+            raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
+    return labels if is_list else labels[0]
 
 
-def _matching_rows(cell: str, rows: Sequence[_Row], train: Dataset) -> Sequence[_Row]:
-    """Return those of some rows of one content that have the label of a line, now or in the data.
-
-    Raises:
-        UserError: If none has, or if the line names no label and the rows have several.
-    """
-    labels = {row: label_text(train, row.label) for row in rows}
-    originals = {row: label_text(train, row.original) for row in rows}
-    if not cell.strip() and len({*labels.values()}) == 1:
-        return rows
-    for texts, is_same in itertools.product((labels, originals), (str.__eq__, _is_same_label)):
-        if matches := [row for row in rows if is_same(cell, texts[row])]:
-            return matches
-    if rows:
-        names = ", ".join(f"'{text}'" for text in dict.fromkeys(labels.values()))
-        raise UserError(
-            f"'label' is '{cell}', and the data has {names} for this row: it must say which row is "
-            "meant, as it was written; only 'new_label' is edited"
-        )
-    return []
+def _match_labels(cell: str, labels: Sequence[Sequence[str]]) -> list[bool]:
+    """Return which rows of one content have the label of a line: now, once, or nearly."""
+    newest = {versions[-1] for versions in labels}
+    if not labels or (not cell.strip() and len(newest) == 1):
+        return [True] * len(labels)
+    for is_meant in (
+        [versions[-1] == cell for versions in labels],
+        [cell in versions for versions in labels],
+        [any(_is_same_label(cell, text) for text in versions) for versions in labels],
+    ):
+        if any(is_meant):
+            return is_meant
+    raise UserError(
+        f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted(newest)))} for this "
+        "row: it must say which row is meant; only 'new_label' is edited"
+    )
 
 
 def _is_same_label(cell: str, label: str) -> bool:
@@ -275,27 +322,14 @@ def _is_same_label(cell: str, label: str) -> bool:
         return False
 
 
-def _describe(done: Applied, absent: int) -> str:
-    parts = [
-        f"{verb} " + ", ".join(counted(count, f"{split} row") for split, count in counts.items())
-        for verb, counts in (("relabelled", done.relabelled), ("left out", done.excluded))
-        if counts
-    ]
-    if absent:
-        parts.append(f"{counted(absent, 'row')} of the file in no split, which changes nothing")
-    is_test_changed = "test" in {**done.relabelled, **done.excluded}
-    warning = ": its test scores are not those of the same test set any more"
-    return f"{'; '.join(parts)}{warning * is_test_changed}"
-
-
-def _change_rows(rows: Dataset, changed: Sequence[_Row]) -> Dataset:
-    """Return rows with the new labels, without those that are left out."""
-    if any(row.label != row.original for row in changed):
-        feature, labels = rows.features["label"], arrow.column(rows, "label")
-        values = labels.to_pylist()
-        for row in changed:
-            values[row.number] = row.label
-        new = pa.array(values, labels.type)
-        rows = arrow.with_column(rows.remove_columns("label"), "label", new, feature)
-    left_out = [row.number for row in changed if row.is_left_out]
-    return select_rows(rows, np.delete(np.arange(len(rows)), left_out))
+def _describe(done: Applied, changes: int) -> str:
+    relabelled, excluded = (
+        ", ".join(counted(count, f"{split} row") for split, count in counts.items()) or "no rows"
+        for counts in (done.relabelled, done.excluded)
+    )
+    text = f"relabelled {relabelled}; left out {excluded}"
+    if unused := changes - sum(done.relabelled.values()) - sum(done.excluded.values()):
+        text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
+    if "test" in {**done.relabelled, **done.excluded}:
+        text += ": its test scores are not those of the same test set any more"
+    return text

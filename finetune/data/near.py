@@ -26,44 +26,39 @@ SIMILARITY = 0.8
 #: Numbers of a signature, and in how many bands they are: a pair of that similarity shares a band
 #: but once in twenty million times.
 _PERMUTATIONS, _BANDS = 128, 32
-#: Rows of a band that the next one is compared with, and pairs that are verified, at most: else
-#: thousands of rows made of one template would be compared with each other.
+#: Rows of a band that the next one is compared with, and pairs that are verified, at most.
 _MOST_IN_BAND, _MOST_VERIFIED = 100, 50
 #: The similarity as signatures estimate it, below which no pair is verified: 5.7 standard errors.
 _LEAST_ESTIMATE = 0.6
-#: Rows whose word pairs are in memory, at most.
-_MOST_SETS = 4096
+_MOST_SETS = 4096  # rows whose word pairs are in memory
 #: Scripts without spaces between words: each letter is a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 
-def find_similar(
-    rows: Dataset, column: str, first: int, *, within: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) -> np.ndarray:
     """Return for each row from ``first`` on a row before it that is nearly the same.
 
     A row that is nearly the same as one before it is compared with no later one, so that rows
-    without a match are not nearly the same as each other. In memory are signatures of 512 bytes a
-    row, and the word pairs of a few thousand rows.
+    without a match are not nearly the same as each other. In memory are 768 bytes a row, and the
+    word pairs of a few thousand rows.
 
     Args:
         rows: The rows, in the order in which they are compared.
         column: Of the texts, or of lists of texts.
         first: The number of the first row that is looked at; those before it are held out.
-        within: Whether rows are compared with others from ``first`` on, too.
+        deduplicate: Whether the rows from ``first`` on are compared with each other, too.
 
     Returns:
-        The number of the other row, -1 where there is none, and the Jaccard index, each of shape
-        ``(rows - first,)``.
+        The number of the other row, -1 where there is none, shape ``(rows - first,)``.
     """
     extras.require("near duplicates", extras.NEAR)
     rows = rows.select_columns([column])
     signatures = _signatures(rows, column)
-    bands, begins = _shared_bands(signatures)
-    candidates = np.flatnonzero(np.diff(begins))
+    bands = _shared_bands(signatures)
+    candidates = np.flatnonzero((bands >= 0).any(axis=1))
     members: dict[int, list[int]] = defaultdict(list)
-    matches, similarities = np.full(len(rows), -1), np.zeros(len(rows))
+    matches = np.full(len(rows), -1)
 
     @lru_cache(_MOST_SETS)
     def read_pairs(row: int) -> list[np.ndarray]:
@@ -71,24 +66,21 @@ def find_similar(
 
     for done, row in enumerate(candidates.tolist()):
         activity.advance("comparing", done, len(candidates))
-        bands_of_row = bands[begins[row] : begins[row + 1]].tolist()
+        bands_of_row = bands[row][bands[row] >= 0].tolist()
         if row >= first:
-            neighbours = np.array(
-                sorted({other for band in bands_of_row for other in members[band]})
-            )
-            neighbours = neighbours.astype(np.int64)
+            rows_in_bands = {other for band in bands_of_row for other in members[band]}
+            neighbours = np.array(sorted(rows_in_bands), dtype=np.int64)
             estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
             likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
             for other in neighbours[likeliest[estimates[likeliest] >= _LEAST_ESTIMATE]].tolist():
-                similarity = min(map(_jaccard, read_pairs(row), read_pairs(other)))
-                if similarity >= SIMILARITY:
-                    matches[row], similarities[row] = other, similarity
+                if min(map(_jaccard, read_pairs(row), read_pairs(other))) >= SIMILARITY:
+                    matches[row] = other
                     break
-        if row < first or (within and matches[row] < 0):
+        if row < first or (deduplicate and matches[row] < 0):
             for band in bands_of_row:
                 if len(members[band]) < _MOST_IN_BAND:
                     members[band].append(row)
-    return matches[first:], similarities[first:]
+    return matches[first:]
 
 
 def _signatures(rows: Dataset, column: str) -> np.ndarray:
@@ -108,38 +100,25 @@ def _signatures(rows: Dataset, column: str) -> np.ndarray:
     return signatures
 
 
-def _shared_bands(signatures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the bands that each row shares with others, one row after the other,
-    and where each row begins, shape ``(rows + 1,)``.
-    """
-    rows, numbers, next_number = [], [], 0
-    for columns in np.split(signatures, _BANDS, axis=1):
+def _shared_bands(signatures: np.ndarray) -> np.ndarray:
+    """Return the number of each band that a row shares with others, else -1; shape (rows, 32)."""
+    bands = np.full((len(signatures), _BANDS), -1)
+    for place, columns in enumerate(np.split(signatures, _BANDS, axis=1)):
         values = np.ascontiguousarray(columns).view("V16").ravel()
         _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
-        shared = np.flatnonzero(counts[codes] > 1)
-        rows.append(shared)
-        numbers.append(codes[shared] + next_number)
-        next_number += len(counts)
-    order = np.argsort(np.concatenate(rows), kind="stable")
-    begins = np.searchsorted(np.concatenate(rows)[order], np.arange(len(signatures) + 1))
-    return np.concatenate(numbers)[order], begins
+        bands[:, place] = np.where(counts[codes] > 1, codes * _BANDS + place, -1)
+    return bands
 
 
 def _word_pairs(value: str | list[str]) -> list[np.ndarray]:
-    """Return hashes of the pairs of neighbouring words of each text of a row, sorted, each once.
-
-    A text of a single word has the hash of that word.
-    """
+    """Return hashes of the pairs of neighbouring words of each text of a row, sorted, each once."""
     sets = []
     for text in [value] if isinstance(value, str) else value:
         words = _WORD.findall(text.lower()) or [text.strip()]
         pairs = [f"{word} {other}" for word, other in itertools.pairwise(words)] or words
-        sets.append(np.unique(np.array([*map(_hash, pairs)], np.uint64)))
+        hashes = [xxhash.xxh3_64_intdigest(pair.encode(errors="surrogatepass")) for pair in pairs]
+        sets.append(np.unique(np.array(hashes, np.uint64)))
     return sets
-
-
-def _hash(words: str) -> int:
-    return xxhash.xxh3_64_intdigest(words.encode(errors="surrogatepass"))
 
 
 def _jaccard(pairs: np.ndarray, other_pairs: np.ndarray) -> float:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import pandas as pd
 from datasets import Dataset
 
 from finetune.data import ROW
@@ -21,24 +24,19 @@ def describe_rows(
     name: str,
     description: str,
     fix: str,
-    positions: np.ndarray,
+    positions: np.ndarray | pd.Series,
     rows: Dataset,
     split: str,
     *,
     examined: int | None = None,
     severity: Severity | None = None,
+    reasons: Sequence[str] = (),
 ) -> list[Finding]:
-    """Return a finding about some rows of a split, none if there are no such rows.
+    """Return a finding about the rows of a split at some positions, none if there are no such rows.
 
-    Args:
-        name: See :class:`~finetune.errors.Finding`.
-        description: What the rows have in common, to follow "3 of 100 train rows".
-        fix: See :class:`~finetune.errors.Finding`.
-        positions: Of the rows in ``rows``.
-        rows: The split, with the column ``_row``.
-        split: Its name in the source.
-        examined: How many rows were looked at, if not all.
-        severity: None for a warning if they are more than :data:`SUSPICIOUS_SHARE` of the rows.
+    ``description`` follows "3 of 100 train rows". The severity is "warning" by default if the rows
+    are more than :data:`SUSPICIOUS_SHARE` of those ``examined``, by default all; else "info".
+    ``reasons`` say why each row is a suspect. The others are attributes of the finding.
     """
     if not len(positions):
         return []
@@ -57,7 +55,7 @@ def describe_rows(
             rows=numbers,
             count=len(positions),
             examined=total,
-            suspects=[Suspect(row=number, reason=description) for number in numbers],
+            suspects=[*map(Suspect, numbers, reasons or [description] * len(numbers))],
         )
     ]
 

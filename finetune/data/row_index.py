@@ -4,38 +4,87 @@
 ``split``  the split of the source
 ``row``    the number of the row in it
 ``label``  a code of the label: equal labels have equal codes
-``group``  a code of the group, -1 for none; only with ``--group_column``
+``group``  a code of the group, NaN for none; only with ``--group_column``
 ``time``   a number that orders rows; only with ``--time_column``
 =========  ==========================================================================
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, DatasetDict
+from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, arrow, targets
 from finetune.data.digests import NOT_BLANK
-from finetune.data.plan import Plan
 from finetune.data.row_findings import describe_rows
 from finetune.data.times import read_times
-from finetune.errors import Report, UserError, suggestion
+from finetune.errors import Report, UserError, counted, suggestion
 
+_TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION_ROWS = 0.2, 0.1, 10_000
+#: The splits that are split off, in this order.
+HELD_OUT = ("test", "validation")
 #: Each split is cleared of rows that a split before it has.
-ORDER = ("test", "validation", "train")
-_SHOWN = 3
+ORDER = (*HELD_OUT, "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How rows are split: the options of a recipe that have these names.
+
+    Attributes:
+        seed: ``--split_seed``.
+        drop: ``--drop_invalid``: rows without a group or a time are left out instead of refused.
+    """
+
+    seed: int = 42
+    train_samples: int | None = None
+    eval_samples: int | None = None
+    keep_contradictions: str = "none"
+    drop_duplicates: str = "exact"
+    drop_overlap: str = "exact"
+    validation_size: float | None = None
+    test_size: float | None = None
+    group_column: str | None = None
+    time_column: str | None = None
+    drop: bool = False
+
+    def size(self, name: str, rows: int, assigned: int) -> int:
+        """Return how many of ``rows``, ``assigned`` of which are in a split, go to ``name``."""
+        size = self.test_size if name == "test" else self.validation_size
+        if size is not None:
+            return round(size * rows) if size < 1 else int(size)
+        if name == "test":
+            return round(_TEST_SHARE * rows)
+        return min(round(_VALIDATION_SHARE * (rows - assigned)), _MOST_VALIDATION_ROWS)
+
+    def check_sizes(self, dataset: DatasetDict) -> None:
+        """Refuse sizes of splits that the source has, and of too few or too many rows."""
+        rows, mistakes, assigned = len(dataset["train"]), list[str](), 0
+        for name in HELD_OUT:
+            size = self.test_size if name == "test" else self.validation_size
+            count = 0 if name in dataset else self.size(name, rows, assigned)
+            assigned += count
+            if size is not None and name in dataset:
+                mistakes.append(f"--{name}_size: the data has a {name} split; leave the flag out")
+            elif size is not None and (count < 2 or assigned >= rows):
+                mistakes.append(
+                    f"--{name}_size {size:g}: {counted(count, 'row')} of {rows:,}, of which "
+                    f"{assigned - count:,} are taken; expected 2 or more, and fewer than are left"
+                )
+        if mistakes:
+            raise UserError(*mistakes)
 
 
 def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFrame:
     """Return the index of a source, without rows that have no group or time, or a held-out group.
 
-    Args:
-        dataset: Splits with ``_row``, ``label`` and the columns that the plan names.
-        plan: How rows are split.
-        report: Gets a finding ``dropped_rows`` about rows that are left out.
+    ``report`` gets a finding ``dropped_rows`` about rows that are left out.
 
     Raises:
         UserError: If a column is missing, or does not hold groups or times.
@@ -54,104 +103,89 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
             "label": pd.factorize(pd.Series(labels, dtype=object))[0],
         }
     )
+    for kind, column in (("group", plan.group_column), ("time", plan.time_column)):
+        if column is not None:
+            names = [name for name in dataset["train"].column_names if name != ROW]
+            if column not in names:
+                raise UserError(
+                    f"--{kind}_column {column}: no column '{column}' in the train data"
+                    f"{suggestion(column, names)} (available: {', '.join(names)})"
+                )
+            read = _read_groups if kind == "group" else _read_times
+            index[kind] = read(dataset, column, report)
+            index = _leave_out_missing(index, kind, column, dataset["train"], plan, report)
     if plan.group_column is not None:
-        index = _add_groups(index, dataset, plan, report)
-    if plan.time_column is not None:
-        index = _add_times(index, dataset, plan, report)
+        index = _leave_out_shared(index, dataset, plan.group_column, report)
     return index
 
 
-def _add_groups(
-    index: pd.DataFrame, dataset: DatasetDict, plan: Plan, report: Report
-) -> pd.DataFrame:
-    column, flag = str(plan.group_column), f"--group_column {plan.group_column}"
-    _require_column(dataset["train"], column, flag)
-    splits = index["split"].cat.categories
-    names = [_group_names(dataset[split], column, flag) for split in splits]
-    for split in splits:
-        if column not in dataset[split].column_names:
+def sort_by_time(index: pd.DataFrame) -> pd.DataFrame:
+    """Return the index with the oldest rows first, as it is if it has no times."""
+    return index.sort_values("time", kind="stable") if "time" in index else index
+
+
+def select_rows(rows: Dataset, numbers: npt.ArrayLike) -> Dataset:
+    """Return ``rows.select(numbers)``, or the same rows if that is all of them."""
+    numbers = np.asarray(numbers)
+    is_whole = len(numbers) == len(rows) and np.array_equal(numbers, np.arange(len(rows)))
+    return rows if is_whole else rows.select(numbers)
+
+
+def _read_groups(dataset: DatasetDict, column: str, report: Report) -> np.ndarray:
+    """Return a code of the group of each row, NaN where there is none."""
+    flag, groups = f"--group_column {column}", []
+    for split, rows in ((name, dataset[name]) for name in ORDER if name in dataset):
+        if column not in rows.column_names:
             report.info(f"{flag}: the {split} data has no such column, and is used as it is")
-    groups = pa.concat_arrays(names).dictionary_encode().indices.fill_null(-1)
-    index["group"] = np.asarray(groups, dtype=np.int64)
-    is_missing = (index["split"] == "train") & (index["group"] < 0)
-    index = _leave_out(index, is_missing, f"with no '{column}'", dataset, plan, report)
-    codes = index["split"].cat.codes
-    is_shared = (index["group"] >= 0) & (codes > codes.groupby(index["group"]).transform("min"))
-    for split in splits:
-        report.add(
-            *describe_rows(
-                "dropped_rows",
-                f"whose '{column}' held-out data has too",
-                "left out",
-                index.loc[is_shared & (index["split"] == split), "row"].to_numpy(),
-                dataset[split],
-                split,
-            )
-        )
-    return index[~is_shared]
+            groups.append(pa.nulls(len(rows), pa.string()))
+            continue
+        values = arrow.column(rows, column).combine_chunks()
+        if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
+            raise UserError(f"{flag}: the column holds {values.type}; expected a text or a number")
+        texts = values.cast(pa.string())
+        has_text = pc.match_substring_regex(texts, NOT_BLANK)
+        groups.append(pc.if_else(has_text, texts, pa.scalar(None, pa.string())))
+    codes = pa.concat_arrays(groups).dictionary_encode().indices
+    return np.asarray(codes.to_numpy(zero_copy_only=False))
 
 
-def _group_names(rows: Dataset, column: str, flag: str) -> pa.Array:
-    """Return the groups of rows as texts, null where there is none."""
-    if column not in rows.column_names:
-        return pa.nulls(len(rows), pa.string())
-    values = arrow.column(rows, column).combine_chunks()
-    if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
-        raise UserError(f"{flag}: the column holds {values.type}; expected a text or a number")
-    texts = values.cast(pa.string())
-    if isinstance(rows.features[column], ClassLabel):
-        return texts
-    has_text = pc.match_substring_regex(texts, NOT_BLANK).fill_null(False)
-    return pc.if_else(has_text, texts, pa.scalar(None, pa.string()))
+def _read_times(dataset: DatasetDict, column: str, report: Report) -> np.ndarray:
+    """Return a number that orders the training rows, NaN for the rows of other splits."""
+    if {*HELD_OUT} <= {*dataset}:
+        report.info("--time_column splits nothing: the data has validation and test splits")
+    held_out = sum(len(dataset[name]) for name in HELD_OUT if name in dataset)
+    return np.append(np.full(held_out, np.nan), read_times(dataset["train"], column, report))
 
 
-def _add_times(
-    index: pd.DataFrame, dataset: DatasetDict, plan: Plan, report: Report
+def _leave_out_missing(
+    index: pd.DataFrame, kind: str, column: str, rows: Dataset, plan: Plan, report: Report
 ) -> pd.DataFrame:
-    column, flag = str(plan.time_column), f"--time_column {plan.time_column}"
-    rows = dataset["train"]
-    _require_column(rows, column, flag)
-    if {"validation", "test"} <= {*dataset}:
-        report.info(f"{flag} splits nothing: the data has validation and test splits")
-    is_train = index["split"] == "train"
-    index["time"] = np.nan
-    index.loc[is_train, "time"] = read_times(rows, column, report)[index.loc[is_train, "row"]]
-    is_missing = is_train & index["time"].isna()
-    values = arrow.column(rows, column).take(pa.array(index.loc[is_missing, "row"])).unique()
-    words = [f"'{value}'" for value in values.to_pylist() if str(value or "").strip()]
-    shown = f" (but {', '.join(words[:_SHOWN])}{', ...' * (len(words) > _SHOWN)})" if words else ""
-    return _leave_out(
-        index, is_missing, f"with no time in '{column}'{shown}", dataset, plan, report
-    )
-
-
-def _require_column(rows: Dataset, column: str, flag: str) -> None:
-    names = [name for name in rows.column_names if name != ROW]
-    if column not in names:
-        raise UserError(
-            f"{flag}: no column '{column}' in the train data{suggestion(column, names)} "
-            f"(available: {', '.join(names)})"
+    """Return the index without training rows that lack a group or time, or refuse them."""
+    is_missing = (index["split"] == "train") & index[kind].isna()
+    report.add(
+        *describe_rows(
+            "dropped_rows",
+            f"with no {kind} in '{column}'",
+            "left out" if plan.drop else "--drop_invalid leaves them out",
+            index["row"][is_missing],
+            rows,
+            "train",
+            severity="info" if plan.drop else "error",
         )
-
-
-def _leave_out(
-    index: pd.DataFrame,
-    is_missing: pd.Series,
-    description: str,
-    dataset: DatasetDict,
-    plan: Plan,
-    report: Report,
-) -> pd.DataFrame:
-    """Return the index without training rows that lack a value, or refuse them."""
-    findings = describe_rows(
-        "dropped_rows",
-        description,
-        "left out" if plan.drop else "--drop_invalid leaves them out",
-        index.loc[is_missing, "row"].to_numpy(),
-        dataset["train"],
-        "train",
-        severity="info" if plan.drop else "error",
     )
-    report.add(*findings)
     report.raise_errors()
     return index[~is_missing]
+
+
+def _leave_out_shared(
+    index: pd.DataFrame, dataset: DatasetDict, column: str, report: Report
+) -> pd.DataFrame:
+    """Return the index without rows whose group a split before theirs has."""
+    codes = index["split"].cat.codes
+    is_shared = codes > codes.groupby(index["group"]).transform("min")
+    description = f"whose '{column}' held-out data has too"
+    for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
+        report.add(
+            *describe_rows("dropped_rows", description, "left out", rows, dataset[split], split)
+        )
+    return index[~is_shared]

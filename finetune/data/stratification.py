@@ -10,8 +10,8 @@ from scipy.sparse import csr_array
 def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Return the indices of ``size`` rows in which every class keeps its share, sorted.
 
-    scikit-learn's splitter refuses a class with a single row, and a sample with fewer rows than
-    classes; the largest-remainder method (Hamilton's) handles both.
+    By the largest-remainder method (Hamilton's): scikit-learn's splitter refuses a class with a
+    single row, and a sample with fewer rows than classes.
 
     Args:
         labels: The class of each row, shape ``(rows,)``, or which classes it has, shape
@@ -30,23 +30,48 @@ def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     remainders = np.argsort(quota - shares, kind="stable")
     quota[remainders[: size - quota.sum()]] += 1
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
-    drawn = [generator.permutation(rows)[:take] for rows, take in zip(members, quota, strict=True)]
-    return np.sort(np.concatenate(drawn))
+    chosen = [generator.permutation(rows)[:take] for rows, take in zip(members, quota, strict=True)]
+    return np.sort(np.concatenate(chosen))
+
+
+def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Return :func:`draw_rows` of several labels a row, ``has``, by iterative stratification.
+
+    Sechidis, Tsoumakas and Vlahavas, On the Stratification of Multi-Label Data, ECML PKDD 2011.
+    The package ``iterative-stratification`` draws as well and as fast, but does not promise a size.
+    """
+    generator = np.random.default_rng(seed)
+    remaining = has.sum(axis=0).astype(np.int64)
+    # of the rows drawn and of the others: how many rows, and how many of each label, are missing
+    missing = np.array([size, len(has) - size])
+    missing_labels = np.outer(missing / len(has), remaining)
+    order, lots = generator.permutation(len(has)), generator.random(len(has)) < 0.5
+    is_left, is_drawn = np.ones(len(has), dtype=bool), np.zeros(len(has), dtype=bool)
+    while remaining.any():
+        label = int(np.argmin(np.where(remaining > 0, remaining, len(has) + 1)))
+        for row in order[is_left[order] & has[order, label]]:
+            need, other_need = zip(missing > 0, missing_labels[:, label], missing, strict=True)
+            is_drawn[row] = need > other_need or (need == other_need and lots[row])
+            is_left[row], place = False, 1 - int(is_drawn[row])
+            missing[place] -= 1
+            missing_labels[place, has[row]] -= 1
+            remaining[has[row]] -= 1
+    unlabelled = order[is_left[order]]
+    is_drawn[unlabelled[: max(0, missing[0])]] = True
+    return np.flatnonzero(is_drawn)
 
 
 def split_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return which rows are split off, shape ``(rows,)``, of booleans.
+    """Return which rows are split off, shape ``(rows,)``, of booleans; see :func:`draw_rows`.
 
     The first row of each class stays, because training must know every class that is evaluated; so
-    fewer than ``size`` are true where classes are many. Arguments as for :func:`draw_rows`.
+    fewer than ``size`` are true where classes are many.
     """
     first = np.unique(labels, return_index=True)[1] if labels.ndim == 1 else labels.argmax(axis=0)
-    is_spare = np.ones(len(labels), dtype=bool)
-    is_spare[first] = False
-    spare = np.flatnonzero(is_spare)
-    is_taken = np.zeros(len(labels), dtype=bool)
-    is_taken[spare[draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
-    return is_taken
+    spare = np.delete(np.arange(len(labels)), first)
+    is_chosen = np.zeros(len(labels), dtype=bool)
+    is_chosen[spare[draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
+    return is_chosen
 
 
 def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -55,68 +80,44 @@ def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -
     Greedy, because ``StratifiedGroupKFold`` takes far longer (20.7 s against 0.4 s): groups with
     equally many rows of each class are one kind. From the largest kind to the smallest, as many of
     a kind are split off as bring the rows of their classes closest to their share of those seen so
-    far. A class never loses its last group in training.
-
-    Args:
-        labels: As for :func:`draw_rows`.
-        groups: The number of the group of each row, shape ``(rows,)``, from 0 without a gap.
-        size: How many rows to split off, about.
-        seed: Decides which groups of a kind are split off.
-
-    Returns:
-        Shape ``(rows,)``, of booleans. None are true where every group has all rows of a class.
+    far. A class never loses its last group in training; if every group has all rows of a class,
+    none is split off. ``groups`` are numbers from 0 without a gap, and ``size`` is met about.
     """
-    counts, sizes = _count_classes(labels, groups), np.bincount(groups)
+    if labels.ndim == 1:
+        rows, classes = np.arange(len(labels)), np.unique(labels, return_inverse=True)[1]
+    else:
+        rows, classes = np.nonzero(labels)
+    # the size of a group counts like a class that every row has, the last one
+    rows = np.append(rows, np.arange(len(labels)))
+    classes = np.append(classes, np.full(len(labels), classes.max(initial=-1) + 1))
+    counts = csr_array((np.ones(len(rows), dtype=np.int64), (groups[rows], classes)))
+    counts.sum_duplicates()
+    counts.sort_indices()
     kinds: dict[bytes, list[int]] = {}
-    for group in np.random.default_rng(seed).permutation(len(sizes)).tolist():
+    for group in np.random.default_rng(seed).permutation(counts.shape[0]).tolist():
         cells = slice(counts.indptr[group], counts.indptr[group + 1])
-        kind = (
-            counts.indices[cells].tobytes() + counts.data[cells].tobytes() + sizes[group].tobytes()
-        )
+        kind = counts.indices[cells].tobytes() + counts.data[cells].tobytes()
         kinds.setdefault(kind, []).append(group)
-    share = size / len(labels)
-    # the size of a group counts like a class that every row has
-    seen, taken = (np.zeros(counts.shape[1] + 1) for _ in range(2))
-    left = np.append(np.asarray(counts.sum(axis=0)).ravel(), len(labels)).astype(np.int64)
+    sizes, totals = np.bincount(groups), counts.sum(axis=0)
+    left, share = totals.copy(), size / len(labels)
+    seen, chosen_rows = np.zeros((2, len(totals)))
     chosen: list[int] = []
     for members in sorted(kinds.values(), key=lambda groups_of_kind: -sizes[groups_of_kind[0]]):
         cells = slice(counts.indptr[members[0]], counts.indptr[members[0] + 1])
-        classes = np.append(counts.indices[cells], counts.shape[1])
-        rows = np.append(counts.data[cells], sizes[members[0]]).astype(np.float64)
-        seen[classes] += rows * len(members)
-        missing = rows @ (share * seen[classes] - taken[classes]) / (rows @ rows)
-        most = min(len(members), int(((left[classes] - 1) // rows).min()))
+        columns, numbers = counts.indices[cells], counts.data[cells]
+        seen[columns] += numbers * len(members)
+        missing = numbers @ (share * seen[columns] - chosen_rows[columns]) / (numbers @ numbers)
+        most = min(len(members), int(((left[columns] - 1) // numbers).min()))
         number = max(0, min(most, round(missing)))
-        taken[classes] += rows * number
-        left[classes] -= (rows * number).astype(np.int64)
+        chosen_rows[columns] += numbers * number
+        left[columns] -= numbers * number
         chosen += members[:number]
-    if not chosen:
-        chosen = _nearest_group(counts, sizes, size)
+    if not chosen:  # the group of nearest size that has not all rows of a class
+        cells = counts.tocoo()
+        has_all = np.isin(np.arange(len(sizes)), cells.row[cells.data >= totals[cells.col]])
+        spare = np.flatnonzero(~has_all)
+        chosen = spare[np.abs(sizes[spare] - size).argsort(kind="stable")[:1]].tolist()
     return np.isin(groups, chosen)
-
-
-def _count_classes(labels: np.ndarray, groups: np.ndarray) -> csr_array:
-    """Return how many rows of each class a group has, shape ``(groups, classes)``."""
-    if labels.ndim == 1:
-        rows, columns = np.arange(len(labels)), np.unique(labels, return_inverse=True)[1]
-        classes = int(columns.max()) + 1
-    else:
-        (rows, columns), classes = np.nonzero(labels), labels.shape[1]
-    ones = np.ones(len(rows), dtype=np.int64)
-    counts = csr_array((ones, (groups[rows], columns)), (int(groups.max()) + 1, classes))
-    counts.sum_duplicates()
-    counts.sort_indices()
-    return counts
-
-
-def _nearest_group(counts: csr_array, sizes: np.ndarray, size: int) -> list[int]:
-    """Return the group of nearest ``size`` that has not all rows of a class, if there is one."""
-    totals = np.asarray(counts.sum(axis=0)).ravel()
-    cells = counts.tocoo()
-    is_spare = sizes < sizes.sum()
-    is_spare[cells.row[cells.data >= totals[cells.col]]] = False
-    spare = np.flatnonzero(is_spare)
-    return [int(spare[np.argmin(np.abs(sizes[spare] - size))])] if len(spare) else []
 
 
 def split_newest(times: np.ndarray, size: int) -> np.ndarray:
@@ -128,47 +129,3 @@ def split_newest(times: np.ndarray, size: int) -> np.ndarray:
     if rows_since.empty or not size:
         return np.zeros(len(times), dtype=bool)
     return np.asarray(times >= (rows_since - size).abs().idxmin())
-
-
-def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return the indices of ``size`` rows in which every label keeps its share, sorted.
-
-    Iterative stratification (Sechidis, Tsoumakas and Vlahavas, On the Stratification of
-    Multi-Label Data, ECML PKDD 2011) into the rows drawn and the others: from the rarest label
-    left, each of its rows goes where more rows of that label are missing, then where more rows
-    are, then by lot. The package ``iterative-stratification`` does not keep the size (20,165 rows
-    where 20,000 of 100,000 are to be drawn) and takes longer (1.1 s against 0.6 s, 50 labels).
-
-    Args:
-        has: Which labels each row has, shape ``(rows, labels)``, of booleans.
-        size: How many rows to draw, at most ``rows``.
-        seed: Decides the order of the rows and the lots.
-    """
-    generator = np.random.default_rng(seed)
-    totals = has.sum(axis=0).astype(np.int64)
-    # of the rows drawn and of the others: how many rows, and how many of each label, are missing
-    missing = np.array([size, len(has) - size])
-    missing_labels = np.outer(missing / len(has), totals)
-    order, lots = generator.permutation(len(has)), generator.random(len(has))
-    members = [order[has[order, label]] for label in range(has.shape[1])]
-    is_left, is_drawn = np.ones(len(has), dtype=bool), np.zeros(len(has), dtype=bool)
-    remaining = totals.copy()
-    while remaining.any():
-        label = int(np.argmin(np.where(remaining > 0, remaining, len(has) + 1)))
-        for row in members[label][is_left[members[label]]]:
-            drawn, other = missing_labels[:, label]
-            if missing.min() <= 0:
-                place = int(missing[0] <= 0)
-            elif drawn != other:
-                place = int(other > drawn)
-            elif missing[0] != missing[1]:
-                place = int(missing[1] > missing[0])
-            else:
-                place = int(lots[row] >= 0.5)
-            is_drawn[row], is_left[row] = place == 0, False
-            missing[place] -= 1
-            missing_labels[place, has[row]] -= 1
-            remaining[has[row]] -= 1
-    unlabelled = order[is_left[order]]
-    is_drawn[unlabelled[: max(0, missing[0])]] = True
-    return np.flatnonzero(is_drawn)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data import correction_files, corrections
-from finetune.data.correction_files import FILE
+from finetune.data import corrections
+from finetune.data.corrections import FILE
 from finetune.data.prediction_columns import DIGEST, USER_COLUMNS, is_predicted
 from finetune.data.row_findings import MOST_SUSPECTS
 from finetune.errors import Finding, UserError
@@ -33,7 +33,7 @@ def of_run(run: Run) -> Path | None:
         where no row is suspected, or the task has no classes.
     """
     table, path = run.predicted_rows, run.path / FILE
-    if path.exists() and correction_files.has_new_labels(path):
+    if path.exists() and corrections.has_new_labels(path):
         return path  # a person's work
     path.unlink(missing_ok=True)
     if not run.kind.has_one_class or not {"text", DIGEST} & {*table.columns}:
@@ -63,12 +63,12 @@ def of_run(run: Run) -> Path | None:
                 "suggested": rows.names[rows.classes[number]],
                 "probability": round(float(rows.summary.confidence[number]), 4),
                 "why": reason,
-                "digest": f"x{row[DIGEST]}" if text is None else correction_files.text_digest(text),
+                "digest": f"x{row[DIGEST]}" if text is None else corrections.text_digest(text),
                 "run": str(run.path),
                 "user": data.iloc[number],
             }
         )
-    return correction_files.write_suspects(path, written, user_columns)
+    return corrections.write_suspects(path, written, user_columns)
 
 
 def refuse_loss(path: Path) -> None:
@@ -80,7 +80,7 @@ def refuse_loss(path: Path) -> None:
     if not path.exists():
         return
     try:
-        problem = "has new labels, which would be lost" * correction_files.has_new_labels(path)
+        problem = "has new labels, which would be lost" * corrections.has_new_labels(path)
     except UserError:
         problem = "is no list of suspects"
     if problem:
@@ -111,8 +111,8 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
         rows = recipe.source[split]
         ids = [row for name, row in reasons if name == split]
         numbers = np.array(ids)
-        prints = correction_files.row_digests(rows, recipe.input_column, numbers)
-        own_columns = correction_files.user_columns(rows)
+        prints = corrections.row_digests(rows.select(numbers), recipe.input_column)
+        own_columns = corrections.user_columns(rows)
         user_columns += [name for name in own_columns if name not in user_columns]
         columns = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
         contents = rows.select_columns(columns).select(numbers)
@@ -134,5 +134,5 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
             )
     path.unlink(missing_ok=True)
     if written:
-        correction_files.write_suspects(path, written, user_columns)
+        corrections.write_suspects(path, written, user_columns)
     return len(written)

@@ -11,8 +11,8 @@ from datasets import DatasetDict
 from finetune.data import ROW, corrections, labels, numbers, requirements, sources, splits
 from finetune.data.comma_list import split_values
 from finetune.data.files_of_splits import parse_split_names
-from finetune.data.plan import Plan
 from finetune.data.read import ReadOptions
+from finetune.data.row_index import Plan
 from finetune.data.sources import Source
 from finetune.runtime import hub
 from finetune.tasks import decision

@@ -65,7 +65,7 @@ def write(
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]
     else:
-        columns[DIGEST] = [value.tobytes().hex() for value in digests.hash_rows(rows, column)]
+        columns[DIGEST] = [value.hex() for value in digests.hash_rows(rows, column).to_pylist()]
     if tokens is not None:
         columns["tokens"] = tokens
     targets = task.targets(rows["label"][:])
