@@ -116,10 +116,12 @@ def _suspects(flags: list[str]) -> Path | None:
         UserError: if it cannot be one.
     """
     for number, flag in enumerate(flags):
-        word, _, value = flag.partition("=")
+        word, has_value, value = flag.partition("=")
         if word == "--suspects":
             del flags[number]
-            path = Path(value or (flags.pop(number) if number < len(flags) else "")).expanduser()
+            if not has_value and number < len(flags):
+                value = flags.pop(number)
+            path = Path(value).expanduser()
             is_file = path.suffix.lower() == ".csv" and not path.is_dir()
             if is_file and path.absolute().parent.is_dir():
                 return path

@@ -30,6 +30,7 @@ def main(words: Sequence[str]) -> int:
     )
     parser.add_trust_recipe()
     arguments = parser.parse_args(words)
+    parser.refuse_launcher()
 
     from finetune.pipeline.compare import compare
 

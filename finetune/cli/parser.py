@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from finetune.cli import console
 from finetune.errors import UserError
 from finetune.runs.run import Run
+from finetune.runtime import distributed
 from finetune.training.retired import option_suggestion
 
 
@@ -49,6 +50,11 @@ class Parser(argparse.ArgumentParser):
             help="import the recipe file and the metric files that the run names, which runs their "
             "code; path and sha256 are shown (default: only installed recipes are imported)",
         )
+
+    def refuse_launcher(self) -> None:
+        """Refuse several processes, which would all write the same files."""
+        if distributed.under_launcher():
+            raise UserError(f"{self.verb} runs in one process: python -m finetune {self.verb} ...")
 
     def error(self, message: str) -> NoReturn:
         """Raise a ``UserError``, for unknown flags with the nearest known ones."""

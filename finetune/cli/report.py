@@ -16,6 +16,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_trust_recipe()
     arguments = parser.parse_args(words)
+    parser.refuse_launcher()
 
     from finetune.cli import console
     from finetune.pipeline.report import report

@@ -84,16 +84,12 @@ def tell(run: Run, progress: Progress, *, profiled: bool) -> None:
         wish.args = (f"the run is finished, but not its report; to write it: {later}",)
         progress(Interrupted(*wish.args))
         raise
-    except UserError as error:
+    except Exception as error:  # whatever it is, the run is finished
+        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and files.is_full(error):
+            reason = f"the disk of {run.path} is full; free some space"
         raise RunError(
-            f"the run is finished and saved, but not its report: {error}; then: {later}"
-        ) from error
-    except OSError as error:
-        if not files.is_full(error):
-            raise
-        raise RunError(
-            f"the disk of {run.path} is full: the run is finished and saved, but not its report. "
-            f"Free some space, then: {later}"
+            f"the run is finished and saved, but not its report: {reason}. To write it: {later}"
         ) from error
     finally:
         progress(Finished(run, profiled, written))

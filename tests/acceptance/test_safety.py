@@ -796,6 +796,7 @@ predict runs/reviews -> INPUT
 predict runs/reviews reviews.csv --text fine -> --text
 compare runs/reviews -> compare
 list extra -> list extra
+check text --suspects= --deep -> --suspects
 T --learning_rte 1 --bf16 maybe --seed=-1 --max_length long --warmup_ratio 0.1 -> \
     --learning_rte | --bf16 | --seed | --max_length | --warmup_ratio
 T --config unknown.yaml --label_column lable --max_length 4096 --output_dir mine -> \
