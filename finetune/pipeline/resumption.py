@@ -118,18 +118,23 @@ def find(
         return _find_path(Path(request).expanduser(), output_dir, verifies=verifies)
     manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
     path, problems = _newest(output_dir, verifies=verifies)
+    is_incomplete = [not (newer / Checkpoint.NAME).exists() for newer in paths]
+    starts_again = path is None and request == "resume" and manifest is not None
+    starts_again &= all(is_incomplete)  # it was killed while it saved for the first time
+    if renames and (path is not None or starts_again):
+        damaged = paths[: paths.index(path)] if path is not None else paths
+        problems = [
+            f"{problem}: renamed to {checkpoint.set_aside(newer, 'damaged').name}"
+            for newer, problem in zip(damaged, problems, strict=True)
+        ]
     if path is not None:
-        if renames:
-            damaged = paths[: paths.index(path)]
-            problems = [
-                f"{problem}: renamed to {checkpoint.set_aside(newer, 'damaged').name}"
-                for newer, problem in zip(damaged, problems, strict=True)
-            ]
         return _continue_from(path, output_dir, manifest, problems)
     if manifest is not None and not paths:
         finished = Resumption(None, output_dir, manifest, manifest.configuration)
         if finished.finished:
             return finished
+    if starts_again:
+        return Resumption(None, output_dir, manifest, notes=problems)
     if request == "resume" and not paths:
         return Resumption(None, output_dir, manifest) if output_dir.exists() else None
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"

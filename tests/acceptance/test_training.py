@@ -970,21 +970,23 @@ def test_without_a_checkpoint_resume_starts_and_last_is_refused(
 
 
 @pytest.mark.contract("D5")
+@pytest.mark.parametrize(("save", "step_before"), [(1, 0), (2, 3)])
 def test_a_kill_between_the_files_of_a_checkpoint_costs_only_that_one(
     command: Commands, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
-    tmp_path: Path,
+    tmp_path: Path, save: int, step_before: int,
 ) -> None:  # fmt: skip
-    """Killed behind the weights of step 6 and before the optimizer; nothing can be cleaned up."""
-    run = tmp_path / "run"
+    """Killed behind the weights and before the optimizer; nothing can be cleaned up."""
+    run, name = tmp_path / "run", f"checkpoint-{3 * save}"
     words = [FAULTY, *flags(**faulty, output_dir=run)]
-    killed = command(*words, env={"FAULT": "save 2,SIGKILL"})
+    killed = command(*words, env={"FAULT": f"save {save},SIGKILL"})
     assert killed.status == -signal.SIGKILL
-    assert checkpoints(run) == ["checkpoint-3", "checkpoint-6"]
-    assert not (run / "checkpoint-6" / "checkpoint.json").exists()
+    assert checkpoints(run) == ["checkpoint-3", "checkpoint-6"][:save]
+    assert not (run / name / "checkpoint.json").exists()
     resumed = train(run, "--resume")
     assert resumed.status == 0, resumed.stderr
-    assert_resumed_from(3, resumed.output)
-    assert "damaged-checkpoint-6" in resumed.output
+    assert f"damaged-{name}" in resumed.output
+    if step_before:
+        assert_resumed_from(step_before, resumed.output)
     assert_identical(run, whole())
     assert checkpoints(run) == checkpoints(whole())
 
