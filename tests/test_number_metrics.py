@@ -13,7 +13,9 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from finetune.statistics import numbers
+from finetune.statistics import metrics
+from finetune.statistics.metrics import METRICS
+from finetune.statistics.scored import ScoredNumbers
 from tests.test_metrics import METRICS_DIR, NUMBERS, README_SECTIONS, load, run_doctest
 
 FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -34,7 +36,11 @@ def expected(name: str, predictions: np.ndarray, references: np.ndarray) -> floa
 
 
 def test_every_metric_of_numbers_has_a_folder_and_an_interval() -> None:
-    assert sorted(FUNCTIONS) == sorted(NUMBERS) == sorted(numbers.METRICS)
+    assert (
+        sorted(FUNCTIONS)
+        == sorted(NUMBERS)
+        == sorted(name for kind, name in METRICS if kind == "numbers")
+    )
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -48,8 +54,9 @@ def test_scores_are_those_of_the_libraries(name: str) -> None:
     assert one == {name: pytest.approx(each[0])}
     assert several == {name: pytest.approx(np.mean(each))}
     assert type(one[name]) is float
-    found = numbers.scores({name: numbers.METRICS[name]}, REFERENCES, PREDICTIONS)[name]
-    assert found.value == pytest.approx(several[name])
+    rows = ScoredNumbers(REFERENCES, PREDICTIONS)
+    estimate = metrics.estimate(rows, {name: METRICS["numbers", name]})[name]
+    assert estimate["value"] == pytest.approx(several[name])
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import sklearn.metrics
 from scipy.special import softmax
 
 import finetune
@@ -17,11 +16,8 @@ from finetune.config.settings import Settings
 from finetune.pipeline import preparation, provenance
 from finetune.pipeline.compare import compare
 from finetune.runtime import lock
-from finetune.statistics import blocks, calibration, classification, intervals, ranking, scored
-from finetune.statistics.blocks import Softmax
-from finetune.statistics.scored import ScoredRows
-from finetune.tasks.single_label import SingleLabel
-from tests.runs import SCORING, write_run
+from finetune.statistics import scored
+from tests.runs import write_run
 
 MANY = tuple(f"class {number}" for number in range(60))
 
@@ -36,68 +32,6 @@ def logits_of(rows: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
     return logits.astype(np.float32), labels
 
 
-# ---- statistics ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("classes", [2, 7])
-def test_statistics_of_blocks_are_those_of_the_whole(
-    classes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logits, labels = logits_of(150, classes)
-    names = [f"class {number}" for number in range(classes)]
-    metrics = SingleLabel(labels=names).counted({**SCORING, "average_precision": {}, "roc_auc": {}})
-    whole = ScoredRows(names, labels, softmax(logits.astype(np.float64), axis=1))
-    expected = classification.of(whole, metrics, ordered=True)
-    other = ScoredRows(names, labels, np.roll(whole.probabilities, 1, axis=1))  # type: ignore[arg-type]
-    monkeypatch.setattr(blocks, "AT_ONCE", 40)
-    lazy = ScoredRows.of_outputs(names, labels, logits)
-    assert isinstance(lazy.probabilities, Softmax)
-    assert str(classification.of(lazy, metrics, ordered=True)) == str(expected)
-    assert str(classification.differences(lazy, other, metrics)) == str(
-        classification.differences(whole, other, metrics)
-    )
-    same = classification.differences(lazy, ScoredRows.of_outputs(names, labels, logits), metrics)
-    assert not np.nan_to_num([each["value"] for each in same.values()]).any()
-
-
-def test_a_sweep_has_the_areas_of_scikit_learn_where_scores_are_equal() -> None:
-    logits, labels = logits_of(300, 5)
-    probabilities = softmax(logits.astype(np.float64), axis=1).round(1)
-    found = ranking.swept(probabilities, labels)
-    assert found.classes[-1] is None
-    for number, area in enumerate(found.classes[:-1]):
-        assert area is not None
-        true, scores = labels == number, probabilities[:, number]
-        assert area.roc.value == pytest.approx(sklearn.metrics.roc_auc_score(true, scores))
-        average = sklearn.metrics.average_precision_score(true, scores)
-        assert area.precision_recall.value == pytest.approx(average)
-
-
-def test_the_temperature_of_blocks_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, labels = logits_of(400, 5)
-    whole = calibration.temperature(3 * logits.astype(np.float64), labels)
-    monkeypatch.setattr(blocks, "AT_ONCE", 30)
-    assert calibration.temperature(3 * logits, labels) == pytest.approx(whole, rel=1e-5)
-
-
-def test_means_and_sums_of_many_rows_have_the_intervals_of_the_bootstrap(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    values = np.random.default_rng(0).exponential(size=4000)
-    groups = np.arange(4000) % 3
-
-    def found() -> list[intervals.Interval]:
-        of_sums = intervals.of_sums(lambda sums: sums[..., 0] / 4000, groups, values, 3)
-        return [intervals.of_mean(values), of_sums]
-
-    drawn = found()
-    monkeypatch.setattr(intervals, "_MOST_DRAWN", 100)
-    for one, other in zip(drawn, found(), strict=True):
-        assert other.value == pytest.approx(one.value)
-        width = one.high - one.low
-        assert (other.low, other.high) == pytest.approx((one.low, one.high), abs=0.1 * width)
-
-
 # ---- a run of many classes -----------------------------------------------------------------------
 
 
@@ -105,12 +39,12 @@ def test_what_is_kept_has_the_same_most_probable_class() -> None:
     logits, _ = logits_of(200, 60)
     logits[0, :2] = [20.0, 20.0 + 2e-6]
     logits[0, 2:] = -90_000.0
-    found = scored.kept(logits)
+    found = scored.to_float16(logits)
     np.testing.assert_array_equal(found.argmax(axis=1), logits.argmax(axis=1))
     np.testing.assert_array_equal(found == 0, logits == logits.max(axis=1, keepdims=True))
-    np.testing.assert_array_equal(scored.kept(found), found)
+    np.testing.assert_array_equal(scored.to_float16(found), found)
     logits[0, 0], logits[1, 1], logits[2, 2] = np.nan, np.inf, -np.inf
-    assert (~np.isfinite(scored.kept(logits)).all(axis=1)).nonzero()[0].tolist() == [0, 1, 2]
+    assert (~np.isfinite(scored.to_float16(logits)).all(axis=1)).nonzero()[0].tolist() == [0, 1, 2]
 
 
 @pytest.fixture(scope="module")

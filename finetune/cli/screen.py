@@ -17,7 +17,7 @@ from finetune.models.cpu import exchange, unpadded
 from finetune.models.cpu import kernels as cpu
 from finetune.pipeline import events, lengths, provenance
 from finetune.recipe import Recipe, TextRecipe, catalog
-from finetune.reporting import course, wording
+from finetune.reporting import wording
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 
@@ -121,8 +121,6 @@ def _end(event: events.Finished) -> None:
         console.targets(found.targets)
     for sentence in wording.unbeaten(found, columns, wording.directions(manifest)):
         console.sentence(f"\n{sentence}")
-    if to_do := course.of(manifest).to_do:
-        console.sentence(f"\n{to_do}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
     console.say(

@@ -15,12 +15,12 @@ from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
 from finetune.errors import UserError
-from finetune.pipeline.events import Noted, Progress, ignore
+from finetune.pipeline.events import Noted, Progress
 from finetune.recipe import Recipe
 from finetune.recipe.scoring import without_counted
 from finetune.runs.run import Run
-from finetune.statistics import baseline as baseline_models
-from finetune.statistics.resampling import Budget
+from finetune.statistics import baselines
+from finetune.statistics.baselines import Source
 from finetune.tasks.assessment import Assessment
 from finetune.tasks.base import Affine
 from finetune.training.manifest import Metrics, Statistics
@@ -57,15 +57,12 @@ def assess(
         )
     task, chosen_on = recipe.kind, assessment_of(recipe, validated)
     temperature = task.temperature(chosen_on.outputs, chosen_on.labels)
-    assessment = assessment_of(recipe, tested, progress)
+    assessment = assessment_of(recipe, tested)
     found = assessment.statistics(temperature)
     if task.calibrates:
         found["calibration"]["temperature"] = temperature
-    metric = str(run.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
-    best = task.threshold(chosen_on.rows, assessment.rows, metric, recipe.known_scoring)
     thresholds = task.thresholds_of(after) if after else None
-    statistics = _statistics(found, assessment)
-    statistics = replace(statistics, threshold=best, thresholds=thresholds)
+    statistics = Statistics(**found, beyond={}, thresholds=thresholds)
     metrics = replace(run.metrics, statistics=statistics)
     metrics.write(run.path)
     run.update(temperature=temperature)
@@ -77,15 +74,12 @@ def assess(
     run.update(baseline_seconds=round(time.perf_counter() - started, 2))
 
 
-def assessment_of(
-    recipe: Recipe, output: PredictionOutput, progress: Progress = ignore
-) -> Assessment:
+def assessment_of(recipe: Recipe, output: PredictionOutput) -> Assessment:
     """Return what computes the statistics of the outputs of a model, not computed yet.
 
     Args:
         recipe: Which scores them.
         output: Outputs and labels of some rows.
-        progress: Is told what takes long.
     """
     scoring = recipe.known_scoring
     return Assessment(
@@ -94,7 +88,6 @@ def assessment_of(
         labels=np.asarray(output.label_ids),
         scoring=scoring,
         compute=without_counted(recipe.compute_metrics, scoring, recipe.kind),
-        budget=Budget(tell=lambda sentence: progress(Noted(sentence))),
     )
 
 
@@ -130,25 +123,13 @@ def assess_again(run: Run) -> None:
         scoring=manifest.scoring,
         compute=without_counted(run.compute_metrics, manifest.scoring, task),
     )
-    statistics = _statistics(assessment.statistics(manifest.temperature), assessment)
+    statistics = Statistics(**assessment.statistics(manifest.temperature), beyond={})
     lacking = " and no temperature" if task.calibrates and not manifest.temperature else ""
     statistics.notes.append(
         "computed from predictions.parquet after the run had ended without statistics: there are "
         f"no baselines{lacking}"
     )
     replace(run.metrics, statistics=statistics).write(run.path)
-
-
-def _statistics(found: dict[str, Any], assessment: Assessment) -> Statistics:
-    statistics = Statistics(**found, beyond={})
-    if own := assessment.own:
-        budget = assessment.budget
-        if own.cut_short:
-            statistics.notes.append(
-                f"the confidence intervals of {', '.join(own.names)} rest on {len(own.drawn):,} "
-                f"resamples of the test rows, what {budget.seconds:g} seconds allow"
-            )
-    return statistics
 
 
 def _with_baselines(
@@ -158,22 +139,22 @@ def _with_baselines(
     statistics = metrics.statistics
     assert statistics is not None
     scores, beyond, notes = {}, {}, list(statistics.notes)
-    outputs = recipe.kind.baselines(
-        recipe.splits,
-        recipe.input_column,
-        recipe.split_seed,
-        run.manifest.data.fingerprint,
+    source = Source(
+        splits=recipe.splits,
+        column=recipe.input_column,
+        seed=recipe.split_seed,
+        fingerprint=run.manifest.data.fingerprint,
         fit=fit,
         note=notes.append,
     )
-    for name, each in outputs:
+    for name, each in recipe.kind.baselines(source):
         try:
             scored = EvalPrediction(predictions=each, label_ids=assessment.labels)
             of_each = recipe.compute_metrics(scored)
             beyond[name] = assessment.beyond(each)
             scores[name] = of_each
         except Exception as error:  # whatever it is, the run is worth what it is without
-            notes.append(baseline_models.failed(name, error))
+            notes.append(baselines.failed(name, error))
     return replace(
         metrics, baseline=scores, statistics=replace(statistics, beyond=beyond, notes=notes)
     )

@@ -16,7 +16,7 @@ from finetune.errors import UserError, counted
 from finetune.recipe.scoring import without_counted
 from finetune.reporting import curves, html, wording
 from finetune.runs.run import Run
-from finetune.statistics.pairs import McNemar
+from finetune.statistics.estimates import McNemar
 from finetune.statistics.scored import Scored
 from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task

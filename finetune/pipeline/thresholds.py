@@ -5,7 +5,7 @@ a training, and folded into the last layer of the model after it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from finetune.tasks.base import Affine, Task
     from finetune.training.trainer import Trainer
-
-#: Is given the outputs of a model, the same after what a task fits on them, and the targets.
-Watch = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
 
 
 def without_place(recipe: Recipe, model: torch.nn.Module) -> str | None:
@@ -44,16 +41,13 @@ def without_place(recipe: Recipe, model: torch.nn.Module) -> str | None:
 
 
 @contextlib.contextmanager
-def in_evaluations(
-    trainer: Trainer, task: Task[Any], watch: Watch = lambda *arrays: None
-) -> Iterator[None]:
+def in_evaluations(trainer: Trainer, task: Task[Any]) -> Iterator[None]:
     """Let evaluations compute metrics of outputs after what the task fits on them, as they are of
     the model that is saved: these choose the best checkpoint, and stop the training early.
 
     Args:
         trainer: Of the training.
         task: Of its labels.
-        watch: Is given the outputs of each evaluation, the same after it, and the targets.
     """
     compute = trainer.compute_metrics
 
@@ -62,7 +56,6 @@ def in_evaluations(
         outputs, targets = map(np.asarray, (found.predictions, found.label_ids))
         after = task.fitted(outputs, targets)
         fitted = after(outputs) if after else outputs
-        watch(outputs, fitted, targets)
         return compute(EvalPrediction(fitted, targets, found.inputs, found.losses))
 
     trainer.compute_metrics = compute and of_fitted

@@ -252,11 +252,11 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared, progress: Progress)
     Raises:
         Stopped: On every process, if a signal asked for it; what is trained is in a checkpoint.
     """
-    from finetune.pipeline import noise, thresholds
+    from finetune.pipeline import thresholds
     from finetune.training.failures import explain_full_disk
 
     started, recipe = time.perf_counter(), prepared.settings.recipe
-    with thresholds.in_evaluations(trainer, recipe.kind, noise.kept(trainer, recipe)):
+    with thresholds.in_evaluations(trainer, recipe.kind):
         trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
     seconds = time.perf_counter() - started
     trainer.require_finite()

@@ -25,7 +25,7 @@ from finetune.runtime.importing import (
     path_below_cwd,
     read_source,
 )
-from finetune.statistics.resampling import MODULE, Scoring
+from finetune.statistics.metrics import MODULE, Scoring
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule

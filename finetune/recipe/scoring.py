@@ -15,8 +15,7 @@ from finetune.errors import Report, UserError, suggestion
 from finetune.recipe import metric_modules
 from finetune.recipe.metric_modules import is_path
 from finetune.runtime.importing import describe_error, path_below_cwd
-from finetune.statistics.directions import DIRECTIONS
-from finetune.statistics.resampling import MODULE, Compute, module_of
+from finetune.statistics.metrics import DIRECTIONS, MODULE, Compute, module_of
 from finetune.tasks.base import OF_LABEL_SETS, Task
 from finetune.tasks.single_label import SingleLabel
 

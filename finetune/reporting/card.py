@@ -14,7 +14,7 @@ from finetune.data import embedded
 from finetune.data.comma_list import split_values
 from finetune.data.encoding import is_pair, separator
 from finetune.models.pretrained import load_tokenizer
-from finetune.reporting import course, facts, wording
+from finetune.reporting import facts, wording
 from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
@@ -152,7 +152,6 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
         + f"({manifest.launch.parallel_mode}, {manifest.launch.precision}); "
         + ", ".join(f"{name} {each}" for name, each in manifest.versions.items())
         + ".",
-        *_course(manifest),
         "",
         "## Limits",
         "",
@@ -164,12 +163,6 @@ def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
     if _base(manifest)[1] is None and not base.startswith(embedded.PREFIX):
         lines.append("The licence of the base model applies; it could not be determined.")
     return "\n".join(lines) + "\n"
-
-
-def _course(manifest: Manifest) -> list[str]:
-    """Return what the curves say of the model, a paragraph; nothing where they say nothing."""
-    told = course.of(manifest)
-    return ["", " ".join([*told.sentences, told.note])] if told.note else []
 
 
 def _truncation(manifest: Manifest) -> list[str]:

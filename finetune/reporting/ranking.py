@@ -10,16 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from finetune.reporting import wording
 from finetune.reporting.figure import (
     COLOURS,
-    GREEN,
     GREY,
-    INK,
-    ORANGE,
     Plot,
     figure_of,
     short,
@@ -58,7 +54,6 @@ def plots(
     predicted: ScoredRows,
     classes: Mapping[str, Mapping[str, Any]],
     positive: int,
-    threshold: Mapping[str, Any] | None,
 ) -> dict[str, Plot | None]:
     """Plot both kinds of curves.
 
@@ -66,7 +61,6 @@ def plots(
         predicted: The test rows.
         classes: The statistics of each class, by name.
         positive: The positive one of two classes.
-        threshold: Of two classes, the best one on the validation rows, if it is known.
 
     Returns:
         By name; None if there are too few rows of each class.
@@ -78,7 +72,7 @@ def plots(
     else:
         chosen = list(np.flatnonzero(enough))
     return {
-        name: _plot(kind, predicted, classes, chosen, threshold) if chosen else None
+        name: _plot(kind, predicted, classes, chosen) if chosen else None
         for name, kind in _KINDS.items()
     }
 
@@ -89,7 +83,6 @@ def _plot(
     predicted: ScoredRows,
     classes: Mapping[str, Mapping[str, Any]],
     chosen: list[int],
-    threshold: Mapping[str, Any] | None,
 ) -> Plot:
     names = predicted.names
     areas = {each: classes[names[each]][kind.area] for each in chosen}
@@ -116,8 +109,6 @@ def _plot(
     elif is_binary:
         share = float((predicted.labels == shown[0]).mean())
         axes.axhline(share, color=GREY, linestyle=":", linewidth=1.5)
-    if is_binary:
-        _mark_thresholds(kind, axes, predicted, shown[0], threshold)
     axes.set(xlim=(-0.01, 1.01), ylim=(0, 1.02))
     titled(axes, title, x=kind.x, y=kind.y)
     figure.legend(loc="outside lower left", ncols=1 if is_binary else 2)
@@ -126,37 +117,13 @@ def _plot(
 
 def _curve(kind: _Kind, predicted: ScoredRows, each: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the curve of a class against the rest, from left to right, of 501 points at most."""
-    true, scores = predicted.labels == each, predicted.column(each)
+    true, scores = predicted.labels == each, predicted.probabilities.column(each)
     if kind.area == "roc_area":
         x, y, _ = roc_curve(true, scores)
     else:
         precision, recall, _ = precision_recall_curve(true, scores, drop_intermediate=True)
         x, y = recall[::-1], precision[::-1]
     return (x, y) if len(x) <= len(_GRID) else (_GRID, np.interp(_GRID, x, y))
-
-
-def _mark_thresholds(
-    kind: _Kind,
-    axes: Axes,
-    predicted: ScoredRows,
-    positive: int,
-    threshold: Mapping[str, Any] | None,
-) -> None:
-    """Mark where the model stands that predicts the more probable class, and where it would."""
-    true = predicted.labels == positive
-    marked = [(0.5, "o", ORANGE, "threshold 0.5")]
-    if threshold is not None:
-        value = threshold["value"]
-        marked.append((value, "D", GREEN, f"best on validation rows: {value:.3f}"))
-    style: Any = {"markeredgecolor": INK, "linestyle": "", "markersize": 7, "zorder": 3}
-    for value, marker, colour, label in marked:
-        chosen = predicted.column(positive) >= value
-        hits, false = (chosen & true).sum(), (chosen & ~true).sum()
-        recall = hits / true.sum()
-        x, y = (recall, hits / max(1, chosen.sum()))
-        if kind.area == "roc_area":
-            x, y = (false / (~true).sum(), recall)
-        axes.plot(x, y, marker=marker, color=colour, label=label, **style)
 
 
 def _alt(
@@ -176,18 +143,3 @@ def _alt(
 
 def _value(interval: Mapping[str, float]) -> str:
     return wording.rounded(interval)[0]
-
-
-def sentence(threshold: Mapping[str, Any]) -> str:
-    """Tell the best threshold on the validation rows, and what it changes on the test rows."""
-    metric, gain = wording.name(threshold["metric"]), threshold["test"]
-    if threshold["validation"] <= threshold["validation_at_half"]:
-        return f"On the validation rows no threshold has a higher {metric} than 0.5."
-    amount, low, high = wording.rounded(gain, signed=True)
-    chance = "; the difference may be chance" if gain["low"] <= 0 <= gain["high"] else ""
-    return (
-        f"Threshold: {metric} on the validation rows is highest, {threshold['validation']:.3f} "
-        f"({threshold['validation_at_half']:.3f} at 0.5), where '{threshold['class']}' is "
-        f"predicted from the probability {threshold['value']:.3f} on. On the test rows that "
-        f"changes {metric} by {amount} (95% CI {low} to {high}){chance}."
-    )

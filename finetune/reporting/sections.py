@@ -12,17 +12,10 @@ import numpy as np
 import pandas as pd
 
 from finetune.data.prediction_columns import THUMBNAIL
-from finetune.reporting import course, curves, html, plots, ranking, residuals, wording
+from finetune.reporting import curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
-from finetune.statistics import (
-    average_precision,
-    calibration,
-    classification,
-    mistakes,
-    multi_label,
-    threshold,
-)
+from finetune.statistics import calibration, class_tables, mistakes
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 from finetune.training.manifest import METRICS, Manifest, Statistics
 
@@ -42,7 +35,6 @@ WORDS = {
     "roc": "ROC curve",
     "precision_recall": "precision-recall curve",
     "reliability": "calibration",
-    "coverage": "accuracy by coverage",
     "length": "accuracy by length",
 }
 
@@ -85,11 +77,7 @@ def training(shown: Shown) -> Section:
     """Show how the training went."""
     history = shown.manifest.history
     learned = curves.learning_curves(history, shown.manifest.best_step)
-    told = course.of(shown.manifest)
-    return Section(
-        {"learning_curves": learned, "speed": curves.speed(history)},
-        {"course": told} if told.sentences else {},
-    )
+    return Section({"learning_curves": learned, "speed": curves.speed(history)})
 
 
 def predictions(shown: Shown) -> Section:
@@ -112,10 +100,10 @@ def targets(shown: Shown) -> Section:
 def classes(shown: Shown) -> Section:
     """Show how well each class is found, and with which it is confused."""
     rows: ScoredRows = shown.rows
-    matrix, found = rows.once(classification.confusion), shown.classes
+    matrix, found = rows.confusion, shown.classes
     figures: dict[str, Plot | None] = {"classes": plots.classes(found)}
     some, confused = found, list[dict[str, Any]]()
-    if len(matrix) <= classification.MOST_CONFUSED:
+    if len(matrix) <= class_tables.MOST_CONFUSED:
         figures = {"confusion": plots.confusion(matrix, rows.names), **figures}
     else:
         confused = _confused(matrix, rows.names)
@@ -149,12 +137,11 @@ def labels(shown: Shown) -> Section:
     that the model is most confident about.
     """
     found, rows = shown.classes, shown.rows
-    order = multi_label.farthest(rows)[:_MISTAKES]
+    order = mistakes.farthest(rows)[:_MISTAKES]
     return Section(
         {"labels": plots.classes(found, "label")},
         {
             "classes": found,
-            "fewest": average_precision.FEWEST_ROWS,
             "thresholds": shown.statistics.thresholds or {},
             "right": f"{rows.right.sum():,} of {len(rows):,}",
             "mistakes": [
@@ -186,27 +173,13 @@ def together(shown: Shown) -> Section:
 
 def probabilities(shown: Shown) -> Section:
     """Show what the probabilities are worth."""
-    rows: ScoredRows = shown.rows
-    statistics = shown.statistics
-    best = statistics.threshold
+    statistics, scoring = shown.statistics, shown.manifest.scoring.values()
+    positive = next((int(each["pos_label"]) for each in scoring if "pos_label" in each), 1)
     figures = {
+        **ranking.plots(shown.rows, shown.classes, positive),
         "reliability": plots.reliability(statistics.calibration or {}),
-        "coverage": plots.coverage(statistics.coverage or [], statistics.rows),
-        **ranking.plots(
-            rows,
-            shown.classes,
-            threshold.positive_class(shown.manifest.scoring),
-            best,
-        ),
     }
-    order = ("roc", "precision_recall", "reliability", "coverage")
-    return Section(
-        {name: figures[name] for name in order if name in figures},
-        {
-            "calibration": _of_calibration(statistics),
-            "threshold": ranking.sentence(best) if best else "",
-        },
-    )
+    return Section(figures, {"calibration": _of_calibration(statistics)})
 
 
 def length(shown: Shown) -> Section:
@@ -272,17 +245,18 @@ def _of_calibration(statistics: Statistics) -> str:
     found = statistics.calibration
     if found is None:
         return ""
-    error = wording.interval(found["interval"])
     said = (
-        f"The expected calibration error, the mean gap between confidence and accuracy, is {error}."
+        "The expected calibration error, the mean gap between confidence and accuracy, is "
+        f"{found['expected_calibration_error']:.3f}; of a calibrated model it is below "
+        f"{found['calibrated']:.3f} on 95 of 100 sets of as many rows."
     )
     if "temperature" not in found:
         return said
     if (hot := found["temperature"]) is None:
         return (
             f"{said} No temperature mends these probabilities: the one fitted on the validation "
-            f"rows ran to an end of its range ({calibration.COLDEST:g} to "
-            f"{calibration.HOTTEST:g})."
+            f"rows ran to an end of its range ({calibration.LOWEST:g} to "
+            f"{calibration.HIGHEST:g})."
         )
     if "after" not in found:
         return (

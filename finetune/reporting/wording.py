@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from finetune.statistics.directions import DIRECTIONS
+from finetune.statistics.metrics import DIRECTIONS
 from finetune.training.manifest import Manifest, Statistics
 
 _WORDS = {
@@ -80,12 +80,12 @@ def rounded(
 
 
 def interval(found: Mapping[str, float], signed: bool = False) -> str:
-    """Return a figure with its 95% confidence interval, in the digits that they are worth; the
-    figure alone where the interval has no width, as that of a single row.
-    """
+    """Return a figure with its 95% confidence interval, in the digits that they are worth."""
     value, low, high = rounded(found, signed)
-    if found["low"] == found["high"] or math.isnan(found["low"]):
+    if math.isnan(found["value"]):
         return value
+    if math.isnan(found["low"]):
+        return f"{value}, too few rows for an interval"
     return f"{value}, 95% CI {low} to {high}"
 
 

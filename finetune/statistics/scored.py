@@ -1,26 +1,29 @@
-"""The predictions of a run as arrays, which is what every statistic is computed from."""
+"""The predictions of a run as arrays, from which every statistic is computed."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 import pandas as pd
-from scipy.special import logit
 
 from finetune.data.prediction_columns import LABEL, MOST_PROBABLE, probability_of
-from finetune.statistics import blocks
-from finetune.statistics.blocks import Probabilities, Summary
+from finetune.statistics import ranking
+from finetune.statistics.estimates import group_members, group_rows, leave_out
+from finetune.statistics.probabilities import Probabilities, log_odds, slices
 
+Kind = Literal["classes", "labels", "numbers"]
 _LOWEST, _SMALLEST = np.finfo(np.float16).min, np.finfo(np.float16).smallest_subnormal
-_Remembered = TypeVar("_Remembered")
+#: The tallies of a class of :attr:`ScoredRows.tallies`.
+RIGHT, TRUE, PREDICTED, OFF, OFF_SQUARED = range(5)
 
 
 class Scored(Protocol):
-    """Rows with their labels and what a model put out for them."""
+    """Rows with their labels and the outputs of a model for them."""
+
+    kind: ClassVar[Kind]
 
     @property
     def labels(self) -> np.ndarray:
@@ -28,186 +31,183 @@ class Scored(Protocol):
 
     @property
     def outputs(self) -> np.ndarray:
-        """What metrics take as ``predictions``, shape ``(rows, number of outputs)``."""
+        """What metrics take as ``predictions``, shape ``(rows, outputs)``."""
+
+    @property
+    def groups(self) -> np.ndarray:
+        """The group of each row in the jackknife, shape ``(rows,)``."""
 
     def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredRows:
-    """Rows with their true class, shape ``(rows,)``, and the probability of every class, shape
-    ``(rows, classes)``, float64; the names of the classes are in the order of their numbers.
-    """
-
-    names: list[str]
+class _Rows:
     labels: np.ndarray
-    probabilities: Probabilities
-    _logits: np.ndarray | None = None
-    _memory: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
-
-    @classmethod
-    def of_table(cls, table: pd.DataFrame, names: list[str]) -> ScoredRows:
-        """Return those in the table of ``predictions.parquet``, which has every class."""
-        columns = [probability_of(name) for name in names]
-        return cls(names, numbers_in(table, LABEL, names), table[columns].to_numpy(np.float64))
-
-    @classmethod
-    def of_outputs(
-        cls, names: list[str], labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
-    ) -> ScoredRows:
-        """Return those of logits, shape ``(rows, classes)``, whatever their precision."""
-        logits = outputs if temperature == 1 else None
-        return cls(names, labels, blocks.softmax(outputs, temperature), logits)
 
     @functools.cached_property
-    def summary(self) -> Summary:
-        """What most statistics take of the probabilities of each row."""
-        return Summary.of(self.probabilities, self.labels)
-
-    @property
-    def classes(self) -> np.ndarray:
-        """Return the most probable class of each row, shape ``(rows,)``."""
-        return self.summary.classes
-
-    @property
-    def right(self) -> np.ndarray:
-        """Whether the most probable class of each row is its own, shape ``(rows,)``."""
-        return self.summary.right
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """The logits; where there are none, the logarithms of the probabilities, which are some."""
-        if self._logits is not None:
-            return self._logits
-        assert isinstance(self.probabilities, np.ndarray)
-        outputs: np.ndarray = np.log(np.maximum(self.probabilities, np.finfo(np.float64).tiny))
-        return outputs
-
-    @property
-    def one_vs_rest(self) -> OneVsRest:
-        """Each class as a label of its own; of two classes, the second alone."""
-        return OneVsRest(self, int(len(self.names) == 2))
-
-    def column(self, number: int) -> np.ndarray:
-        """Return the probability of one class, shape ``(rows,)``."""
-        return blocks.column(self.probabilities, number)
-
-    def once(self, compute: Callable[[ScoredRows], _Remembered]) -> _Remembered:
-        """Return what a function computes of these rows, which it does once."""
-        if compute not in self._memory:
-            self._memory[compute] = compute(self)
-        found: _Remembered = self._memory[compute]
-        return found
+    def groups(self) -> np.ndarray:
+        """The group of each row in the jackknife, shape ``(rows,)``."""
+        return group_rows(len(self.labels))
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
 @dataclass(frozen=True, eq=False)
-class OneVsRest:
-    """The classes of rows from ``start`` on, each as a label that some rows have."""
+class Summary:
+    """What statistics need of the probabilities of each row; all of shape ``(rows,)``.
 
-    rows: ScoredRows
-    start: int
-
-    @property
-    def names(self) -> list[str]:
-        """Those of the labels."""
-        return self.rows.names[self.start :]
-
-    @property
-    def supports(self) -> np.ndarray:
-        """How many rows have each label, shape ``(labels,)``."""
-        return np.bincount(self.rows.labels, minlength=len(self.rows.names))[self.start :]
-
-    def columns(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the probabilities of each label, and which rows have it; shape ``(rows,)``."""
-        every = blocks.columns(self.rows.probabilities, self.start)
-        for number, scores in enumerate(every, start=self.start):
-            yield scores, self.rows.labels == number
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-def numbers_in(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
-    """Return the numbers of the classes that a column of a table names, shape ``(rows,)``."""
-    number = {name: index for index, name in enumerate(names)}
-    return table[column].map(number).to_numpy(dtype=np.int64)
-
-
-def kept(outputs: np.ndarray) -> np.ndarray:
-    """Return logits as a file of them keeps them: float16, the highest of each row 0.
-
-    Differences between logits are what probabilities depend on, and near 0 float16 is fine: no
-    other class becomes the most probable one.
-
-    Args:
-        outputs: Shape ``(rows, classes)``.
-    """
-    found = np.empty(outputs.shape, dtype=np.float16)
-    for some in blocks.slices(*outputs.shape):
-        block = outputs[some].astype(np.float64)
-        with np.errstate(invalid="ignore"):  # what is not finite stays so, and is refused later
-            block -= block.max(axis=1, keepdims=True)
-        inside = (block < 0) & np.isfinite(block)
-        # what would round to 0 and is not: two classes would be the most probable ones
-        found[some] = np.where(inside, np.clip(block, _LOWEST, -_SMALLEST), block)
-    return found
-
-
-def most_probable(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the most probable classes of each row in their order, and their probabilities, both
-    of shape ``(rows, MOST_PROBABLE)``.
-    """
-    shape = (len(rows), MOST_PROBABLE)
-    classes, probabilities = np.empty(shape, dtype=np.int64), np.empty(shape)
-    for some, block in blocks.rows(rows.probabilities):
-        left, every = block.copy(), np.arange(len(block))
-        for place in range(MOST_PROBABLE):
-            best = left.argmax(axis=1)  # the first of several, as everywhere
-            classes[some, place], probabilities[some, place] = best, block[every, best]
-            left[every, best] = -1
-    return classes, probabilities
-
-
-@dataclass(frozen=True)
-class ScoredNumbers:
-    """Rows with the numbers that are their label and those that were predicted: one each, shape
-    ``(rows,)``, or several, shape ``(rows, targets)``.
+    Attributes:
+        classes: The most probable class.
+        confidence: Its probability.
+        of_label: The probability of the true class.
+        squares: The sum of the squares of all probabilities.
+        above: How many classes are more probable than the true one.
+        ties: How many are as probable, the true one among them.
     """
 
-    labels: np.ndarray
-    values: np.ndarray
-
-    @property
-    def targets(self) -> np.ndarray:
-        """The labels, shape ``(rows, targets)``, float64."""
-        return self.labels.reshape(len(self), -1).astype(np.float64)
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """What was predicted, shape ``(rows, targets)``."""
-        return self.values.reshape(len(self), -1)
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    classes: np.ndarray
+    confidence: np.ndarray
+    of_label: np.ndarray
+    squares: np.ndarray
+    above: np.ndarray
+    ties: np.ndarray
 
 
-@dataclass(frozen=True)
-class ScoredLabels:
-    """Rows with the labels that they have, of booleans, and the probability of each label, float64,
-    both of shape ``(rows, labels)``; ``names`` are those of the labels in their order.
+def _summarize(block: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, ...]:
+    places, classes = np.arange(len(block)), block.argmax(axis=1)
+    of_label = block[places, labels]
+    return (
+        classes,
+        block[places, classes],
+        of_label,
+        (block**2).sum(axis=1),
+        (block > of_label[:, None]).sum(axis=1),
+        (block == of_label[:, None]).sum(axis=1),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRows(_Rows):
+    """Rows of one class each.
+
+    Attributes:
+        labels: The true class of each row, shape ``(rows,)``.
+        names: Of the classes, in the order of their numbers.
+        probabilities: Of every class, shape ``(rows, classes)``.
     """
 
     names: list[str]
-    labels: np.ndarray
-    probabilities: np.ndarray
+    probabilities: Probabilities
+    kind: ClassVar[Kind] = "classes"
+
+    @classmethod
+    def from_table(cls, table: pd.DataFrame, names: list[str]) -> ScoredRows:
+        """Return those of the table of ``predictions.parquet``, if it has every class."""
+        columns = table[[probability_of(name) for name in names]].to_numpy(np.float64)
+        return cls(class_numbers(table, LABEL, names), names, Probabilities(columns))
+
+    @classmethod
+    def from_outputs(
+        cls, names: list[str], labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
+    ) -> ScoredRows:
+        """Return those of logits, shape ``(rows, classes)``, of any precision."""
+        return cls(labels, names, Probabilities(outputs, "softmax", temperature))
 
     @property
+    def outputs(self) -> np.ndarray:
+        """The logits; of a table the logarithms of the probabilities."""
+        return self.probabilities.logits
+
+    @functools.cached_property
+    def summary(self) -> Summary:
+        """What most statistics need, computed in one pass over the probabilities."""
+        blocks = self.probabilities.row_blocks()
+        parts = [_summarize(block, self.labels[chosen]) for chosen, block in blocks]
+        return Summary(*map(np.concatenate, zip(*parts, strict=True)))
+
+    @property
+    def classes(self) -> np.ndarray:
+        """The most probable class of each row, shape ``(rows,)``."""
+        return self.summary.classes
+
+    @property
+    def right(self) -> np.ndarray:
+        """Whether that is the true class, shape ``(rows,)``."""
+        right: np.ndarray = self.classes == self.labels
+        return right
+
+    @functools.cached_property
+    def confusion(self) -> np.ndarray:
+        """Counts of true by predicted class, shape ``(classes, classes)``."""
+        count = len(self.names)
+        cells = np.bincount(self.labels * count + self.classes, minlength=count**2)
+        return cells.reshape(count, count)
+
+    @functools.cached_property
+    def tallies(self) -> np.ndarray:
+        """Sums by class over all rows, then without each group, ``(1 + groups, 5, classes)``: rows
+        of the class that are right, rows of the class, rows predicted to be of it; then over the
+        rows of the class how far off the predictions are, and that squared.
+
+        Most metrics depend on a confusion matrix through these alone.
+        """
+        groups, classes, off = self.groups, len(self.names), np.abs(self.labels - self.classes)
+        count = int(groups.max(initial=-1)) + 1
+
+        def sums(by: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+            return np.bincount(groups * classes + by, weights, count * classes)
+
+        tallies = [
+            sums(self.labels, self.right),
+            sums(self.labels),
+            sums(self.classes),
+            sums(self.labels, off),
+            sums(self.labels, off.astype(np.float64) ** 2),
+        ]
+        by_group = np.stack([values.reshape(count, classes) for values in tallies], axis=1)
+        return leave_out(by_group.astype(np.float64))
+
+    @functools.cached_property
+    def areas(self) -> tuple[np.ndarray, np.ndarray]:
+        """The replicates of each class against the rest: of the area under the ROC curve, and of
+        the average precision; both ``(1 + groups, classes)``, NaN where a class has no row or all.
+        """
+        return ranking.area_replicates(self.probabilities, self.labels, self.groups)
+
+    @property
+    def supports(self) -> np.ndarray:
+        """The rows of each class, shape ``(classes,)``."""
+        return np.bincount(self.labels, minlength=len(self.names))
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredLabels(_Rows):
+    """Rows of any number of labels.
+
+    Attributes:
+        labels: Which labels each row has, of booleans, shape ``(rows, labels)``.
+        names: Of the labels in their order.
+        probabilities: Of each label, of the same shape.
+    """
+
+    names: list[str]
+    probabilities: Probabilities
+    kind: ClassVar[Kind] = "labels"
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """The logits; of a table the log-odds of the probabilities."""
+        if self.probabilities.function is None:
+            return log_odds(self.probabilities.values)
+        return self.probabilities.values
+
+    @functools.cached_property
     def decided(self) -> np.ndarray:
         """Which labels each row is given, shape ``(rows, labels)``: those above one half."""
-        decided: np.ndarray = self.probabilities > 0.5
+        decided = np.empty(self.labels.shape, dtype=bool)
+        for chosen, block in self.probabilities.row_blocks():
+            decided[chosen] = block > 0.5
         return decided
 
     @property
@@ -216,21 +216,82 @@ class ScoredLabels:
         right: np.ndarray = (self.decided == self.labels).all(axis=1)
         return right
 
+    @functools.cached_property
+    def tallies(self) -> np.ndarray:
+        """Sums by label over all rows, then without each group, ``(1 + groups, 3, labels)``: rows
+        that have the label and are given it, that have it, that are given it.
+        """
+        members, (rows, labels) = group_members(self.groups), self.labels.shape
+        tallies = np.empty((members.shape[0], 3, labels))
+        for chosen in slices(labels, rows):
+            has, given = self.labels[:, chosen], self.decided[:, chosen]
+            for place, entries in enumerate((has & given, has, given)):
+                tallies[:, place, chosen] = members @ entries.astype(np.float64)
+        return leave_out(tallies)
+
+    @functools.cached_property
+    def areas(self) -> tuple[np.ndarray, np.ndarray]:
+        """The replicates of each label; see :attr:`ScoredRows.areas`."""
+        return ranking.area_replicates(self.probabilities, self.labels, self.groups)
+
     @property
     def supports(self) -> np.ndarray:
-        """How many rows have each label, shape ``(labels,)``."""
+        """The rows that have each label, shape ``(labels,)``."""
         return np.asarray(self.labels.sum(axis=0))
 
-    def columns(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the probabilities of each label, and which rows have it; shape ``(rows,)``."""
-        return zip(self.probabilities.T, self.labels.T, strict=True)
+
+@dataclass(frozen=True, eq=False)
+class ScoredNumbers(_Rows):
+    """Rows with the numbers that are their label and those predicted, ``(rows,)`` or ``(rows,
+    targets)``.
+    """
+
+    values: np.ndarray
+    kind: ClassVar[Kind] = "numbers"
+
+    @property
+    def targets(self) -> np.ndarray:
+        """The labels, shape ``(rows, targets)``, float64."""
+        return self.labels.reshape(len(self), -1).astype(np.float64)
 
     @property
     def outputs(self) -> np.ndarray:
-        """The log-odds of the probabilities, which are logits."""
-        inside = np.clip(self.probabilities, np.finfo(np.float64).tiny, 1 - np.finfo(float).epsneg)
-        outputs: np.ndarray = logit(inside)
-        return outputs
+        """The predictions, shape ``(rows, targets)``."""
+        return self.values.reshape(len(self), -1)
 
-    def __len__(self) -> int:
-        return len(self.labels)
+
+def class_numbers(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
+    """Return the numbers of the classes that a column of a table names, shape ``(rows,)``."""
+    number = {name: index for index, name in enumerate(names)}
+    return table[column].map(number).to_numpy(dtype=np.int64)
+
+
+def to_float16(outputs: np.ndarray) -> np.ndarray:
+    """Return logits, ``(rows, classes)``, as float16, shifted so that the highest of a row is 0.
+
+    Probabilities depend on differences of logits alone, and near 0 float16 is fine: no other class
+    becomes the most probable one.
+    """
+    stored = np.empty(outputs.shape, dtype=np.float16)
+    for chosen in slices(*outputs.shape):
+        block = outputs[chosen].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # what is not finite stays so, and is refused later
+            block -= block.max(axis=1, keepdims=True)
+        is_inside = (block < 0) & np.isfinite(block)
+        # what would round to 0 and is not: two classes would be the most probable ones
+        stored[chosen] = np.where(is_inside, np.clip(block, _LOWEST, -_SMALLEST), block)
+    return stored
+
+
+def most_probable(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most probable classes of each row in their order, and their probabilities, both
+    of shape ``(rows, MOST_PROBABLE)``.
+    """
+    shape = (len(rows), MOST_PROBABLE)
+    classes, probabilities = np.empty(shape, dtype=np.int64), np.empty(shape)
+    for chosen, block in rows.probabilities.row_blocks():
+        # stable: the first of several that are as probable, as everywhere
+        order = np.argsort(-block, axis=1, kind="stable")[:, :MOST_PROBABLE]
+        classes[chosen] = order
+        probabilities[chosen] = np.take_along_axis(block, order, axis=1)
+    return classes, probabilities

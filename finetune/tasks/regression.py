@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +11,15 @@ import numpy as np
 from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.data.targets import values as label_values
 from finetune.errors import UserError
-from finetune.statistics import groups, number_baseline, numbers, resampling
-from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics import baselines
+from finetune.statistics.baselines import Source
+from finetune.statistics.metrics import (
+    METRICS,
+    Metrics,
+    describe_gaps,
+    describe_outliers,
+    estimate,
+)
 from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks import number_losses
 from finetune.tasks.base import Task, Tell
@@ -20,7 +27,7 @@ from finetune.tasks.base import Task, Tell
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset
 
     from finetune.errors import Report
 
@@ -42,6 +49,7 @@ class Regression(Task[ScoredNumbers]):
     name = "regression"
     sections = ("predictions", "targets", "training")
     problem_type = "regression"
+    label_kind = "numbers"
     label_word = "targets"
     in_columns = True
     are_named = False
@@ -219,52 +227,21 @@ class Regression(Task[ScoredNumbers]):
 
     def unsuited(self, name: str, module: str) -> str:
         """Return it of metrics of classes, which would round the numbers."""
-        if module in numbers.METRICS or module.endswith(".py"):  # the user's own
+        if ("numbers", module) in METRICS or module.endswith(".py"):  # the user's own
             return ""
-        return (
-            "a metric of classes, and the labels are numbers (expected "
-            f"{', '.join(numbers.METRICS)})"
-        )
-
-    def counted(self, scoring: Scoring) -> Metrics:
-        found = {name: resampling.module_of(name, each) for name, each in scoring.items()}
-        return {
-            name: numbers.METRICS[module]
-            for name, (module, arguments) in found.items()
-            if module in numbers.METRICS and not arguments
-        }
-
-    def in_groups(self, rows: ScoredNumbers, metric: Any) -> np.ndarray | None:
-        found = numbers.mean(numbers.estimates(metric, rows.targets, rows.outputs))
-        return groups.of_mean(len(rows) * found.value - (len(rows) - 1) * found.without)
-
-    def scores(self, rows: ScoredNumbers, counted: Metrics) -> dict[str, Any]:
-        found = numbers.scores(counted, rows.targets, rows.outputs)
-        return {name: asdict(each) for name, each in found.items()}
+        expected = ", ".join(metric for kind, metric in METRICS if kind == "numbers")
+        return f"a metric of classes, and the labels are numbers (expected {expected})"
 
     def statistics(
-        self, rows: ScoredNumbers, counted: Metrics, temperature: float | None
+        self, rows: ScoredNumbers, metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {"rows": len(rows), "metrics": self.scores(rows, counted)}
-        found["notes"] = numbers.remarks(counted, rows.targets, rows.outputs, self.labels)
-        if self.labels:
-            each = numbers.of_targets(counted, rows.targets, rows.outputs)
-            found["targets"] = {
-                name: {metric: asdict(interval) for metric, interval in scores.items()}
-                for name, scores in zip(self.labels, each, strict=True)
-            }
-        return found
-
-    def beyond(
-        self, rows: ScoredNumbers, baseline: ScoredNumbers, counted: Metrics
-    ) -> dict[str, Any]:
-        return self.differences(baseline, rows, counted)
-
-    def differences(
-        self, first: ScoredNumbers, second: ScoredNumbers, counted: Metrics
-    ) -> dict[str, Any]:
-        found = numbers.differences(counted, first.targets, first.outputs, second.outputs)
-        return {name: asdict(each) for name, each in found.items()}
+        scores = estimate(rows, metrics)
+        notes = describe_gaps(rows, metrics, scores) + describe_outliers(rows, metrics)
+        targets = {
+            name: estimate(ScoredNumbers(rows.targets[:, number], rows.outputs[:, number]), metrics)
+            for number, name in enumerate(self.labels)
+        }
+        return {"rows": len(rows), "metrics": scores, "targets": targets or None, "notes": notes}
 
     def apart(self, rows: Sequence[ScoredNumbers]) -> np.ndarray:
         unit = np.array(self.deviation) if self.deviation else 1.0
@@ -273,23 +250,5 @@ class Regression(Task[ScoredNumbers]):
         apart = np.flatnonzero(widest > 0)
         return apart[np.argsort(-widest[apart], kind="stable")]
 
-    def baselines(
-        self,
-        splits: DatasetDict,
-        input_column: str,
-        seed: int,
-        fingerprint: str,
-        *,
-        fit: bool,
-        note: Tell,
-    ) -> Iterator[tuple[str, np.ndarray]]:
-        targets = self.targets(label_values(splits["train"]))
-        return number_baseline.of_numbers(
-            splits,
-            input_column,
-            seed,
-            fingerprint,
-            targets.reshape(len(targets), -1),
-            fit=fit,
-            note=note,
-        )
+    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
+        return baselines.of_numbers(source)

@@ -20,28 +20,19 @@ from finetune.data.prediction_columns import (
     of_rank,
     probability_of,
 )
-from finetune.statistics import (
-    baseline,
-    calibration,
-    classification,
-    counts,
-    pairs,
-    ranking,
-    resampling,
-    scored,
-    threshold,
-)
-from finetune.statistics.blocks import Softmax
-from finetune.statistics.pairs import McNemar
-from finetune.statistics.resampling import Metrics, Scoring
+from finetune.statistics import baselines, calibration, class_tables, scored
+from finetune.statistics.baselines import Source
+from finetune.statistics.estimates import McNemar, mcnemar
+from finetune.statistics.metrics import Metrics, describe_gaps, estimate, with_standard
+from finetune.statistics.probabilities import Probabilities
 from finetune.statistics.scored import ScoredRows
 from finetune.tasks import losses, weights
-from finetune.tasks.base import OF_AN_ORDER, OF_LABEL_SETS, RowLoss, Task, Tell
+from finetune.tasks.base import OF_AN_ORDER, OF_LABEL_SETS, RowLoss, Task
 from finetune.tasks.decision import FEWEST_ORDERED
 
 if TYPE_CHECKING:
     import pandas as pd
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset
 
     from finetune.errors import Report
     from finetune.training.loss import GlobalLoss
@@ -60,6 +51,7 @@ class SingleLabel(Task[ScoredRows]):
     name = "single_label"
     sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
     problem_type = "single_label_classification"
+    label_kind = "classes"
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
     unweighted = {"focal": losses.cross_entropy}
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
@@ -95,7 +87,7 @@ class SingleLabel(Task[ScoredRows]):
         return np.asarray(np.argmax(outputs, axis=-1))
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return Softmax(outputs).rows(slice(None))
+        return Probabilities(outputs, "softmax").rows()
 
     def made_up(self) -> tuple[np.ndarray, np.ndarray]:
         classes = np.arange(len(self.labels))
@@ -116,13 +108,13 @@ class SingleLabel(Task[ScoredRows]):
     def scored(
         self, labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
     ) -> ScoredRows:
-        return ScoredRows.of_outputs(self.labels, labels, outputs, temperature)
+        return ScoredRows.from_outputs(self.labels, labels, outputs, temperature)
 
     def scored_in(self, table: pd.DataFrame) -> ScoredRows:
-        return ScoredRows.of_table(table, self.labels)
+        return ScoredRows.from_table(table, self.labels)
 
     def kept(self, outputs: np.ndarray) -> np.ndarray | None:
-        return scored.kept(outputs) if len(self.labels) > MOST_COLUMNS else None
+        return scored.to_float16(outputs) if len(self.labels) > MOST_COLUMNS else None
 
     def needs_kept(self, table: pd.DataFrame) -> bool:
         many = len(self.labels) > MOST_COLUMNS
@@ -132,7 +124,8 @@ class SingleLabel(Task[ScoredRows]):
         rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
         if len(names) <= MOST_COLUMNS:
             of_classes = {
-                probability_of(name): rows.column(index) for index, name in enumerate(names)
+                probability_of(name): rows.probabilities.column(index)
+                for index, name in enumerate(names)
             }
             return {LABEL: names[rows.labels], PREDICTION: names[rows.classes], **of_classes}
         classes, found = scored.most_probable(rows)
@@ -151,7 +144,7 @@ class SingleLabel(Task[ScoredRows]):
         return [LABEL, PROBABILITY, *(map(probability_of, self.labels) if every else ())]
 
     def predicted(self, outputs: np.ndarray, temperature: float, *, every: bool) -> list[Any]:
-        found = Softmax(outputs, temperature).rows(slice(None))
+        found = Probabilities(outputs, "softmax", temperature).rows()
         best = [self.labels[index] for index in found.argmax(axis=1)]
         return [best, found.max(axis=1), *(found.T if every else ())]
 
@@ -182,39 +175,29 @@ class SingleLabel(Task[ScoredRows]):
             "names; images: ordered_labels = True in a recipe of your own"
         )
 
-    def counted(self, scoring: Scoring) -> Metrics:
-        return {**resampling.of_counts(scoring), **ranking.of_scoring(scoring)}
-
-    def in_groups(self, rows: ScoredRows, metric: Any) -> np.ndarray | None:
-        if isinstance(metric, ranking.Ranked):
-            return None
-        return counts.in_groups(metric, rows.labels, rows.classes, len(self.labels))
-
-    def scores(self, rows: ScoredRows, counted: Metrics) -> dict[str, Any]:
-        return classification.scores(rows, counted)
-
     def statistics(
-        self, rows: ScoredRows, counted: Metrics, temperature: float | None
+        self, rows: ScoredRows, metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        found = classification.of(rows, counted, ordered=self.is_ordered)
+        scores = estimate(rows, with_standard("classes", metrics))
+        matrix, confidence = rows.confusion, calibration.describe_calibration(rows)
         if temperature is not None:
-            found["calibration"]["temperature"] = temperature
+            confidence["temperature"] = temperature
         if temperature not in (None, 1.0):
-            mended = ScoredRows.of_outputs(rows.names, rows.labels, rows.outputs, temperature)
-            found["calibration"]["after"] = classification.calibrated(mended)
-        return found
-
-    def beyond(self, rows: ScoredRows, baseline: ScoredRows, counted: Metrics) -> dict[str, Any]:
-        return classification.beyond(baseline, rows, counted)
-
-    def differences(
-        self, first: ScoredRows, second: ScoredRows, counted: Metrics
-    ) -> dict[str, Any]:
-        return classification.differences(first, second, counted)
+            mended = self.scored(rows.labels, rows.outputs, temperature)
+            confidence["after"] = calibration.describe_calibration(mended)
+        return {
+            "rows": len(rows),
+            "metrics": scores,
+            "classes": class_tables.describe_classes(rows),
+            "confusion": matrix.tolist() if len(matrix) <= class_tables.MOST_CONFUSED else None,
+            "top_k": class_tables.describe_top_k(rows),
+            "calibration": confidence,
+            "ordered": class_tables.describe_order(rows) if self.is_ordered else None,
+            "notes": describe_gaps(rows, metrics, scores),
+        }
 
     def tests(self, rows: Sequence[ScoredRows]) -> list[McNemar]:
-        labels, said = rows[0].labels, [each.classes for each in rows]
-        return [pairs.mcnemar(labels, said[0], other) for other in said[1:]]
+        return [mcnemar(rows[0].right, other.right) for other in rows[1:]]
 
     def apart(self, rows: Sequence[ScoredRows]) -> np.ndarray:
         said = [each.classes for each in rows]
@@ -223,34 +206,7 @@ class SingleLabel(Task[ScoredRows]):
         return apart[np.argsort(-sure[apart], kind="stable")]
 
     def temperature(self, outputs: np.ndarray, labels: np.ndarray) -> float | None:
-        return calibration.temperature(outputs, labels)
+        return calibration.fit_temperature(outputs, labels)
 
-    def threshold(
-        self, validated: ScoredRows, tested: ScoredRows, metric: str, scoring: Scoring
-    ) -> dict[str, Any] | None:
-        """Return it if there are two classes and the metric is one that a threshold weighs:
-        precision alone is best where hardly anything is predicted, recall where everything is.
-        """
-        if len(self.labels) != 2 or metric not in scoring:
-            return None
-        module, arguments = resampling.module_of(metric, scoring[metric])
-        counted = counts.metric(module, arguments)
-        if counted is None or module in ("precision", "recall"):
-            return None
-        positive = threshold.positive_class(scoring)
-        return threshold.chosen(metric, counted, validated, tested, positive)
-
-    def baselines(
-        self,
-        splits: DatasetDict,
-        input_column: str,
-        seed: int,
-        fingerprint: str,
-        *,
-        fit: bool,
-        note: Tell,
-    ) -> Iterator[tuple[str, np.ndarray]]:
-        found = baseline.of_classes(
-            splits, input_column, seed, fingerprint, len(self.labels), fit=fit, note=note
-        )
-        yield from found.items()
+    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
+        return baselines.of_classes(source, len(self.labels))

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 from finetune.errors import UserError
-from finetune.statistics.directions import DIRECTIONS
+from finetune.statistics.metrics import DIRECTIONS
 from finetune.training.arguments import REFUSED, ArgumentValues, FinetuneArguments, resolve_values
 from finetune.training.option_types import find_type_mistake
 from finetune.training.resolution import BATCH_SIZES

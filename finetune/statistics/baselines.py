@@ -1,0 +1,236 @@
+"""What a model has to beat: the most frequent class or the mean, and a bag of words with a linear
+model, or with naive Bayes where there are many classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import sklearn
+from datasets import Column, DatasetDict, Value
+from scipy.special import logit
+
+from finetune.data import targets
+from finetune.runtime import hub
+from finetune.runtime.files import replacing
+from finetune.statistics.probabilities import slices
+
+#: More rows take scikit-learn longer than the training of the model itself.
+MOST_ROWS = 100_000
+#: Terms times classes, and rows times classes: L-BFGS holds some 25 numbers for each weight, and
+#: one for each row and class.
+MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
+#: Of more classes logistic regression would have to leave out rows, and would still take a minute:
+#: naive Bayes counts, with these terms times classes.
+MOST_OF_REGRESSION, MOST_COUNTS = 200, 20_000_000
+#: Outputs that are cached; more would fill a disk.
+_MOST_CACHED = 50_000_000
+_CACHE_VERSION = 3  # increment when the same rows should yield other outputs
+_BATCH = 1000  # texts
+Note = Callable[[str], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What baselines are fitted on.
+
+    Attributes:
+        splits: Raw; ``train``, ``test`` and, for thresholds, ``validation``.
+        column: Of the texts or images; only texts have a bag of words.
+        seed: Draws the rows to fit on where there are too many.
+        fingerprint: Of the splits: what was fitted on them before is read from a cache.
+        fit: Whether to have a bag of words.
+        note: Called with a sentence if it fails.
+    """
+
+    splits: DatasetDict
+    column: str
+    seed: int
+    fingerprint: str
+    fit: bool
+    note: Note
+
+
+def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name of each baseline, and the logarithms of its probabilities for the classes of
+    the test rows, shape ``(rows, classes)``.
+    """
+    labels = np.asarray(source.splits["train"]["label"][:])
+    shares = np.bincount(labels, minlength=classes) / len(labels)
+    yield "majority class", np.broadcast_to(_logs(shares), (len(source.splits["test"]), classes))
+    name = "naive Bayes" if classes > MOST_OF_REGRESSION else "logistic regression"
+
+    def fit(terms: Terms) -> np.ndarray:
+        predict = classifier(terms.train, labels[terms.rows], classes)
+        shape = terms.test.shape[0], classes
+        outputs = np.empty(shape, np.float32 if np.prod(shape) > _MOST_CACHED else np.float64)
+        for chosen in slices(*shape):
+            outputs[chosen] = _logs(predict(terms.test[chosen]))
+        return outputs
+
+    yield from _bag_of_words(source, name, ["test"], bounds(classes), fit)
+
+
+def of_labels(source: Source) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name of each baseline, and its logits for each label of the rows of validation,
+    which thresholds are fitted on, then of test, shape ``(rows, labels)``.
+    """
+    train = source.splits["train"]
+    has = targets.indicators(train["label"][:], len(targets.class_names(train)))
+    rows, count = sum(len(source.splits[name]) for name in ("validation", "test")), has.shape[1]
+    yield "prevalence", _logits(np.tile(has.mean(axis=0), (rows, 1)))
+
+    def fit(terms: Terms) -> np.ndarray:
+        columns = []
+        for label in has[terms.rows].T:
+            predict = classifier(terms.train, label.astype(np.int64), 2)
+            columns.append(predict(terms.test)[:, 1].round(6))
+        return _logits(np.stack(columns, axis=1))
+
+    bound = min(MOST_ROWS, MOST_SCORES // count), MOST_WEIGHTS // count
+    yield from _bag_of_words(source, "logistic regression", ["validation", "test"], bound, fit)
+
+
+def of_numbers(source: Source) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name of each baseline, and its numbers for the test rows, ``(rows, targets)``."""
+    train, rows = source.splits["train"], len(source.splits["test"])
+    labels = np.asarray(targets.values(train), dtype=np.float32).reshape(len(train), -1)
+    mean, spread = labels.mean(axis=0, dtype=np.float64), labels.astype(np.float64).std(axis=0)
+    yield "mean", np.tile(mean, (rows, 1))
+
+    def fit(terms: Terms) -> np.ndarray:
+        from sklearn.linear_model import Ridge
+
+        model = Ridge(alpha=1.0).fit(terms.train, ((labels - mean) / spread)[terms.rows])
+        return np.asarray(model.predict(terms.test).reshape(rows, -1) * spread + mean)
+
+    bound = MOST_ROWS, MOST_WEIGHTS // labels.shape[1]
+    yield from _bag_of_words(source, "ridge regression", ["test"], bound, fit)
+
+
+def bounds(classes: int) -> tuple[int, int]:
+    """Return how many rows and terms a bag of words of classes has at most."""
+    if classes > MOST_OF_REGRESSION:
+        return MOST_ROWS, MOST_COUNTS // classes
+    columns = classes if classes > 2 else 1
+    return min(MOST_ROWS, MOST_SCORES // columns), MOST_WEIGHTS // columns
+
+
+def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], np.ndarray]:
+    """Return what predicts probabilities, shape ``(rows, classes)``, from terms: logistic
+    regression, C = 10; of more than :data:`MOST_OF_REGRESSION` classes complement naive Bayes
+    (Rennie et al., 2003), which ranks classes well, but is sure of none; or the only class.
+
+    Args:
+        terms: Of the rows to fit on, a sparse matrix, shape ``(rows, terms)``.
+        labels: Their classes, shape ``(rows,)``.
+        classes: How many there are; those without a row have the probability 0.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.naive_bayes import ComplementNB
+
+    present, model = np.unique(labels), None
+    if len(present) > 1 and classes > MOST_OF_REGRESSION:
+        model = ComplementNB()
+        for chosen in slices(len(labels), classes):  # it makes a number of each row and class
+            model.partial_fit(terms[chosen], labels[chosen], present)
+    elif len(present) > 1:
+        model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
+
+    def predict(others: Any) -> np.ndarray:
+        probabilities = np.zeros((others.shape[0], classes))
+        probabilities[:, present] = 1 if model is None else model.predict_proba(others)
+        return probabilities
+
+    return predict
+
+
+@dataclass(frozen=True)
+class Terms:
+    """One- and two-word terms of texts by sublinear TF-IDF, sparse matrices: of the training rows
+    to fit on, their ``rows``, and of those to predict.
+    """
+
+    train: Any
+    test: Any
+    rows: np.ndarray
+
+
+def _bag_of_words(
+    source: Source,
+    model: str,
+    splits: Sequence[str],
+    bound: tuple[int, int],
+    fit: Callable[[Terms], np.ndarray],
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and the outputs for some splits, unless there are no words."""
+    train, texts = source.splits["train"], [source.splits[name][source.column] for name in splits]
+    if not (source.fit and isinstance(train.features[source.column], Value)):
+        return
+    limit = f" ({bound[0]:,} rows)" if len(train) > bound[0] else ""
+    key = f"{model} {source.fingerprint} {sklearn.__version__} {source.seed} {bound}"
+    name = hashlib.sha256(f"{key} {_CACHE_VERSION}".encode()).hexdigest()[:16]
+    path = hub.caches()["datasets"] / "finetune-baselines" / f"{name}.npy"
+    try:
+        outputs = None
+        with contextlib.suppress(OSError, ValueError):  # missing or damaged
+            outputs = np.load(path, allow_pickle=False)
+        if outputs is None or len(outputs) != sum(map(len, texts)):
+            terms = _terms(train[source.column], texts, source.seed, *bound)
+            if terms is None:
+                return
+            outputs = fit(terms)
+            with contextlib.suppress(OSError):  # a cache that is only read
+                if outputs.size <= _MOST_CACHED:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with replacing(path) as new, new.open("wb") as file:
+                        np.save(file, outputs, allow_pickle=False)
+    except Exception as error:  # whatever it is, the run is worth what it is without
+        source.note(failed(f"TF-IDF + {model}", error))
+        return
+    yield f"TF-IDF + {model}{limit}", outputs
+
+
+def _terms(
+    train: Column, others: Sequence[Column], seed: int, most_rows: int, most_terms: int
+) -> Terms | None:
+    """Return the most frequent terms of texts; None if they hold no words of two letters."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    rows = np.random.default_rng(seed).permutation(len(train))[:most_rows]
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most_terms)
+    try:
+        terms = vectorizer.fit_transform(train[rows.tolist()])
+    except ValueError as error:
+        if "empty vocabulary" not in str(error):
+            raise
+        return None
+    # a batch at a time: a column reads whole
+    texts = (
+        text
+        for column in others
+        for start in range(0, len(column), _BATCH)
+        for text in column[start : start + _BATCH]
+    )
+    return Terms(terms, vectorizer.transform(texts), rows)
+
+
+def failed(name: str, error: Exception) -> str:
+    """Return the sentence that says why there is no baseline of that name."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"no baseline '{name}': {type(error).__name__}: {first}"
+
+
+def _logs(probabilities: np.ndarray) -> np.ndarray:
+    """Return logarithms, rounded and finite."""
+    logs: np.ndarray = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+    return logs.round(6)
+
+
+def _logits(probabilities: np.ndarray) -> np.ndarray:
+    return np.asarray(logit(np.clip(probabilities, 1e-7, 1 - 1e-7)), dtype=np.float32)
