@@ -231,16 +231,23 @@ def of_baseline(rows: int, classes: int, train_rows: int) -> Measured:
     import sklearn.feature_extraction.text
     import sklearn.linear_model
     import sklearn.naive_bayes  # noqa: F401
+    from datasets import Dataset, DatasetDict
 
-    from finetune.statistics import baseline
+    from finetune.runtime import hub
+    from finetune.statistics.baselines import Source, of_classes
 
-    train, test = labels_of(train_rows, classes, 1), labels_of(rows, classes)
-    texts, others = texts_of(train, 1), texts_of(test)
-    before, started = peak_memory(), _now()
-    bounds = baseline.bounds(classes)
-    fitted = baseline.bag_of_words(texts, train, others, 42, *bounds, classes=classes)
-    seconds = _now() - started
-    return {"s": _shown(seconds), "MiB": peak_memory() - before, "bounded": ", ".join(fitted[1])}
+    splits = DatasetDict()
+    for split, count, seed in (("train", train_rows, 1), ("test", rows, 0)):
+        labels = labels_of(count, classes, seed)
+        columns = {"text": [*texts_of(labels, seed)], "label": labels}
+        splits[split] = Dataset.from_dict(columns)
+    with tempfile.TemporaryDirectory() as name:
+        hub.caches = lambda: {"datasets": Path(name)}  # type: ignore[assignment]
+        source = Source(splits=splits, column="text", seed=42, fingerprint="", fit=True, note=print)
+        before, started = peak_memory(), _now()
+        names = [name for name, _ in of_classes(source, classes)]
+        seconds = _now() - started
+    return {"s": _shown(seconds), "MiB": peak_memory() - before, "name": names[-1]}
 
 
 class Free:

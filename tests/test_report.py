@@ -679,7 +679,7 @@ def test_the_worst_slice_is_the_one_that_is_worst() -> None:
     found = mistakes.worst_slices(
         ScoredRows(labels, ["a", "b"], Probabilities(probabilities)), table, 10
     )
-    assert (found[0].name, found[0].rows, found[0].lower) == ("source = web", 50, True)
-    assert found[0].accuracy.value == 0.5
+    assert (found[0]["name"], found[0]["rows"], found[0]["lower"]) == ("source = web", 50, True)
+    assert found[0]["accuracy"]["value"] == 0.5
     assert found[1].name == "0 to 98 tokens"
     assert not any(each.name.startswith("number") for each in found)

@@ -5,7 +5,7 @@ gives them; each draws its plots and says what its template shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from finetune.data.prediction_columns import THUMBNAIL
 from finetune.reporting import curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
-from finetune.statistics import calibration, class_tables, mistakes
+from finetune.statistics import calibration, mistakes
+from finetune.statistics.metrics import MOST_CONFUSED
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 from finetune.training.manifest import METRICS, Manifest, Statistics
 
@@ -103,7 +104,7 @@ def classes(shown: Shown) -> Section:
     matrix, found = rows.confusion, shown.classes
     figures: dict[str, Plot | None] = {"classes": plots.classes(found)}
     some, confused = found, list[dict[str, Any]]()
-    if len(matrix) <= class_tables.MOST_CONFUSED:
+    if len(matrix) <= MOST_CONFUSED:
         figures = {"confusion": plots.confusion(matrix, rows.names), **figures}
     else:
         confused = _confused(matrix, rows.names)
@@ -195,7 +196,7 @@ def length(shown: Shown) -> Section:
 def slices(shown: Shown) -> Section:
     """Show where the accuracy is lowest."""
     worst = mistakes.worst_slices(shown.rows, shown.table, _SLICES)
-    return Section(content={"slices": [asdict(each) for each in worst]} if worst else {})
+    return Section(content={"slices": worst} if worst else {})
 
 
 def mistaken(shown: Shown) -> Section:

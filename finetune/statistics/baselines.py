@@ -32,28 +32,18 @@ MOST_OF_REGRESSION, MOST_COUNTS = 200, 20_000_000
 _MOST_CACHED = 50_000_000
 _CACHE_VERSION = 3  # increment when the same rows should yield other outputs
 _BATCH = 1000  # texts
-Note = Callable[[str], object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What baselines are fitted on.
+    """What baselines are fitted on."""
 
-    Attributes:
-        splits: Raw; ``train``, ``test`` and, for thresholds, ``validation``.
-        column: Of the texts or images; only texts have a bag of words.
-        seed: Draws the rows to fit on where there are too many.
-        fingerprint: Of the splits: what was fitted on them before is read from a cache.
-        fit: Whether to have a bag of words.
-        note: Called with a sentence if it fails.
-    """
-
-    splits: DatasetDict
-    column: str
-    seed: int
-    fingerprint: str
-    fit: bool
-    note: Note
+    splits: DatasetDict  # raw: train, test and, for thresholds, validation
+    column: str  # of the texts or images; only texts have a bag of words
+    seed: int  # draws the rows to fit on where there are too many
+    fingerprint: str  # of the splits: what was fitted on them before is read from a cache
+    fit: bool  # whether to have a bag of words
+    note: Callable[[str], object]  # called with a sentence if it fails
 
 
 def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]:
@@ -65,12 +55,12 @@ def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]
     yield "majority class", np.broadcast_to(_logs(shares), (len(source.splits["test"]), classes))
     name = "naive Bayes" if classes > MOST_OF_REGRESSION else "logistic regression"
 
-    def fit(terms: Terms) -> np.ndarray:
-        predict = classifier(terms.train, labels[terms.rows], classes)
-        shape = terms.test.shape[0], classes
+    def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
+        predict = classifier(train, labels[rows], classes)
+        shape = test.shape[0], classes
         outputs = np.empty(shape, np.float32 if np.prod(shape) > _MOST_CACHED else np.float64)
         for chosen in slices(*shape):
-            outputs[chosen] = _logs(predict(terms.test[chosen]))
+            outputs[chosen] = _logs(predict(test[chosen]))
         return outputs
 
     yield from _bag_of_words(source, name, ["test"], bounds(classes), fit)
@@ -82,32 +72,32 @@ def of_labels(source: Source) -> Iterator[tuple[str, np.ndarray]]:
     """
     train = source.splits["train"]
     has = targets.indicators(train["label"][:], len(targets.class_names(train)))
-    rows, count = sum(len(source.splits[name]) for name in ("validation", "test")), has.shape[1]
-    yield "prevalence", _logits(np.tile(has.mean(axis=0), (rows, 1)))
+    shape = sum(len(source.splits[name]) for name in ("validation", "test")), has.shape[1]
+    yield "prevalence", np.broadcast_to(_logits(has.mean(axis=0)), shape)
 
-    def fit(terms: Terms) -> np.ndarray:
-        columns = []
-        for label in has[terms.rows].T:
-            predict = classifier(terms.train, label.astype(np.int64), 2)
-            columns.append(predict(terms.test)[:, 1].round(6))
-        return _logits(np.stack(columns, axis=1))
+    def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
+        logits = np.empty(shape, np.float32)
+        for number, label in enumerate(has[rows].T):
+            predict = classifier(train, label.astype(np.int64), 2)
+            logits[:, number] = _logits(predict(test)[:, 1].round(6))
+        return logits
 
-    bound = min(MOST_ROWS, MOST_SCORES // count), MOST_WEIGHTS // count
+    bound = min(MOST_ROWS, MOST_SCORES // shape[1]), MOST_WEIGHTS // shape[1]
     yield from _bag_of_words(source, "logistic regression", ["validation", "test"], bound, fit)
 
 
 def of_numbers(source: Source) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name of each baseline, and its numbers for the test rows, ``(rows, targets)``."""
-    train, rows = source.splits["train"], len(source.splits["test"])
+    train = source.splits["train"]
     labels = np.asarray(targets.values(train), dtype=np.float32).reshape(len(train), -1)
     mean, spread = labels.mean(axis=0, dtype=np.float64), labels.astype(np.float64).std(axis=0)
-    yield "mean", np.tile(mean, (rows, 1))
+    yield "mean", np.tile(mean, (len(source.splits["test"]), 1))
 
-    def fit(terms: Terms) -> np.ndarray:
+    def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
         from sklearn.linear_model import Ridge
 
-        model = Ridge(alpha=1.0).fit(terms.train, ((labels - mean) / spread)[terms.rows])
-        return np.asarray(model.predict(terms.test).reshape(rows, -1) * spread + mean)
+        model = Ridge(alpha=1.0).fit(train, ((labels - mean) / spread)[rows])
+        return np.asarray(model.predict(test).reshape(test.shape[0], -1) * spread + mean)
 
     bound = MOST_ROWS, MOST_WEIGHTS // labels.shape[1]
     yield from _bag_of_words(source, "ridge regression", ["test"], bound, fit)
@@ -137,7 +127,9 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     present, model = np.unique(labels), None
     if len(present) > 1 and classes > MOST_OF_REGRESSION:
         model = ComplementNB()
-        for chosen in slices(len(labels), classes):  # it makes a number of each row and class
+        step = max(1, MOST_SCORES // classes)  # it makes a number of each row and class
+        for start in range(0, len(labels), step):
+            chosen = slice(start, start + step)
             model.partial_fit(terms[chosen], labels[chosen], present)
     elif len(present) > 1:
         model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
@@ -150,41 +142,34 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     return predict
 
 
-@dataclass(frozen=True)
-class Terms:
-    """One- and two-word terms of texts by sublinear TF-IDF, sparse matrices: of the training rows
-    to fit on, their ``rows``, and of those to predict.
-    """
-
-    train: Any
-    test: Any
-    rows: np.ndarray
-
-
 def _bag_of_words(
     source: Source,
     model: str,
     splits: Sequence[str],
     bound: tuple[int, int],
-    fit: Callable[[Terms], np.ndarray],
+    fit: Callable[[Any, Any, np.ndarray], np.ndarray],
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name and the outputs for some splits, unless there are no words."""
+    """Yield the name and the outputs for some splits, unless there are no words.
+
+    ``fit`` is called with sparse matrices of one- and two-word terms by sublinear TF-IDF, of the
+    rows to fit on and those to predict, and with the numbers of the rows to fit on.
+    """
     train, texts = source.splits["train"], [source.splits[name][source.column] for name in splits]
     if not (source.fit and isinstance(train.features[source.column], Value)):
         return
     limit = f" ({bound[0]:,} rows)" if len(train) > bound[0] else ""
-    key = f"{model} {source.fingerprint} {sklearn.__version__} {source.seed} {bound}"
+    key = f"{model} {splits} {source.fingerprint} {sklearn.__version__} {source.seed} {bound}"
     name = hashlib.sha256(f"{key} {_CACHE_VERSION}".encode()).hexdigest()[:16]
     path = hub.caches()["datasets"] / "finetune-baselines" / f"{name}.npy"
     try:
         outputs = None
-        with contextlib.suppress(OSError, ValueError):  # missing or damaged
+        with contextlib.suppress(OSError, ValueError, EOFError):  # missing or damaged
             outputs = np.load(path, allow_pickle=False)
         if outputs is None or len(outputs) != sum(map(len, texts)):
             terms = _terms(train[source.column], texts, source.seed, *bound)
             if terms is None:
                 return
-            outputs = fit(terms)
+            outputs = fit(*terms)
             with contextlib.suppress(OSError):  # a cache that is only read
                 if outputs.size <= _MOST_CACHED:
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +183,7 @@ def _bag_of_words(
 
 def _terms(
     train: Column, others: Sequence[Column], seed: int, most_rows: int, most_terms: int
-) -> Terms | None:
+) -> tuple[Any, Any, np.ndarray] | None:
     """Return the most frequent terms of texts; None if they hold no words of two letters."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -217,7 +202,7 @@ def _terms(
         for start in range(0, len(column), _BATCH)
         for text in column[start : start + _BATCH]
     )
-    return Terms(terms, vectorizer.transform(texts), rows)
+    return terms, vectorizer.transform(texts), rows
 
 
 def failed(name: str, error: Exception) -> str:

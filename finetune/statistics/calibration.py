@@ -69,22 +69,26 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
     return temperature if gain > chi2.ppf(0.95, 1) else 1.0
 
 
-def fit_threshold(probabilities: np.ndarray, has: np.ndarray) -> float:
+def fit_threshold(probabilities: Probabilities, has: np.ndarray) -> float:
     """Return the probability above which giving a label is best for F1 over all entries.
 
     It lies half-way between two probabilities that occur; one half if no entry is positive.
 
     Args:
-        probabilities: Any shape.
+        probabilities: Shape ``(rows, labels)``.
         has: Whether the label is there, of the same shape.
     """
-    order = np.argsort(-probabilities, axis=None, kind="stable")
-    ranked, hits = probabilities.ravel()[order], has.ravel()[order]
-    if not hits.any():
+    blocks = probabilities.row_blocks()
+    positives = np.sort(np.concatenate([block[has[chosen]] for chosen, block in blocks]))
+    if not len(positives):
         return 0.5
-    given = np.arange(1, len(ranked) + 1)
-    f1 = 2 * np.cumsum(hits) / (given + hits.sum())
-    f1[:-1][ranked[:-1] == ranked[1:]] = -1  # no threshold lies between equal ones
-    best = int(np.argmax(f1))
-    below = ranked[best + 1] if best + 1 < len(ranked) else 0.0
-    return float((ranked[best] + below) / 2)
+    levels, first = np.unique(positives, return_index=True)  # the best cut is below one of these
+    lower, given = np.zeros(len(levels)), np.zeros(len(levels), dtype=np.int64)
+    for _, block in probabilities.row_blocks():
+        entries = np.sort(block, axis=None)
+        below = np.searchsorted(entries, levels)
+        given += len(entries) - below
+        lower = np.maximum(lower, np.where(below > 0, entries[below - 1], 0.0))
+    f1 = 2 * (len(positives) - first) / (given + len(positives))
+    best = len(f1) - 1 - int(np.argmax(f1[::-1]))  # the highest of several
+    return float((levels[best] + lower[best]) / 2)

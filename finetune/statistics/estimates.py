@@ -1,12 +1,9 @@
 """Values with 95% confidence intervals: what other test rows of the same kind might have given.
 
-The standard error of any metric comes from a jackknife that leaves out one of 64 random groups of
-rows at a time (Wolter, Introduction to Variance Estimation, 2007, chapter 4). The groups depend on
-the number of rows alone, so the difference of two models on the same rows is paired. The intervals
-say nothing of another training: another seed gives another model.
-
-A metric is an array of *replicates*, shape ``(1 + groups,)``: its value on all rows, then its value
-without each group.
+The standard error of any metric comes from a jackknife that leaves out one of 64 or more random
+groups of rows at a time (Wolter, Introduction to Variance Estimation, 2007, chapter 4). The groups
+depend on the number of rows alone, so the difference of two models on the same rows is paired. A
+metric is an array of *replicates*, ``(1 + groups,)``: its value on all rows, then without each group.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array
 from scipy.stats import binomtest, norm, t
 
 LEVEL, GROUPS = 0.95, 64
@@ -29,7 +25,6 @@ FEWEST_ROWS = 10
 #: Rows that two models predict differently, below which all may favour one of them by chance.
 FEWEST_DIFFERENT = 6
 _UPPER = (1 + LEVEL) / 2
-_TINY = 1e-9
 Function = Callable[..., Any]
 
 
@@ -44,10 +39,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of a metric, and a transformation after which its error is about symmetric.
-
-    Without a transformation the interval of a value between two finite ends is Wilson's.
-    """
+    """The range of a metric, and a transformation after which its error is about symmetric."""
 
     lowest: float
     highest: float
@@ -72,12 +64,6 @@ def group_rows(rows: int) -> np.ndarray:
     """Return the number of the group of each row, shape ``(rows,)``."""
     count = min(rows, MOST_GROUPS, max(GROUPS, _MOST_CELLS // max(1, rows)))
     return np.random.default_rng(0).permutation(rows) % max(1, count)
-
-
-def group_members(groups: np.ndarray) -> csr_array:
-    """Return the matrix that sums rows by group, shape ``(groups, rows)``."""
-    rows, count = len(groups), int(groups.max(initial=-1)) + 1
-    return csr_array((np.ones(rows), (groups, np.arange(rows))), (count, rows))
 
 
 def leave_out(sums: np.ndarray) -> np.ndarray:
@@ -119,10 +105,9 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
     """Return the value with its interval.
 
     Of a value between two ends, like a share, that is Wilson's interval at the effective sample
-    size, the number of independent rows for which the standard error is that of the jackknife.
-    It has a width where every row is right. Its middle is free of the bias that, for example, the
-    macro F1 of many classes with few rows has. Of other values it is symmetric on their scale, by
-    Student's t.
+    size, the number of independent rows for which the standard error is that of the jackknife: it
+    has a width where every row is right. Its middle is free of the bias that the macro F1 of many
+    classes has. Of other values it is symmetric on their scale, by Student's t.
 
     Args:
         replicates: Shape ``(1 + groups,)``; NaN where the metric is not defined.
@@ -130,7 +115,7 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
         rows: The most that the effective sample size may be.
     """
     value, error, quantile = float(replicates[0]), _error(replicates), _quantile(replicates, rows)
-    if not np.isfinite(replicates).all():
+    if rows < 1 or not np.isfinite(replicates).all():
         return Estimate(value)
     if scale.forward is None and math.isfinite(scale.lowest + scale.highest):
         width = scale.highest - scale.lowest
@@ -156,8 +141,6 @@ def difference(
     first: np.ndarray, second: np.ndarray, scale: Scale, rows: int, different: int | None = None
 ) -> Estimate:
     """Return how much higher the second of two models is on the same rows.
-
-    What is hard for both models does not widen the interval.
 
     Args:
         first: The replicates of the first model, shape ``(1 + groups,)``.

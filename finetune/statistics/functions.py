@@ -12,16 +12,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from finetune.statistics.estimates import replicate, replicate_mean
-from finetune.statistics.scored import (
-    OFF,
-    OFF_SQUARED,
-    PREDICTED,
-    RIGHT,
-    TRUE,
-    ScoredLabels,
-    ScoredNumbers,
-    ScoredRows,
-)
+from finetune.statistics.scored import ScoredLabels, ScoredNumbers, ScoredRows
 
 #: Of a spread below that of rounding there is none.
 _ROUNDING = 1e-12
@@ -43,25 +34,17 @@ def right(rows: ScoredRows | ScoredLabels) -> np.ndarray:
 # ---- one class a row -----------------------------------------------------------------------------
 
 
-def _precision(sums: np.ndarray) -> np.ndarray:
-    return divide(sums[:, RIGHT], sums[:, PREDICTED])
-
-
-def _recall(sums: np.ndarray) -> np.ndarray:
-    return divide(sums[:, RIGHT], sums[:, TRUE])
-
-
-def _f1(sums: np.ndarray) -> np.ndarray:
-    return divide(2 * sums[:, RIGHT], sums[:, TRUE] + sums[:, PREDICTED])
-
-
-#: From tallies, shape ``(1 + groups, 5, classes)``, to the score of each class.
-_BY_CLASS = {"precision": _precision, "recall": _recall, "f1": _f1}
+def _by_class(name: str, rows: ScoredRows) -> np.ndarray:
+    """Return precision, recall or F1 of each class, shape ``(1 + groups, classes)``."""
+    right, true, predicted, *_ = rows.tallies
+    if name == "f1":
+        return divide(2 * right, true + predicted)
+    return divide(right, predicted if name == "precision" else true)
 
 
 def of_class(name: str, number: int) -> Function:
     """Return the function of precision, recall or F1 of one class."""
-    return lambda rows: _BY_CLASS[name](rows.tallies)[:, number]
+    return lambda rows: _by_class(name, rows)[:, number]
 
 
 def macro(name: str) -> Function:
@@ -70,8 +53,8 @@ def macro(name: str) -> Function:
     """
 
     def function(rows: ScoredRows) -> np.ndarray:
-        scores = _BY_CLASS[name](rows.tallies)
-        occurs = rows.tallies[:, TRUE] + rows.tallies[:, PREDICTED] > 0
+        scores, (_, true, predicted, *_) = _by_class(name, rows), rows.tallies
+        occurs = true + predicted > 0
         return np.asarray(np.where(occurs, scores, scores[0])[:, occurs[0]].mean(axis=1))
 
     return function
@@ -81,39 +64,39 @@ def weighted(name: str) -> Function:
     """Return that of their mean over the classes, weighted by the rows of each."""
 
     def function(rows: ScoredRows) -> np.ndarray:
-        true = rows.tallies[:, TRUE]
-        return divide((_BY_CLASS[name](rows.tallies) * true).sum(axis=1), true.sum(axis=1))
+        true = rows.tallies[1]
+        return divide((_by_class(name, rows) * true).sum(axis=1), true.sum(axis=1))
 
     return function
 
 
 def matthews_correlation(rows: ScoredRows) -> np.ndarray:
     """Return the correlation of true and predicted class (Gorodkin, Comput. Biol. Chem., 2004)."""
-    true, predicted = rows.tallies[:, TRUE], rows.tallies[:, PREDICTED]
+    right, true, predicted, *_ = rows.tallies
     count = true.sum(axis=1)
-    together = rows.tallies[:, RIGHT].sum(axis=1) * count - (true * predicted).sum(axis=1)
+    together = right.sum(axis=1) * count - (true * predicted).sum(axis=1)
     square = (count**2 - (predicted**2).sum(axis=1)) * (count**2 - (true**2).sum(axis=1))
     return divide(together, np.sqrt(square))
 
 
 def mean_absolute_error(rows: ScoredRows) -> np.ndarray:
     """Return how many classes a prediction is off on average."""
-    return divide(rows.tallies[:, OFF].sum(axis=1), rows.tallies[:, TRUE].sum(axis=1))
+    _, true, _, off, _ = rows.tallies
+    return divide(off.sum(axis=1), true.sum(axis=1))
 
 
 def quadratic_kappa(rows: ScoredRows) -> np.ndarray:
     """Return the agreement beyond chance, mistakes weighted by their squared distance (Cohen,
     Psychological Bulletin 70, 1968); NaN where all rows are of one class and predicted to be.
     """
-    true, predicted = rows.tallies[:, TRUE], rows.tallies[:, PREDICTED]
+    _, true, predicted, _, off_squared = rows.tallies
     place, count = np.arange(true.shape[1]), true.sum(axis=1)
     # the sum of true_i predicted_j (i - j)^2 over all pairs, multiplied out
     squares = (true * place**2).sum(axis=1) + (predicted * place**2).sum(axis=1)
     products = (true * place).sum(axis=1) * (predicted * place).sum(axis=1)
     by_chance = squares - 2 * divide(products, count)
-    observed = rows.tallies[:, OFF_SQUARED].sum(axis=1)
     is_undefined = by_chance <= 1e-9 * squares  # a rounding above zero, or none
-    kappa = 1 - observed / np.where(is_undefined, 1, by_chance)
+    kappa = 1 - off_squared.sum(axis=1) / np.where(is_undefined, 1, by_chance)
     return np.asarray(np.where(is_undefined, np.nan, kappa))
 
 
@@ -130,22 +113,18 @@ def brier_score(rows: ScoredRows) -> np.ndarray:
     return replicate_mean(rows.summary.squares - 2 * rows.summary.of_label + 1, rows.groups)
 
 
-def mean_roc_area(rows: ScoredRows) -> np.ndarray:
-    """Return the mean of :attr:`ScoredRows.areas` under the ROC curve over the classes that have
-    one; of two classes, that of the second.
+def mean_area(place: int) -> Function:
+    """Return the function of the mean of an area, by its place in :attr:`Scored.areas`, over the
+    classes that have one; of two classes that of the second.
     """
-    return _mean_area(rows, rows.areas[0])
 
+    def function(rows: ScoredRows | ScoredLabels) -> np.ndarray:
+        areas = rows.areas[place]
+        first = int(rows.kind == "classes" and areas.shape[1] == 2)
+        defined = areas[:, first:][:, ~np.isnan(areas[0, first:])]
+        return defined.mean(axis=1) if defined.size else np.full(len(areas), np.nan)
 
-def mean_precision(rows: ScoredRows | ScoredLabels) -> np.ndarray:
-    """Return the same mean of the average precision."""
-    return _mean_area(rows, rows.areas[1])
-
-
-def _mean_area(rows: ScoredRows | ScoredLabels, areas: np.ndarray) -> np.ndarray:
-    first = int(rows.kind == "classes" and areas.shape[1] == 2)
-    defined = areas[:, first:][:, ~np.isnan(areas[0, first:])]
-    return defined.mean(axis=1) if defined.size else np.full(len(areas), np.nan)
+    return function
 
 
 # ---- any number of labels a row ------------------------------------------------------------------
@@ -153,13 +132,13 @@ def _mean_area(rows: ScoredRows | ScoredLabels, areas: np.ndarray) -> np.ndarray
 
 def f1_of_entries(rows: ScoredLabels) -> np.ndarray:
     """Return the F1 over all rows and labels."""
-    both, has, given = np.moveaxis(rows.tallies.sum(axis=2), 1, 0)
+    both, has, given = (sums.sum(axis=1) for sums in rows.tallies)
     return divide(2 * both, has + given)
 
 
 def f1_of_labels(rows: ScoredLabels) -> np.ndarray:
     """Return the mean F1 of the labels."""
-    both, has, given = np.moveaxis(rows.tallies, 1, 0)
+    both, has, given = rows.tallies
     return np.asarray(divide(2 * both, has + given).mean(axis=1))
 
 
@@ -200,24 +179,9 @@ def over_targets(function: NumberFunction) -> Function:
     return replicates
 
 
-def absolute_error(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the mean distance from the true number."""
-    return np.asarray(np.abs(values - labels).mean(axis=0))
-
-
-def squared_error(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the mean of the squared errors."""
-    return np.asarray(((values - labels) ** 2).mean(axis=0))
-
-
-def root_squared_error(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the root of the mean of the squared errors."""
-    return np.asarray(np.sqrt(squared_error(labels, values)))
-
-
 def r2(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the share of the variance that is explained; NaN where the labels are equal."""
-    return np.asarray(1 - squared_error(labels, values) / _spread(labels) ** 2)
+    return np.asarray(1 - ((values - labels) ** 2).mean(axis=0) / _spread(labels) ** 2)
 
 
 def pearson(labels: np.ndarray, values: np.ndarray) -> np.ndarray:

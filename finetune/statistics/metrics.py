@@ -25,13 +25,18 @@ from finetune.statistics.estimates import (
     SHARE,
     Estimate,
     Scale,
+    share,
+    shares,
 )
 from finetune.statistics.functions import Function
+from finetune.statistics.ranking import PRECISION, ROC
 from finetune.statistics.scored import Kind, ScoredLabels, ScoredNumbers, ScoredRows
 
 #: Rows of a class, and of the others, below which it is rare, and the share of rare classes above
 #: which a mean over classes has no interval: it would cover less than 93% (benchmarks/coverage.py).
 FEWEST_OF_CLASS, MOST_RARE, FEWEST_WRONG = 5, 0.1, 10
+#: Co-occurrences and confusions of more classes are not written: they would be most of the file.
+MOST_CONFUSED, MOST_TOGETHER = 200, 100
 #: The share of the squared error from which on a single row is named.
 _OF_SQUARES, _DOMINANT = ("r2", "mse", "rmse", "pearson"), 0.5
 Compute = Callable[[EvalPrediction], dict[str, float]]
@@ -43,29 +48,17 @@ MODULE = "module"
 
 @dataclass(frozen=True)
 class Metric:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: Of the score; of those with averages, ``f1_macro``.
-        kind: Of the labels.
-        direction: 1 where more is better, -1 where less is.
-        scale: On which it is estimated.
-        function: From rows to replicates, shape ``(1 + groups,)``.
-        of_class: The number of the class that it is of, if of one alone.
-    """
-
-    name: str
-    kind: Kind
-    direction: int
-    scale: Scale
-    function: Function
-    of_class: int | None = None
+    name: str  # of the score; of those with averages, f1_macro
+    kind: Kind  # of the labels
+    direction: int  # 1 where more is better, -1 where less is
+    scale: Scale  # on which it is estimated
+    function: Function  # from rows to replicates, shape (1 + groups,)
+    of_class: int | None = None  # the number of the class that it is of, if of one alone
 
 
 Metrics = Mapping[str, Metric]
-
-
-# ---- the table -----------------------------------------------------------------------------------
 
 AVERAGED = ("precision", "recall", "f1")
 
@@ -81,28 +74,32 @@ def _averages(name: str) -> tuple[Metric, ...]:
     )
 
 
+def _errors(function: Callable[[np.ndarray], np.ndarray]) -> Function:
+    return functions.over_targets(lambda labels, values: function(values - labels))
+
+
 _ROWS = (
     Metric("accuracy", "classes", 1, PROPORTION, functions.right),
     *(row for name in AVERAGED for row in _averages(name)),
     Metric("matthews_correlation", "classes", 1, AGREEMENT, functions.matthews_correlation),
     Metric("quadratic_kappa", "classes", 1, AGREEMENT, functions.quadratic_kappa),
     Metric("mean_absolute_error", "classes", -1, ERROR, functions.mean_absolute_error),
-    Metric("roc_auc", "classes", 1, SHARE, functions.mean_roc_area),
-    Metric("average_precision", "classes", 1, SHARE, functions.mean_precision),
+    Metric("roc_auc", "classes", 1, SHARE, functions.mean_area(ROC)),
+    Metric("average_precision", "classes", 1, SHARE, functions.mean_area(PRECISION)),
     Metric("log_loss", "classes", -1, ERROR, functions.log_loss),
     Metric("brier_score", "classes", -1, ERROR, functions.brier_score),
-    Metric("roc_area", "classes", 1, SHARE, functions.mean_roc_area),
+    Metric("roc_area", "classes", 1, SHARE, functions.mean_area(ROC)),
     Metric("f1_micro", "labels", 1, SHARE, functions.f1_of_entries),
     Metric("f1_macro", "labels", 1, SHARE, functions.f1_of_labels),
     Metric("f1_samples", "labels", 1, SHARE, functions.f1_of_rows),
     Metric("subset_accuracy", "labels", 1, PROPORTION, functions.right),
-    Metric("average_precision", "labels", 1, SHARE, functions.mean_precision),
+    Metric("average_precision", "labels", 1, SHARE, functions.mean_area(PRECISION)),
     Metric("hamming_loss", "labels", -1, SHARE, functions.hamming_loss),
     Metric("log_loss", "labels", -1, ERROR, functions.log_loss_of_labels),
     Metric("r2", "numbers", 1, EXPLAINED, functions.over_targets(functions.r2)),
-    Metric("mae", "numbers", -1, ERROR, functions.over_targets(functions.absolute_error)),
-    Metric("rmse", "numbers", -1, ERROR, functions.over_targets(functions.root_squared_error)),
-    Metric("mse", "numbers", -1, ERROR, functions.over_targets(functions.squared_error)),
+    Metric("mae", "numbers", -1, ERROR, _errors(lambda error: abs(error).mean(axis=0))),
+    Metric("rmse", "numbers", -1, ERROR, _errors(lambda error: np.sqrt((error**2).mean(axis=0)))),
+    Metric("mse", "numbers", -1, ERROR, _errors(lambda error: (error**2).mean(axis=0))),
     Metric("pearson", "numbers", 1, CORRELATION, functions.over_targets(functions.pearson)),
     Metric("spearman", "numbers", 1, CORRELATION, functions.over_targets(functions.spearman)),
 )
@@ -163,7 +160,7 @@ def estimate(rows: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
 
 def _estimate(rows: Any, metric: Metric) -> Estimate:
     if metric.scale is PROPORTION:
-        return estimates.share(int(rows.right.sum()), len(rows))
+        return share(int(rows.right.sum()), len(rows))
     replicates = metric.function(rows)
     if metric.name in _OVER_CLASSES and rare_classes(rows):
         return Estimate(float(replicates[0]))
@@ -253,6 +250,61 @@ def describe_outliers(rows: ScoredNumbers, metrics: Metrics) -> list[str]:
     return sentences
 
 
+def describe_classes(rows: ScoredRows | ScoredLabels) -> dict[str, Any]:
+    """Return by class precision, recall, F1, areas under the curves, and support.
+
+    F1 is a function of the share of the rows with the class, true or predicted, that have it as
+    both (the Jaccard index J): 2 J / (1 + J). Areas are left out where no row, or every row, has
+    the class.
+    """
+    right, true, predicted, *_ = (sums[0] for sums in rows.tallies)
+    scores = {
+        "precision": shares(right, predicted),
+        "recall": shares(right, true),
+        "f1": [_f1(jaccard) for jaccard in shares(right, true + predicted - right)],
+    }
+    table: dict[str, dict[str, Any]] = {}
+    for number, name in enumerate(rows.names):
+        table[name] = {score: asdict(column[number]) for score, column in scores.items()}
+        fewer = min(true[number], len(rows) - true[number])
+        areas = ("roc_area", "pr_area") if fewer and rows.kind == "classes" else ("pr_area",)
+        for area in areas if fewer else ():
+            replicates = rows.areas[PRECISION if area == "pr_area" else ROC][:, number]
+            area_estimate = estimates.estimate(replicates, SHARE, 2 * fewer)
+            if fewer < FEWEST_OF_CLASS:
+                area_estimate = Estimate(area_estimate.value)
+            table[name][area] = asdict(area_estimate)
+        table[name]["support"] = int(true[number])
+    return table
+
+
+def _f1(jaccard: Estimate) -> Estimate:
+    return Estimate(*(2 * end / (1 + end) for end in (jaccard.value, jaccard.low, jaccard.high)))
+
+
+def describe_top_k(rows: ScoredRows) -> dict[str, Any]:
+    """Return how often the true class is among the k most probable ones, for k below the classes.
+
+    Classes that are as probable as the true one come before it or after it by chance.
+    """
+    above, ties = rows.summary.above, rows.summary.ties
+    return {
+        str(k): asdict(share(float(np.clip((k - above) / ties, 0, 1).sum()), len(rows)))
+        for k in (2, 3, 5)
+        if k < len(rows.names)
+    }
+
+
+def describe_order(rows: ScoredRows) -> dict[str, Any]:
+    """Return how far off predictions are of classes that have an order, like stars."""
+    names = ("mean_absolute_error", "quadratic_kappa")
+    near = int((np.abs(rows.classes - rows.labels) <= 1).sum())
+    return {
+        **estimate(rows, {name: METRICS["classes", name] for name in names}),
+        "within_one": asdict(share(near, len(rows))),
+    }
+
+
 def custom_replicates(
     compute: Compute, outputs: np.ndarray, labels: np.ndarray, groups: np.ndarray
 ) -> dict[str, np.ndarray]:
@@ -261,22 +313,20 @@ def custom_replicates(
     Metrics that are not a single number are left out. Where one fails without a group, because a
     class is missing, the replicate is NaN.
     """
+    names = list[str]()
 
-    def evaluate(some_outputs: np.ndarray, some_labels: np.ndarray) -> dict[str, float]:
-        # a file has float16, a model does not
-        is_half = some_outputs.dtype == np.float16
-        predictions = some_outputs.astype(np.float32) if is_half else some_outputs
-        return compute(EvalPrediction(predictions=predictions, label_ids=some_labels))
-
-    groups = groups % estimates.GROUPS  # an evaluation may take seconds
-    scores = evaluate(outputs, labels)
-    names = [name for name, value in scores.items() if np.ndim(value) == 0]
-    replicates = [[float(scores[name]) for name in names]]
-    for number in range(int(groups.max(initial=-1)) + 1 if names else 0):
-        is_left = groups != number
+    def evaluate(predictions: np.ndarray, label_ids: np.ndarray) -> list[float]:
+        if predictions.dtype == np.float16:  # of a file, and not of a model
+            predictions = predictions.astype(np.float32)
         try:
-            scores = evaluate(outputs[is_left], labels[is_left])
-            replicates.append([float(scores[name]) for name in names])
-        except Exception:  # all rows could be evaluated: these lack a class, or the like
-            replicates.append([np.nan] * len(names))
-    return dict(zip(names, np.array(replicates).T, strict=True))
+            scores = compute(EvalPrediction(predictions=predictions, label_ids=label_ids))
+        except Exception:
+            if not names:
+                raise
+            return [np.nan] * len(names)  # all rows could be evaluated: these lack a class
+        names[:] = names or [name for name, value in scores.items() if np.ndim(value) == 0]
+        return [float(scores[name]) for name in names]
+
+    # an evaluation may take seconds: at most 64
+    values = estimates.replicate(evaluate, groups % estimates.GROUPS, outputs, labels)
+    return dict(zip(names, values.T, strict=True))

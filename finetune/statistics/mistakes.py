@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,31 +18,12 @@ _TENTH, _FEWEST_TO_SUSPECT, _MOST_CONTRADICTED = 10, 100, 1 / 3
 
 
 @dataclass(frozen=True)
-class Slice:
-    """Rows that have something in common, and whether their accuracy is surely below that of all
-    rows.
-    """
-
-    name: str
-    rows: int
-    accuracy: Estimate
-    lower: bool
-
-
-@dataclass(frozen=True)
 class Suspicion:
-    """Labels that may be wrong.
+    """Labels that may be wrong."""
 
-    Attributes:
-        rows: Indices, the most confident prediction first, shape ``(suspected,)``.
-        confident: How many predictions were looked at, the most confident ones.
-        wrong: The share of these whose label is contradicted: of all labels, at most about as many
-            are wrong.
-    """
-
-    rows: np.ndarray
-    confident: int
-    wrong: Estimate
+    rows: np.ndarray  # indices, the most confident prediction first
+    confident: int  # how many predictions were looked at, the most confident ones
+    wrong: Estimate  # the share whose label is contradicted: of all labels, at most about as many
 
 
 def most_confident(rows: ScoredRows) -> np.ndarray:
@@ -80,8 +62,10 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
     return Suspicion(suspected, confident, share(len(suspected), confident))
 
 
-def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[Slice]:
+def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[str, Any]]:
     """Return the slices with the lowest accuracy: by class, by length, by columns of the data.
+
+    Of each the name, rows, accuracy, and whether that is surely lower than that of all rows.
 
     Args:
         rows: To slice.
@@ -102,12 +86,19 @@ def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[Slice
     hits = np.bincount(rows.labels, right, len(rows.names)).astype(int).tolist()
     for name, *count in zip(rows.names, rows.supports.tolist(), hits, strict=True):
         counts[f"true class '{name}'"] = count[0], count[1]
-    slices, overall = [], float(right.mean())
+    slices, overall = list[dict[str, Any]](), float(right.mean())
     for name, (size, hit) in counts.items():
         if _FEWEST_IN_SLICE <= size < len(rows):
             accuracy = share(hit, size)
-            slices.append(Slice(name, size, accuracy, accuracy.high < overall))
-    return sorted(slices, key=lambda row: row.accuracy.value)[:most]
+            slices.append(
+                {
+                    "name": name,
+                    "rows": size,
+                    "accuracy": asdict(accuracy),
+                    "lower": accuracy.high < overall,
+                }
+            )
+    return sorted(slices, key=lambda row: float(row["accuracy"]["value"]))[:most]
 
 
 def _by_length(tokens: np.ndarray) -> dict[str, np.ndarray]:

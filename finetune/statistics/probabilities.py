@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import expit, logit
+from scipy.special import expit
 
 #: Numbers of a block: 16 MB of them as float64.
 AT_ONCE = 2**21
-_SMALLEST = np.finfo(np.float64).tiny
 
 
 def slices(count: int, size: int) -> Iterator[slice]:
@@ -27,18 +26,11 @@ def slices(count: int, size: int) -> Iterator[slice]:
 
 @dataclass(frozen=True, eq=False)
 class Probabilities:
-    """Probabilities of the classes of rows, computed from logits where they are needed.
+    """Probabilities of the classes of rows, computed from logits where they are needed."""
 
-    Attributes:
-        values: Logits of any precision, also a file that is mapped, or the probabilities
-            themselves; shape ``(rows, classes)``.
-        function: From logits to probabilities; None if the values are probabilities.
-        temperature: Logits are divided by it before the softmax.
-    """
-
-    values: np.ndarray
-    function: Literal["softmax", "sigmoid"] | None = None
-    temperature: float = 1.0
+    values: np.ndarray  # logits, also a mapped file, or the probabilities; (rows, classes)
+    function: Literal["softmax", "sigmoid"] | None = None  # None if the values are probabilities
+    temperature: float = 1.0  # logits are divided by it before the softmax
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -50,11 +42,9 @@ class Probabilities:
 
     @property
     def logits(self) -> np.ndarray:
-        """Logits with these probabilities, shape ``(rows, classes)``: those of a softmax, unless
-        they are known.
-        """
+        """Logits with these probabilities; those of a softmax, unless they are known."""
         if self.function is None:
-            return np.asarray(np.log(np.maximum(self.values, _SMALLEST)))
+            return np.asarray(np.log(np.maximum(self.values, np.finfo(np.float64).tiny)))
         return self.values if self.temperature == 1 else self.values / self.temperature
 
     def rows(self, chosen: slice = slice(None)) -> np.ndarray:
@@ -112,9 +102,3 @@ class Probabilities:
         if self.temperature != 1:
             block /= self.temperature
         return block
-
-
-def log_odds(probabilities: np.ndarray) -> np.ndarray:
-    """Return the logits of independent labels, finite, of any shape."""
-    inside = np.clip(probabilities, _SMALLEST, 1 - np.finfo(np.float64).epsneg)
-    return np.asarray(logit(inside))

@@ -7,6 +7,9 @@ import numpy as np
 from finetune.statistics.estimates import leave_out
 from finetune.statistics.probabilities import Probabilities
 
+#: The places of the areas in what :func:`area_replicates` returns.
+ROC, PRECISION = 0, 1
+
 
 def area_replicates(
     probabilities: Probabilities, labels: np.ndarray, groups: np.ndarray

@@ -4,80 +4,63 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import csr_array
+from scipy.special import logit
 
 from finetune.data.prediction_columns import LABEL, MOST_PROBABLE, probability_of
 from finetune.statistics import ranking
-from finetune.statistics.estimates import group_members, group_rows, leave_out
-from finetune.statistics.probabilities import Probabilities, log_odds, slices
+from finetune.statistics.estimates import group_rows, leave_out
+from finetune.statistics.probabilities import Probabilities, slices
 
 Kind = Literal["classes", "labels", "numbers"]
 _LOWEST, _SMALLEST = np.finfo(np.float16).min, np.finfo(np.float16).smallest_subnormal
-#: The tallies of a class of :attr:`ScoredRows.tallies`.
-RIGHT, TRUE, PREDICTED, OFF, OFF_SQUARED = range(5)
 
 
-class Scored(Protocol):
-    """Rows with their labels and the outputs of a model for them."""
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Rows with their labels and the outputs of a model for them.
 
+    Attributes:
+        labels: Shape ``(rows,)`` or ``(rows, labels)``.
+        kind: Of the labels.
+    """
+
+    labels: np.ndarray
     kind: ClassVar[Kind]
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Shape ``(rows,)`` or ``(rows, labels)``."""
 
     @property
     def outputs(self) -> np.ndarray:
         """What metrics take as ``predictions``, shape ``(rows, outputs)``."""
-
-    @property
-    def groups(self) -> np.ndarray:
-        """The group of each row in the jackknife, shape ``(rows,)``."""
-
-    def __len__(self) -> int: ...
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    labels: np.ndarray
+        raise NotImplementedError
 
     @functools.cached_property
     def groups(self) -> np.ndarray:
         """The group of each row in the jackknife, shape ``(rows,)``."""
-        return group_rows(len(self.labels))
+        return group_rows(len(self))
 
     def __len__(self) -> int:
         return len(self.labels)
 
 
-@dataclass(frozen=True, eq=False)
-class Summary:
-    """What statistics need of the probabilities of each row; all of shape ``(rows,)``.
+class Summary(NamedTuple):
+    """What statistics need of the probabilities of each row; all of shape ``(rows,)``."""
 
-    Attributes:
-        classes: The most probable class.
-        confidence: Its probability.
-        of_label: The probability of the true class.
-        squares: The sum of the squares of all probabilities.
-        above: How many classes are more probable than the true one.
-        ties: How many are as probable, the true one among them.
-    """
-
-    classes: np.ndarray
-    confidence: np.ndarray
-    of_label: np.ndarray
-    squares: np.ndarray
-    above: np.ndarray
-    ties: np.ndarray
+    classes: np.ndarray  # the most probable one
+    confidence: np.ndarray  # its probability
+    of_label: np.ndarray  # the probability of the true class
+    squares: np.ndarray  # the sum of the squares of all probabilities
+    above: np.ndarray  # how many classes are more probable than the true one
+    ties: np.ndarray  # how many are as probable, the true one among them
 
 
-def _summarize(block: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, ...]:
+def _summarize(block: np.ndarray, labels: np.ndarray) -> Summary:
     places, classes = np.arange(len(block)), block.argmax(axis=1)
     of_label = block[places, labels]
-    return (
+    return Summary(
         classes,
         block[places, classes],
         of_label,
@@ -88,17 +71,22 @@ def _summarize(block: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredRows(_Rows):
-    """Rows of one class each.
+class _Named(Scored):
+    names: list[str]  # of the classes or labels, in the order of their numbers
+    probabilities: Probabilities  # of each, shape (rows, classes)
 
-    Attributes:
-        labels: The true class of each row, shape ``(rows,)``.
-        names: Of the classes, in the order of their numbers.
-        probabilities: Of every class, shape ``(rows, classes)``.
-    """
+    @functools.cached_property
+    def areas(self) -> tuple[np.ndarray, np.ndarray]:
+        """The replicates of each class against the rest: of the area under the ROC curve, and of
+        the average precision; both ``(1 + groups, classes)``, NaN where a class has no row or all.
+        """
+        return ranking.area_replicates(self.probabilities, self.labels, self.groups)
 
-    names: list[str]
-    probabilities: Probabilities
+
+@dataclass(frozen=True, eq=False)
+class ScoredRows(_Named):
+    """Rows of one class each, the ``labels``, shape ``(rows,)``."""
+
     kind: ClassVar[Kind] = "classes"
 
     @classmethod
@@ -145,35 +133,24 @@ class ScoredRows(_Rows):
         return cells.reshape(count, count)
 
     @functools.cached_property
-    def tallies(self) -> np.ndarray:
-        """Sums by class over all rows, then without each group, ``(1 + groups, 5, classes)``: rows
-        of the class that are right, rows of the class, rows predicted to be of it; then over the
-        rows of the class how far off the predictions are, and that squared.
+    def tallies(self) -> tuple[np.ndarray, ...]:
+        """Sums by class over all rows, then without each group, each ``(1 + groups, classes)``:
+        rows of the class that are right, rows of the class, rows predicted to be of it; then over
+        the rows of the class how far off the predictions are, and that squared.
 
         Most metrics depend on a confusion matrix through these alone.
         """
-        groups, classes, off = self.groups, len(self.names), np.abs(self.labels - self.classes)
-        count = int(groups.max(initial=-1)) + 1
+        classes, off = len(self.names), np.abs(self.labels - self.classes)
+        count = int(self.groups.max(initial=-1)) + 1
 
-        def sums(by: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-            return np.bincount(groups * classes + by, weights, count * classes)
+        def sums(by: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
+            cells, shape = self.groups * classes + by, (count, classes)
+            weights = np.broadcast_to(weights, cells.shape)
+            return leave_out(np.bincount(cells, weights, count * classes).reshape(shape))
 
-        tallies = [
-            sums(self.labels, self.right),
-            sums(self.labels),
-            sums(self.classes),
-            sums(self.labels, off),
-            sums(self.labels, off.astype(np.float64) ** 2),
-        ]
-        by_group = np.stack([values.reshape(count, classes) for values in tallies], axis=1)
-        return leave_out(by_group.astype(np.float64))
-
-    @functools.cached_property
-    def areas(self) -> tuple[np.ndarray, np.ndarray]:
-        """The replicates of each class against the rest: of the area under the ROC curve, and of
-        the average precision; both ``(1 + groups, classes)``, NaN where a class has no row or all.
-        """
-        return ranking.area_replicates(self.probabilities, self.labels, self.groups)
+        weights = self.right, 1.0, off, off.astype(np.float64) ** 2
+        right, true, *errors = (sums(self.labels, weight) for weight in weights)
+        return right, true, sums(self.classes), *errors
 
     @property
     def supports(self) -> np.ndarray:
@@ -182,25 +159,19 @@ class ScoredRows(_Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredLabels(_Rows):
-    """Rows of any number of labels.
+class ScoredLabels(_Named):
+    """Rows of any number of labels, of booleans, shape ``(rows, labels)``."""
 
-    Attributes:
-        labels: Which labels each row has, of booleans, shape ``(rows, labels)``.
-        names: Of the labels in their order.
-        probabilities: Of each label, of the same shape.
-    """
-
-    names: list[str]
-    probabilities: Probabilities
     kind: ClassVar[Kind] = "labels"
 
     @property
     def outputs(self) -> np.ndarray:
         """The logits; of a table the log-odds of the probabilities."""
+        values = self.probabilities.values
         if self.probabilities.function is None:
-            return log_odds(self.probabilities.values)
-        return self.probabilities.values
+            limits = np.finfo(np.float64)
+            return np.asarray(logit(np.clip(values, limits.tiny, 1 - limits.epsneg)))
+        return values
 
     @functools.cached_property
     def decided(self) -> np.ndarray:
@@ -217,22 +188,18 @@ class ScoredLabels(_Rows):
         return right
 
     @functools.cached_property
-    def tallies(self) -> np.ndarray:
-        """Sums by label over all rows, then without each group, ``(1 + groups, 3, labels)``: rows
+    def tallies(self) -> tuple[np.ndarray, ...]:
+        """Sums by label over all rows, then without each group, each ``(1 + groups, labels)``: rows
         that have the label and are given it, that have it, that are given it.
         """
-        members, (rows, labels) = group_members(self.groups), self.labels.shape
-        tallies = np.empty((members.shape[0], 3, labels))
+        rows, labels = self.labels.shape
+        members = csr_array((np.ones(rows), (self.groups, np.arange(rows))))
+        sums = np.empty((3, members.shape[0], labels))
         for chosen in slices(labels, rows):
             has, given = self.labels[:, chosen], self.decided[:, chosen]
             for place, entries in enumerate((has & given, has, given)):
-                tallies[:, place, chosen] = members @ entries.astype(np.float64)
-        return leave_out(tallies)
-
-    @functools.cached_property
-    def areas(self) -> tuple[np.ndarray, np.ndarray]:
-        """The replicates of each label; see :attr:`ScoredRows.areas`."""
-        return ranking.area_replicates(self.probabilities, self.labels, self.groups)
+                sums[place, :, chosen] = members @ entries.astype(np.float64)
+        return tuple(map(leave_out, sums))
 
     @property
     def supports(self) -> np.ndarray:
@@ -241,7 +208,7 @@ class ScoredLabels(_Rows):
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredNumbers(_Rows):
+class ScoredNumbers(Scored):
     """Rows with the numbers that are their label and those predicted, ``(rows,)`` or ``(rows,
     targets)``.
     """

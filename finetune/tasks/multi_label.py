@@ -12,12 +12,14 @@ from scipy.special import expit, logit
 from finetune.data import labels as class_labels
 from finetune.data import targets
 from finetune.data.prediction_columns import LABEL, PREDICTION, probability_of
-from finetune.statistics import baselines, class_tables
+from finetune.statistics import baselines
 from finetune.statistics.baselines import Source
 from finetune.statistics.calibration import fit_threshold
 from finetune.statistics.estimates import McNemar, mcnemar
 from finetune.statistics.metrics import (
+    MOST_TOGETHER,
     Metrics,
+    describe_classes,
     describe_gaps,
     estimate,
     with_standard,
@@ -148,11 +150,12 @@ class MultiLabel(Task[ScoredLabels]):
         """Return the shifts after which one half is the threshold that was best."""
         if self.thresholds == "none":
             return None
-        probabilities, has = expit(outputs.astype(np.float64)), np.asarray(targets, dtype=bool)
+        probabilities, has = Probabilities(outputs, "sigmoid"), np.asarray(targets, dtype=bool)
         found = np.full(len(self.labels), fit_threshold(probabilities, has))
         if self.thresholds == "label":
             for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
-                found[index] = fit_threshold(probabilities[:, index], has[:, index])
+                column = Probabilities(outputs[:, [index]], "sigmoid")
+                found[index] = fit_threshold(column, has[:, [index]])
         return Affine(np.ones(len(found)), -logit(np.clip(found, 1e-6, 1 - 1e-6)))
 
     def unshifted(self) -> MultiLabel:
@@ -238,11 +241,11 @@ class MultiLabel(Task[ScoredLabels]):
     ) -> dict[str, Any]:
         scores = estimate(rows, with_standard("labels", metrics))
         together = rows.labels.T.astype(np.float32) @ rows.labels.astype(np.float32)
-        is_short = len(together) <= class_tables.MOST_TOGETHER
+        is_short = len(together) <= MOST_TOGETHER
         return {
             "rows": len(rows),
             "metrics": scores,
-            "classes": class_tables.describe_classes(rows),
+            "classes": describe_classes(rows),
             "together": together.astype(int).tolist() if is_short else None,
             "notes": describe_gaps(rows, metrics, scores),
         }

@@ -20,10 +20,19 @@ from finetune.data.prediction_columns import (
     of_rank,
     probability_of,
 )
-from finetune.statistics import baselines, calibration, class_tables, scored
+from finetune.statistics import baselines, calibration, scored
 from finetune.statistics.baselines import Source
 from finetune.statistics.estimates import McNemar, mcnemar
-from finetune.statistics.metrics import Metrics, describe_gaps, estimate, with_standard
+from finetune.statistics.metrics import (
+    MOST_CONFUSED,
+    Metrics,
+    describe_classes,
+    describe_gaps,
+    describe_order,
+    describe_top_k,
+    estimate,
+    with_standard,
+)
 from finetune.statistics.probabilities import Probabilities
 from finetune.statistics.scored import ScoredRows
 from finetune.tasks import losses, weights
@@ -188,11 +197,11 @@ class SingleLabel(Task[ScoredRows]):
         return {
             "rows": len(rows),
             "metrics": scores,
-            "classes": class_tables.describe_classes(rows),
-            "confusion": matrix.tolist() if len(matrix) <= class_tables.MOST_CONFUSED else None,
-            "top_k": class_tables.describe_top_k(rows),
+            "classes": describe_classes(rows),
+            "confusion": matrix.tolist() if len(matrix) <= MOST_CONFUSED else None,
+            "top_k": describe_top_k(rows),
             "calibration": confidence,
-            "ordered": class_tables.describe_order(rows) if self.is_ordered else None,
+            "ordered": describe_order(rows) if self.is_ordered else None,
             "notes": describe_gaps(rows, metrics, scores),
         }
 
