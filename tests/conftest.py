@@ -37,7 +37,7 @@ LAUNCHERS = {
     "accelerate": [str(SCRIPTS / "accelerate"), "launch", "-m", "finetune"],
 }
 #: Files that take longest: one of them at the end would keep one worker alone.
-LONGEST = ("training", "run", "results", "tasks", "predict", "safety", "statistics")
+LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
 #: Unit tests that are quick and hold a subtle rule. The other old ones are slow: the acceptance
 #: tests hold what users rely on, and each goes with the code that it tests.
 QUICK = {

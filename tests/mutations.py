@@ -77,8 +77,8 @@ MUTATIONS = (
     Mutation(
         "intervals of 80% are given as those of 95%",
         "finetune/statistics/estimates.py",
-        "LEVEL = 0.95",
-        "LEVEL = 0.8",
+        "LEVEL, GROUPS = 0.95, 64",
+        "LEVEL, GROUPS = 0.8, 64",
         ("E2",),
     ),
     Mutation(
@@ -286,9 +286,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the difference of two models in F1 has the wrong sign",
-        "finetune/statistics/pairs.py",
-        "gap = (after - before).difference()",
-        "gap = (before - after).difference()",
+        "finetune/statistics/estimates.py",
+        "replicates = second - first",
+        "replicates = first - second",
         ("E6", "E3"),
     ),
     Mutation(
@@ -378,8 +378,8 @@ MUTATIONS = (
     Mutation(
         "labels are suspected where the model is least confident",
         "finetune/statistics/mistakes.py",
-        'np.argsort(-predicted.summary.confidence, kind="stable")[:confident]',
-        'np.argsort(predicted.summary.confidence, kind="stable")[:confident]',
+        'np.argsort(-rows.summary.confidence, kind="stable")[:confident]',
+        'np.argsort(rows.summary.confidence, kind="stable")[:confident]',
         ("E9",),
     ),
     Mutation(

@@ -1,96 +1,130 @@
-"""The rules of the intervals that a table of results does not show."""
+"""Rules of the statistics that acceptance tests do not reach: blocks, ties, and few rows."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
-from sklearn import metrics as sk
+import sklearn.metrics as sk
+from scipy.special import softmax
 
-from finetune.statistics import counts, estimates, numbers, pairs, ranking
-from finetune.statistics.counts import Average, Tallies
-from finetune.statistics.estimates import Measured
-
-RNG = np.random.default_rng(0)
-LABELS, PREDICTED = RNG.integers(3, size=60), RNG.integers(3, size=60)
-SCORES = np.round(RNG.normal(size=60), 1)  # with ties
+from finetune.statistics import calibration, estimates, metrics, probabilities
+from finetune.statistics.metrics import METRICS
+from finetune.statistics.probabilities import Probabilities
+from finetune.statistics.scored import ScoredLabels, ScoredNumbers, ScoredRows
 
 
-def leave_one_out(function: Callable[[np.ndarray], float], rows: int = 60) -> float:
-    """Return the standard error of the jackknife, one row after the other."""
-    values = [function(np.delete(np.arange(rows), row)) for row in range(rows)]
-    return float(np.sqrt((rows - 1) * np.var(values)))
+def logits_of(rows: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits with ties, and labels of which the last class has none."""
+    generator = np.random.default_rng(rows)
+    labels = generator.integers(classes - 1, size=rows)
+    logits = generator.normal(size=(rows, classes)).round(1)
+    logits[np.arange(rows), labels] += 1
+    logits[:9] = logits[0]
+    return logits.astype(np.float32), labels
 
 
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (Average(counts.f1_of_classes, "macro"), {"average": "macro"}),
-        (Average(counts.f1_of_classes, "weighted"), {"average": "weighted"}),
-    ],
-    ids=["macro", "weighted"],
-)
-def test_the_error_of_a_confusion_matrix_is_that_of_leaving_out_each_row(
-    function: Average, expected: dict[str, str]
+def classes_of(labels: Any, predicted: Any) -> ScoredRows:
+    """Return rows that are predicted with certainty."""
+    names = [str(number) for number in range(max(labels) + 1)]
+    one_hot = np.eye(len(names))[np.asarray(predicted)]
+    return ScoredRows(np.asarray(labels), names, Probabilities(one_hot))
+
+
+def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, labels = logits_of(400, 7)
+    names, softened = list("abcdefg"), softmax(logits.astype(np.float64), axis=1)
+    table = {name: metric for (kind, name), metric in METRICS.items() if kind == "classes"}
+    expected = metrics.estimate(ScoredRows(labels, names, Probabilities(softened)), table)
+    temperature = calibration.fit_temperature(3 * logits.astype(np.float64), labels)
+    monkeypatch.setattr(probabilities, "AT_ONCE", 40)
+    blocks = metrics.estimate(ScoredRows.from_outputs(names, labels, logits), table)
+    for name, interval in expected.items():
+        assert blocks[name] == pytest.approx(interval, abs=1e-9, nan_ok=True), name
+    assert calibration.fit_temperature(3 * logits, labels) == pytest.approx(temperature, rel=1e-5)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_areas_without_a_group_are_those_of_scikit_learn(place: int) -> None:
+    logits, labels = logits_of(150, 4)
+    scores = softmax(logits.astype(np.float64), axis=1).round(1)
+    rows = ScoredRows(labels, list("abcd"), Probabilities(scores))
+    function = (sk.roc_auc_score, sk.average_precision_score)[place]
+    areas = rows.areas[place]
+    assert np.isnan(areas[:, 3]).all()
+    for group in (None, 0, 5):
+        is_left = rows.groups != group if group is not None else np.ones(150, bool)
+        for number in range(3):
+            expected = function(labels[is_left] == number, scores[is_left, number])
+            assert areas[0 if group is None else group + 1, number] == pytest.approx(expected)
+
+
+def test_a_custom_metric_has_the_interval_of_the_table() -> None:
+    generator = np.random.default_rng(0)
+    true = generator.normal(size=60)
+    values = true + generator.normal(size=60)
+    rows = ScoredNumbers(true, values)
+    replicates = metrics.custom_replicates(
+        lambda pair: {"mine": float(np.mean((pair.predictions - pair.label_ids) ** 2)), "list": []},
+        values,
+        true,
+        rows.groups,
+    )
+    assert [*replicates] == ["mine"]
+    np.testing.assert_allclose(replicates["mine"], METRICS["numbers", "mse"].function(rows))
+
+
+#: Rows, metric, and whether value and interval are defined.
+EDGES: list[tuple[Callable[[], Any], str, bool, bool]] = [
+    (lambda: classes_of([0, 1] * 20, [0, 1] * 20), "f1_macro", True, True),
+    (lambda: classes_of([0, 1] * 20, [1, 0] * 20), "f1_macro", True, True),
+    (lambda: classes_of([0] * 36 + [1] * 4, [0] * 40), "f1_macro", True, False),
+    (lambda: classes_of([0] * 40, [0] * 40), "quadratic_kappa", False, False),
+    (lambda: classes_of([0] * 40, [0] * 40), "roc_auc", False, False),
+    (lambda: classes_of([1], [1]), "accuracy", True, True),
+    (lambda: classes_of([1], [1]), "log_loss", True, False),
+    (lambda: ScoredNumbers(np.arange(9.0), np.arange(9.0) + 1), "mae", True, False),
+    (lambda: ScoredNumbers(np.arange(20.0), np.ones(20)), "pearson", False, False),
+    (lambda: ScoredNumbers(np.ones(20), np.arange(20.0)), "r2", False, False),
+]
+
+
+@pytest.mark.parametrize(("draw", "name", "is_defined", "has_interval"), EDGES)
+def test_few_rows_have_no_interval(
+    draw: Callable[[], Any], name: str, is_defined: bool, has_interval: bool
 ) -> None:
-    measured = Tallies.of(LABELS, PREDICTED, 3).measure(function)
-    assert measured.value == pytest.approx(sk.f1_score(LABELS, PREDICTED, **expected))
-    error = leave_one_out(lambda rows: sk.f1_score(LABELS[rows], PREDICTED[rows], **expected))
-    assert measured.deviation == pytest.approx(error)
+    rows = draw()
+    scores = metrics.estimate(rows, {name: METRICS[rows.kind, name]})
+    assert math.isnan(scores[name]["value"]) != is_defined
+    assert math.isnan(scores[name]["low"]) != has_interval
+    assert len(metrics.describe_gaps(rows, [name], scores)) == int(not has_interval)
+    if has_interval:
+        assert scores[name]["low"] < scores[name]["high"]
 
 
-def test_the_error_of_an_average_precision_is_that_of_leaving_out_each_row() -> None:
-    has = LABELS == 0
-    error = leave_one_out(lambda rows: sk.average_precision_score(has[rows], SCORES[rows]))
-    measured = ranking.precision(SCORES, has)
-    assert measured.value == pytest.approx(sk.average_precision_score(has, SCORES))
-    assert measured.deviation == pytest.approx(error)
+def test_two_models_that_hardly_differ_are_not_told_apart() -> None:
+    labels = np.arange(200) % 2
+    first, second = labels.copy(), labels.copy()
+    first[:5] = 1 - labels[:5]
+    pair = classes_of(labels, first), classes_of(labels, second)
+    gaps = metrics.estimate_difference(*pair, {"f1": METRICS["classes", "f1_macro"]})
+    assert gaps["f1"]["low"] <= 0 < gaps["f1"]["value"]
 
 
-@pytest.mark.parametrize("name", ["r2", "mae", "rmse", "pearson"])
-def test_the_error_of_numbers_is_that_of_leaving_out_each_row(name: str) -> None:
-    true, predicted = SCORES, SCORES + RNG.normal(size=60)
-    function = numbers.METRICS[name].measure
-    error = leave_one_out(lambda rows: function(true[rows], predicted[rows]).value)
-    assert function(true, predicted).deviation == pytest.approx(error)
-
-
-def test_groups_of_rows_have_nearly_the_error_of_rows() -> None:
-    labels = RNG.integers(80, size=4000)
-    predicted = np.where(RNG.random(4000) < 0.7, labels, RNG.integers(80, size=4000))
-    function = Average(counts.f1_of_classes, "macro")
-    in_groups, accuracy = Tallies.of(labels, predicted, 80), float((labels == predicted).mean())
-    assert in_groups.kinds is None
-    by_row = np.sqrt(accuracy * (1 - accuracy) / 4000)  # of many classes alike
-    assert in_groups.measure(function).deviation == pytest.approx(by_row, rel=0.3)
+def test_labels_that_no_row_has_are_left_out_of_the_average_precision() -> None:
+    has = np.zeros((80, 2), bool)
+    has[::2, 0] = True
+    scores = np.random.default_rng(0).random((80, 2))
+    rows = ScoredLabels(has, ["a", "b"], Probabilities(scores))
+    value = METRICS["labels", "average_precision"].function(rows)[0]
+    assert value == pytest.approx(sk.average_precision_score(has[:, 0], scores[:, 0]))
 
 
 def test_wilson_is_that_of_scipy() -> None:
-    for hits, rows in ((0, 5), (3, 7), (9, 9), (500, 1000)):
-        expected = stats.binomtest(hits, rows).proportion_ci(method="wilson")
-        estimate = estimates.share(hits, rows)
-        assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high))
-    assert estimates.share(0, 0) == estimates.Estimate(0.0, 0.0, 1.0)
+    from scipy.stats import binomtest
 
-
-def test_a_metric_at_its_end_has_the_width_of_its_rows() -> None:
-    certain = Measured(1.0, np.zeros(60))
-    assert certain.bounded(12).low == estimates.share(12, 12).low
-    assert certain.bounded(12).high == 1.0
-
-
-def test_a_difference_of_few_rows_is_no_verdict() -> None:
-    changed = PREDICTED.copy()
-    changed[:5] = LABELS[:5]
-    function = Average(counts.f1_of_classes, "macro")
-    gap = pairs.difference(function, LABELS, PREDICTED, changed, 3)
-    assert gap.low <= 0 <= gap.high
-    same = pairs.difference(function, LABELS, PREDICTED, PREDICTED, 3)
-    assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
-
-
-def test_one_row_has_no_interval() -> None:
-    one = np.array([1.0])
-    for measured in (Measured.of_mean(one), numbers.METRICS["mae"].measure(one, one)):
-        assert measured.deviation == 0.0
-    assert np.isnan(Measured.of_mean(one).scaled(np.log, np.exp).low)
+    for hits, rows in ((0, 7), (3, 7), (7, 7)):
+        interval = estimates.share(hits, rows)
+        expected = binomtest(hits, rows).proportion_ci(method="wilson")
+        assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))

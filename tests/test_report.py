@@ -18,6 +18,7 @@ import finetune
 from finetune import Run, UserError, cli
 from finetune.reporting import figure, page, wording
 from finetune.statistics import mistakes
+from finetune.statistics.probabilities import Probabilities
 from finetune.statistics.scored import ScoredRows
 from finetune.training.manifest import Statistics
 from tests.conftest import ROOT
@@ -653,7 +654,9 @@ def test_most_suspected_labels_are_wrong(noise: float, classes: int, scale: floa
         probabilities = (1 - noise) * true + noise / classes
         changed = generator.random(2000) < noise
         given = np.where(changed, (labels + 1) % classes, labels)
-        suspicion = mistakes.suspicion(ScoredRows(list("abcde"[:classes]), given, probabilities))
+        suspicion = mistakes.suspicion(
+            ScoredRows(given, list("abcde"[:classes]), Probabilities(probabilities))
+        )
         assert suspicion is not None
         assert len(suspicion.rows) <= suspicion.wrong.low * 2000  # no more than there is noise
         found.append(changed[suspicion.rows].mean())
@@ -673,8 +676,10 @@ def test_the_worst_slice_is_the_one_that_is_worst() -> None:
             "number": np.arange(400),
         }
     )
-    found = mistakes.worst_slices(ScoredRows(["a", "b"], labels, probabilities), table, 10)
-    assert (found[0].name, found[0].rows, found[0].lower) == ("source = web", 50, True)
-    assert found[0].accuracy.value == 0.5
+    found = mistakes.worst_slices(
+        ScoredRows(labels, ["a", "b"], Probabilities(probabilities)), table, 10
+    )
+    assert (found[0]["name"], found[0]["rows"], found[0]["lower"]) == ("source = web", 50, True)
+    assert found[0]["accuracy"]["value"] == 0.5
     assert found[1].name == "0 to 98 tokens"
     assert not any(each.name.startswith("number") for each in found)

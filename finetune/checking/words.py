@@ -22,7 +22,9 @@ from datasets import Dataset
 from finetune.data import ROW, arrow, digests, targets
 from finetune.data.row_findings import MOST_SUSPECTS, RELABEL, row_numbers
 from finetune.errors import Finding, Suspect, counted
-from finetune.statistics import baselines, estimates, mistakes
+from finetune.statistics import baselines, mistakes
+from finetune.statistics.estimates import share, wilson
+from finetune.statistics.probabilities import Probabilities
 from finetune.statistics.scored import ScoredRows
 
 #: Pairs of shares, one of which a revealing word has to reach: of the texts with it that have one
@@ -68,12 +70,14 @@ def find_revealing_words(rows: Dataset, column: str) -> list[Finding]:
     rules: list[tuple[int, int, str]] = []  # texts of the class with the term, all texts with it
     for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
         hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
-        low, _ = estimates.wilson(hits, texts, _DEVIATIONS)
-        share = size / len(labels)
+        low, _ = wilson(hits / texts, texts, _DEVIATIONS)
+        frequency = size / len(labels)
         is_revealing = np.zeros(len(texts), bool)
         for precision, coverage in _REVEALING:
             is_revealing |= (low >= precision) & (hits >= coverage * size)
-        is_revealing &= low - share > (1 - share) / 2  # a word of a dominant class says nothing
+        is_revealing &= (
+            low - frequency > (1 - frequency) / 2
+        )  # a word of a dominant class says nothing
         for term in np.flatnonzero(is_revealing):
             sentence = (
                 f"'{words[term]}' is in {hits[term] / size:.0%} of the "
@@ -190,9 +194,9 @@ def find_suspected_labels(rows: Dataset, column: str) -> list[Finding]:
     probabilities = _cross_validate(rows[column][:], labels, len(names))
     if probabilities is None:
         return []
-    scored = ScoredRows(names, labels, probabilities)
+    scored = ScoredRows(labels, names, Probabilities(probabilities))
     suspicion = mistakes.suspicion(scored)
-    right = estimates.share(float(scored.right.sum()), len(scored))
+    right = share(int(scored.right.sum()), len(scored))
     # else it mostly predicts the most frequent class, and contradicts all others
     beats_constant = right.low > np.bincount(labels).max() / len(labels)
     if suspicion is None or not beats_constant:

@@ -20,6 +20,7 @@ from finetune.recipe import Recipe
 from finetune.recipe.scoring import without_counted
 from finetune.runs.run import Run
 from finetune.statistics import baselines
+from finetune.statistics.baselines import Source
 from finetune.tasks.assessment import Assessment
 from finetune.tasks.base import Affine
 from finetune.training.manifest import Metrics, Statistics
@@ -140,15 +141,15 @@ def _with_baselines(
     statistics = metrics.statistics
     assert statistics is not None
     scores, differences, notes = {}, {}, list(statistics.notes)
-    outputs = recipe.kind.baselines(
-        recipe.splits,
-        recipe.input_column,
-        recipe.split_seed,
-        run.manifest.data.fingerprint,
+    source = Source(
+        splits=recipe.splits,
+        column=recipe.input_column,
+        seed=recipe.split_seed,
+        fingerprint=run.manifest.data.fingerprint,
         fit=fit,
         note=notes.append,
     )
-    for name, predictions in outputs:
+    for name, predictions in recipe.kind.baselines(source):
         try:
             scored = EvalPrediction(predictions=predictions, label_ids=assessment.labels)
             of_each = recipe.compute_metrics(scored)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from finetune.errors import UserError, counted
 from finetune.recipe.scoring import without_counted
 from finetune.reporting import curves, html, wording
 from finetune.runs.run import Run
-from finetune.statistics.pairs import McNemar
+from finetune.statistics.estimates import McNemar, holm
 from finetune.statistics.scored import Scored
 from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task
@@ -38,8 +38,9 @@ class Comparison:
             its best checkpoint was chosen, then the others.
         metrics: For each run the metrics of the first one, with intervals.
         differences: For each run but the first, how much more of each metric it has than the
-            first, with the interval of the paired bootstrap.
-        tests: For each run but the first, McNemar's test of the accuracy; none in a regression.
+            first, with the interval of the paired difference.
+        tests: For each run but the first, McNemar's test of the accuracy, corrected for the number
+            of runs by Holm's method; none in a regression.
         settings: Options and training arguments that are not the same in all, by name.
         disagreements: Indices of rows for which the runs have not the same prediction, the ones
             of which they are most confident first.
@@ -67,11 +68,12 @@ class Comparison:
             wording.between(name, first, differences, self.headline, self.directions)
             for name, differences in gaps
         ]
+        corrected = " (Holm's correction)" if len(self.tests) > 1 else ""
         for number, test in enumerate(self.tests):
             sentences[number] += (
                 f" McNemar's test of the accuracy: {test.only_second:,} rows only "
                 f"{rest[number]} gets right, {test.only_first:,} only {first}, "
-                f"p = {test.p_value:.3g}."
+                f"p = {test.p_value:.3g}{corrected}."
             )
         return sentences
 
@@ -133,12 +135,18 @@ def _compared(runs: Sequence[Run]) -> Comparison:
         headline,
         [runs[0].statistics.metrics, *(metrics for metrics, _ in judged)],
         [differences for _, differences in judged],
-        task.tests(scored_rows),
+        _corrected(task.tests(scored_rows)),
         settings_that_differ([run.manifest for run in runs]),
         task.rank_disagreements(scored_rows),
         tables,
         wording.directions(runs[0].manifest),
     )
+
+
+def _corrected(tests: list[McNemar]) -> list[McNemar]:
+    """Return tests with p values corrected for how many runs are compared with the first."""
+    p_values = holm([test.p_value for test in tests])
+    return [replace(test, p_value=p) for test, p in zip(tests, p_values, strict=True)]
 
 
 def judging(run: Run) -> Callable[[Scored, Scored], tuple[Mapping[str, Any], dict[str, Any]]]:

@@ -30,7 +30,7 @@ from finetune.reporting.figure import (
     styled,
     titled,
 )
-from finetune.statistics import estimates
+from finetune.statistics.estimates import share
 
 #: Test rows below which curves over groups of them are noise, and bars of classes are.
 _FEWEST_ROWS, _FEWEST_OF_CLASSES = 100, 30
@@ -173,22 +173,6 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
 
 
 @styled
-def coverage(points: Sequence[Mapping[str, Any]], rows: int) -> Plot | None:
-    """Plot the accuracy of a model that abstains where it is least confident, of ``rows`` rows."""
-    if rows < _FEWEST_ROWS:
-        return None
-    figure, (axes,) = figure_of(1, height=3.2)
-    _with_bars(axes, [point["coverage"] for point in points], [e["accuracy"] for e in points], BLUE)
-    titled(axes, "Accuracy by coverage", x="most confident share of the rows", percent="xy")
-    first, last = points[0], points[-1]
-    return Plot(
-        f"Accuracy {first['accuracy']['value']:.1%} on the most confident {first['coverage']:.0%} "
-        f"of the rows, {last['accuracy']['value']:.1%} on all; 95% confidence intervals.",
-        figure,
-    )
-
-
-@styled
 def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Plot | None:
     """Plot how long the texts are, where they are truncated, and the accuracy by length.
 
@@ -221,7 +205,7 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
         group = np.clip(np.searchsorted(edges, lengths_seen, side="right") - 1, 0, len(edges) - 2)
         kinds, counts = np.unique(group, return_counts=True)
         found = [
-            asdict(estimates.share(right[group == kind].sum(), count))
+            asdict(share(int(right[group == kind].sum()), count))
             for kind, count in zip(kinds, counts, strict=True)
         ]
         _with_bars(accuracy, ((edges[:-1] + edges[1:]) / 2)[kinds], found, GREEN)

@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from finetune.reporting import wording
 from finetune.reporting.figure import (
     COLOURS,
     GREY,
-    INK,
-    ORANGE,
     Plot,
     figure_of,
     short,
@@ -119,8 +116,6 @@ def _plot(
     elif is_binary:
         share = float((predicted.labels == plotted[0]).mean())
         axes.axhline(share, color=GREY, linestyle=":", linewidth=1.5)
-    if is_binary:
-        _mark_decision(kind, axes, predicted, plotted[0])
     axes.set(xlim=(-0.01, 1.01), ylim=(0, 1.02))
     titled(axes, title, x=kind.x, y=kind.y)
     figure.legend(loc="outside lower left", ncols=1 if is_binary else 2)
@@ -129,25 +124,13 @@ def _plot(
 
 def _curve(kind: _Kind, predicted: ScoredRows, number: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the curve of a class against the rest, from left to right, of 501 points at most."""
-    true, scores = predicted.labels == number, predicted.column(number)
+    true, scores = predicted.labels == number, predicted.probabilities.column(number)
     if kind.area == "roc_area":
         x, y, _ = roc_curve(true, scores)
     else:
         precision, recall, _ = precision_recall_curve(true, scores, drop_intermediate=True)
         x, y = recall[::-1], precision[::-1]
     return (x, y) if len(x) <= len(_GRID) else (_GRID, np.interp(_GRID, x, y))
-
-
-def _mark_decision(kind: _Kind, axes: Axes, predicted: ScoredRows, positive: int) -> None:
-    """Mark where the model stands, which predicts the more probable class."""
-    true, chosen = predicted.labels == positive, predicted.column(positive) >= 0.5
-    hits, false = (chosen & true).sum(), (chosen & ~true).sum()
-    recall = hits / true.sum()
-    x, y = recall, hits / max(1, chosen.sum())
-    if kind.area == "roc_area":
-        x, y = false / (~true).sum(), recall
-    style: Any = {"markeredgecolor": INK, "linestyle": "", "markersize": 7, "zorder": 3}
-    axes.plot(x, y, marker="o", color=ORANGE, label="threshold 0.5", **style)
 
 
 def _alt(

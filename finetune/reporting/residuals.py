@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from finetune.reporting.figure import BLUE, GREY, ORANGE, Plot, figure_of, short, styled, titled
-from finetune.statistics import numbers as statistics
+from finetune.statistics.functions import pearson
 
 #: Points of a scatter plot, and rows below which bars of groups are noise.
 _MOST_POINTS, _FEWEST_ROWS = 2000, 30
@@ -42,9 +42,10 @@ def numbers(labels: np.ndarray, predicted: np.ndarray, name: str = "") -> Plot:
         x=f"true {short(name)}",
         y=f"predicted {short(name)}",
     )
-    correlation = statistics.pearson(labels.astype(float), predicted.astype(float)).value
-    described = f"{correlation:.3f}" if np.isfinite(correlation) else "undefined, one is constant"
-    return Plot(f"Correlation of predicted and true value{_of(name)}: {described}.", figure)
+    with np.errstate(all="ignore"):
+        correlation = float(pearson(*(v.astype(float)[:, None] for v in (labels, predicted)))[0])
+    said = f"{correlation:.3f}" if np.isfinite(correlation) else "undefined, one is constant"
+    return Plot(f"Correlation of predicted and true value{_of(name)}: {said}.", figure)
 
 
 @styled

@@ -5,7 +5,7 @@ gives them; each draws its plots and says what its template shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,8 @@ from finetune.data.prediction_columns import THUMBNAIL
 from finetune.reporting import curves, html, plots, ranking, residuals, wording
 from finetune.reporting.figure import Plot
 from finetune.runs.run import Run
-from finetune.statistics import (
-    calibration,
-    classification,
-    mistakes,
-    multi_label,
-)
-from finetune.statistics.metrics import Scoring
-from finetune.statistics.ranking import FEWEST_ROWS
+from finetune.statistics import calibration, mistakes
+from finetune.statistics.metrics import MOST_CONFUSED
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 from finetune.training.manifest import METRICS, Manifest, Statistics
 
@@ -42,7 +36,6 @@ WORDS = {
     "roc": "ROC curve",
     "precision_recall": "precision-recall curve",
     "reliability": "calibration",
-    "coverage": "accuracy by coverage",
     "length": "accuracy by length",
 }
 
@@ -108,10 +101,10 @@ def targets(report: Shown) -> Section:
 def classes(report: Shown) -> Section:
     """Show how well each class is found, and with which it is confused."""
     rows: ScoredRows = report.rows
-    matrix, scores = rows.once(classification.confusion), report.classes
+    matrix, scores = rows.confusion, report.classes
     figures: dict[str, Plot | None] = {"classes": plots.classes(scores)}
     some, confused = scores, list[dict[str, Any]]()
-    if len(matrix) <= classification.MOST_CONFUSED:
+    if len(matrix) <= MOST_CONFUSED:
         figures = {"confusion": plots.confusion(matrix, rows.names), **figures}
     else:
         confused = _confused(matrix, rows.names)
@@ -145,12 +138,11 @@ def labels(report: Shown) -> Section:
     that the model is most confident about.
     """
     scores, rows = report.classes, report.rows
-    order = multi_label.farthest(rows)[:_MISTAKES]
+    order = mistakes.farthest(rows)[:_MISTAKES]
     return Section(
         {"labels": plots.classes(scores, "label")},
         {
             "classes": scores,
-            "fewest": FEWEST_ROWS,
             "thresholds": report.statistics.thresholds or {},
             "right": f"{rows.right.sum():,} of {len(rows):,}",
             "mistakes": [
@@ -182,24 +174,15 @@ def together(report: Shown) -> Section:
 
 def probabilities(report: Shown) -> Section:
     """Show what the probabilities are worth."""
-    rows: ScoredRows = report.rows
-    statistics = report.statistics
-    figures = {
-        "reliability": plots.reliability(statistics.calibration or {}),
-        "coverage": plots.coverage(statistics.coverage or [], statistics.rows),
-        **ranking.plots(rows, report.classes, _positive_class(report.manifest.scoring)),
-    }
-    order = ("roc", "precision_recall", "reliability", "coverage")
-    return Section(
-        {name: figures[name] for name in order if name in figures},
-        {"calibration": _of_calibration(statistics)},
+    statistics, scoring = report.statistics, report.manifest.scoring.values()
+    positive = next(
+        (int(arguments["pos_label"]) for arguments in scoring if "pos_label" in arguments), 1
     )
-
-
-def _positive_class(scoring: Scoring) -> int:
-    """Return the number of the positive one of two classes: the ``pos_label`` of a metric, or 1."""
-    declared = (arguments.get("pos_label") for arguments in scoring.values())
-    return next((int(number) for number in declared if number is not None), 1)
+    figures = {
+        **ranking.plots(report.rows, report.classes, positive),
+        "reliability": plots.reliability(statistics.calibration or {}),
+    }
+    return Section(figures, {"calibration": _of_calibration(statistics)})
 
 
 def length(report: Shown) -> Section:
@@ -215,9 +198,7 @@ def length(report: Shown) -> Section:
 def slices(report: Shown) -> Section:
     """Show where the accuracy is lowest."""
     worst = mistakes.worst_slices(report.rows, report.table, _SLICES)
-    return Section(
-        content={"slices": [asdict(worst_slice) for worst_slice in worst]} if worst else {}
-    )
+    return Section(content={"slices": worst} if worst else {})
 
 
 def mistaken(report: Shown) -> Section:
@@ -269,16 +250,16 @@ def _of_calibration(statistics: Statistics) -> str:
         return ""
     sentence = (
         "The expected calibration error, the mean gap between confidence and accuracy, is "
-        f"{errors['expected_calibration_error']:.3f}; that of a calibrated model of so many rows "
-        f"would be {errors['calibrated_model']:.3f}."
+        f"{errors['expected_calibration_error']:.3f}; of a calibrated model it is below "
+        f"{errors['calibrated']:.3f} on 95 of 100 sets of as many rows."
     )
     if "temperature" not in errors:
         return sentence
     if (hot := errors["temperature"]) is None:
         return (
             f"{sentence} No temperature mends these probabilities: the one fitted on the "
-            f"validation rows ran to an end of its range ({calibration.COLDEST:g} to "
-            f"{calibration.HOTTEST:g})."
+            f"validation rows ran to an end of its range ({calibration.LOWEST:g} to "
+            f"{calibration.HIGHEST:g})."
         )
     if "after" not in errors:
         return (

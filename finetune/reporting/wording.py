@@ -80,12 +80,12 @@ def rounded(
 
 
 def interval(estimate: Mapping[str, float], signed: bool = False) -> str:
-    """Return a figure with its 95% confidence interval, in the digits that they are worth; the
-    figure alone where the interval has no width, as that of a single row.
-    """
+    """Return a figure with its 95% confidence interval, in the digits that they are worth."""
     value, low, high = rounded(estimate, signed)
-    if estimate["low"] == estimate["high"] or math.isnan(estimate["low"]):
+    if math.isnan(estimate["value"]):
         return value
+    if math.isnan(estimate["low"]):
+        return f"{value}, too few rows for an interval"
     return f"{value}, 95% CI {low} to {high}"
 
 

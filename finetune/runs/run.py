@@ -245,7 +245,7 @@ class Run:
         import numpy as np
 
         from finetune.data.prediction_columns import LABEL, PREDICTION
-        from finetune.statistics.scored import numbers_in
+        from finetune.statistics.scored import class_numbers
 
         kind = self.kind
         task = task or kind
@@ -266,7 +266,7 @@ class Run:
             )
         if task.labels != kind.labels:
             logits = logits[:, [kind.labels.index(name) for name in task.labels]]
-        rows = task.scored(numbers_in(table, LABEL, task.labels), logits)
+        rows = task.scored(class_numbers(table, LABEL, task.labels), logits)
         predicted = np.array(task.labels, dtype=object)[rows.classes]
         if differing := int((predicted != table[PREDICTION].to_numpy()).sum()):
             raise UserError(

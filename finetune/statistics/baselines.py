@@ -1,14 +1,11 @@
-"""What a model has to beat: the majority class, the prevalence or the mean, and a bag of words.
-
-That is TF-IDF with logistic regression, with naive Bayes where there are many classes, or with
-ridge regression.
+"""What a model has to beat: the most frequent class or the mean, and a bag of words with a linear
+model, or with naive Bayes where there are many classes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,225 +13,102 @@ from typing import Any
 import numpy as np
 import sklearn
 from datasets import Column, DatasetDict, Value
+from scipy.special import logit
 
 from finetune.data import targets
 from finetune.runtime import hub
 from finetune.runtime.files import replacing
-from finetune.statistics import blocks
+from finetune.statistics.probabilities import slices
 
 #: More rows take scikit-learn longer than the training of the model itself.
 MOST_ROWS = 100_000
 #: Terms times classes, and rows times classes: L-BFGS holds some 25 numbers for each weight, and
 #: one for each row and class.
 MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
-#: Of more classes logistic regression would have to leave out rows, and of 2,000 classes all but
-#: 3,000 terms, and would still take a minute: naive Bayes counts, with these terms times classes.
+#: Of more classes logistic regression would have to leave out rows, and would still take a minute:
+#: naive Bayes counts, with these terms times classes.
 MOST_OF_REGRESSION, MOST_COUNTS = 200, 20_000_000
-#: Outputs of more rows and classes are not cached: they would fill a disk.
-MOST_CACHED = 50_000_000
+#: Outputs that are cached; more would fill a disk.
+_MOST_CACHED = 50_000_000
 _CACHE_VERSION = 3  # increment when the same rows should yield other outputs
-_DECIMALS = 6
 _BATCH = 1000  # texts
-Note = Callable[[str], object]
 
 
-@dataclass(frozen=True)
-class Terms:
-    """Texts as sublinear TF-IDF of their one- and two-word terms, sparse matrices.
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What baselines are fitted on."""
 
-    Attributes:
-        train: Of the rows to fit on, shape ``(rows, terms)``.
-        test: Of those to predict.
-        rows: Which of training these are.
-        limits: In words, where they are bounded.
+    splits: DatasetDict  # raw: train, test and, for thresholds, validation
+    column: str  # of the texts or images; only texts have a bag of words
+    seed: int  # draws the rows to fit on where there are too many
+    fingerprint: str  # of the splits: what was fitted on them before is read from a cache
+    fit: bool  # whether to have a bag of words
+    note: Callable[[str], object]  # called with a sentence if it fails
+
+
+def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name of each baseline, and the logarithms of its probabilities for the classes of
+    the test rows, shape ``(rows, classes)``.
     """
+    labels = np.asarray(source.splits["train"]["label"][:])
+    shares = np.bincount(labels, minlength=classes) / len(labels)
+    yield "majority class", np.broadcast_to(_logs(shares), (len(source.splits["test"]), classes))
+    name = "naive Bayes" if classes > MOST_OF_REGRESSION else "logistic regression"
 
-    train: Any
-    test: Any
-    rows: np.ndarray
-    limits: list[str]
+    def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
+        predict = classifier(train, labels[rows], classes)
+        shape = test.shape[0], classes
+        outputs = np.empty(shape, np.float32 if np.prod(shape) > _MOST_CACHED else np.float64)
+        for chosen in slices(*shape):
+            outputs[chosen] = _logs(predict(test[chosen]))
+        return outputs
+
+    yield from _bag_of_words(source, name, ["test"], bounds(classes), fit)
 
 
-#: What is predicted for each text, and in words where the baseline was bounded.
-Fitted = tuple[np.ndarray, list[str]]
-
-
-def of_classes(
-    splits: DatasetDict,
-    input_column: str,
-    seed: int,
-    fingerprint: str,
-    classes: int,
-    *,
-    fit: bool,
-    note: Note,
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name of each baseline and the logarithms of its probabilities for the test rows,
-    shape ``(rows, classes)``.
-
-    Args:
-        splits: ``train`` and ``test``, raw.
-        input_column: Of the texts or images; only texts have a bag of words.
-        seed: Of the rows that are sampled for the bag of words.
-        fingerprint: Of the splits, by which a fitted bag of words is cached.
-        classes: How many there are.
-        fit: Whether to have a bag of words at all.
-        note: Called with a sentence if the bag of words fails.
+def of_labels(source: Source) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name of each baseline, and its logits for each label of the rows of validation,
+    which thresholds are fitted on, then of test, shape ``(rows, labels)``.
     """
-    train, test = splits["train"], splits["test"]
-    labels = np.asarray(train["label"][:])
-    counts = np.bincount(labels, minlength=classes)
-    yield (
-        "majority class",
-        np.broadcast_to(_logarithms(counts / counts.sum()), (len(test), classes)),
-    )
-    if not (fit and _has_texts(splits, input_column)):
-        return
-    is_many, most = classes > MOST_OF_REGRESSION, bounds(classes)
-    name = "TF-IDF + " + ("naive Bayes" if is_many else "logistic regression")
-    texts, others = train[input_column], test[input_column]
+    train = source.splits["train"]
+    has = targets.indicators(train["label"][:], len(targets.class_names(train)))
+    shape = sum(len(source.splits[name]) for name in ("validation", "test")), has.shape[1]
+    yield "prevalence", np.broadcast_to(_logits(has.mean(axis=0)), shape)
 
-    def fitted() -> Fitted | None:
-        terms = terms_of(texts, others, seed, *most)
-        if terms is None:
-            return None
-        predict = classifier(terms.train, labels[terms.rows], classes)
-        logarithms = np.empty((len(others), classes), dtype=np.float32)
-        for some in blocks.slices(*logarithms.shape):
-            logarithms[some] = _logarithms(predict(terms.test[some]))
-        return logarithms, terms.limits
+    def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
+        logits = np.empty(shape, np.float32)
+        for number, label in enumerate(has[rows].T):
+            predict = classifier(train, label.astype(np.int64), 2)
+            logits[:, number] = _logits(predict(test)[:, 1].round(6))
+        return logits
 
-    key = f"classes {fingerprint} {seed} {most}"
-    yield from _named(name, key, fitted, len(others) * classes, note)
+    bound = min(MOST_ROWS, MOST_SCORES // shape[1]), MOST_WEIGHTS // shape[1]
+    yield from _bag_of_words(source, "logistic regression", ["validation", "test"], bound, fit)
+
+
+def of_numbers(source: Source) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name of each baseline, and its numbers for the test rows, ``(rows, targets)``."""
+    train = source.splits["train"]
+    labels = np.asarray(targets.values(train), dtype=np.float32).reshape(len(train), -1)
+    mean, spread = labels.mean(axis=0, dtype=np.float64), labels.astype(np.float64).std(axis=0)
+    yield "mean", np.tile(mean, (len(source.splits["test"]), 1))
+
+    def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
+        from sklearn.linear_model import Ridge
+
+        model = Ridge(alpha=1.0).fit(train, ((labels - mean) / spread)[rows])
+        return np.asarray(model.predict(test).reshape(test.shape[0], -1) * spread + mean)
+
+    bound = MOST_ROWS, MOST_WEIGHTS // labels.shape[1]
+    yield from _bag_of_words(source, "ridge regression", ["test"], bound, fit)
 
 
 def bounds(classes: int) -> tuple[int, int]:
-    """Return how many rows and how many terms a bag of words of classes has at most."""
+    """Return how many rows and terms a bag of words of classes has at most."""
     if classes > MOST_OF_REGRESSION:
         return MOST_ROWS, MOST_COUNTS // classes
-    outputs = classes if classes > 2 else 1
-    return min(MOST_ROWS, MOST_SCORES // outputs), MOST_WEIGHTS // outputs
-
-
-def of_labels(
-    splits: DatasetDict,
-    input_column: str,
-    seed: int,
-    fingerprint: str,
-    *,
-    fit: bool,
-    note: Note,
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield name and probabilities of each label, shape ``(rows, labels)``, for the rows of
-    validation, which thresholds are fitted on, and then of test.
-
-    Arguments are those of :func:`of_classes`.
-    """
-    train, held, test = splits["train"], splits["validation"], splits["test"]
-    has = targets.indicators(train["label"][:], len(targets.class_names(train)))
-    shares, labels = has.mean(axis=0), has.shape[1]
-    yield "prevalence", np.tile(shares, (len(held), 1)), np.tile(shares, (len(test), 1))
-    if not (fit and _has_texts(splits, input_column)):
-        return
-    most = min(MOST_ROWS, MOST_SCORES // labels), MOST_WEIGHTS // labels
-
-    def fitted() -> Fitted | None:
-        others = [*held[input_column][:], *test[input_column][:]]
-        terms = terms_of(train[input_column], others, seed, *most)
-        if terms is None:
-            return None
-        columns = [
-            classifier(terms.train, label.astype(np.int64), 2)(terms.test)[:, 1]
-            for label in has[terms.rows].T
-        ]
-        return np.round(np.stack(columns, axis=1), _DECIMALS), terms.limits
-
-    key, size = f"labels {fingerprint} {seed} {most}", (len(held) + len(test)) * labels
-    for name, outputs in _named("TF-IDF + logistic regression", key, fitted, size, note):
-        yield name, outputs[: len(held)], outputs[len(held) :]
-
-
-def of_numbers(
-    splits: DatasetDict,
-    input_column: str,
-    seed: int,
-    fingerprint: str,
-    numbers: np.ndarray,
-    *,
-    fit: bool,
-    note: Note,
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield name and numbers of the test rows, shape ``(rows, targets)``, of each baseline.
-
-    Arguments are those of :func:`of_classes`, and ``numbers``, the targets of the training rows.
-    """
-    train, test = splits["train"], splits["test"]
-    exact = numbers.astype(np.float64)
-    mean, deviation = exact.mean(axis=0), exact.std(axis=0)
-    yield "mean", np.tile(mean, (len(test), 1))
-    if not (fit and _has_texts(splits, input_column)):
-        return
-    most = MOST_ROWS, MOST_WEIGHTS // numbers.shape[1]
-    texts, others = train[input_column], test[input_column]
-
-    def fitted() -> Fitted | None:
-        from sklearn.linear_model import Ridge
-
-        terms = terms_of(texts, others, seed, *most)
-        if terms is None:
-            return None
-        model = Ridge(alpha=1.0).fit(terms.train, ((exact - mean) / deviation)[terms.rows])
-        predicted = model.predict(terms.test).reshape(len(others), -1)
-        return predicted * deviation + mean, terms.limits
-
-    key = f"numbers {fingerprint} {seed} {most}"
-    yield from _named("TF-IDF + ridge regression", key, fitted, len(others), note)
-
-
-def failed(name: str, error: Exception) -> str:
-    """Return the sentence that tells why there is no baseline of that name."""
-    first = next(iter(str(error).splitlines()), "")
-    return f"no baseline '{name}': {type(error).__name__}: {first}"
-
-
-def _has_texts(splits: DatasetDict, input_column: str) -> bool:
-    return isinstance(splits["train"].features[input_column], Value)
-
-
-def _named(
-    name: str, key: str, fit: Callable[[], Fitted | None], size: int, note: Note
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name of a bag of words, with its limits, and its outputs; nothing if it failed."""
-    try:
-        fitted = _cached(f"{key} {sklearn.__version__} {_CACHE_VERSION}", fit, size)
-    except Exception as error:  # whatever it is, the run is worth what it is without
-        note(failed(name, error))
-        return
-    if fitted is not None:
-        outputs, limits = fitted
-        yield f"{name} ({', '.join(limits)})" if limits else name, outputs
-
-
-def _cached(key: str, fit: Callable[[], Fitted | None], size: int) -> Fitted | None:
-    """Return what was fitted before under a key of all that it depends on, or fit it."""
-    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    path = hub.caches()["datasets"] / "finetune-baselines" / f"{digest}.npz"
-    damage = contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile)
-    with damage, np.load(path, allow_pickle=False) as content:
-        return content["outputs"], content["limits"].tolist()
-    fitted = fit()
-    if fitted is not None and size <= MOST_CACHED:
-        with contextlib.suppress(OSError):  # a cache that is only read
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as new, new.open("wb") as file:
-                np.savez_compressed(file, outputs=fitted[0], limits=np.array(fitted[1], dtype=str))
-    return fitted
-
-
-def _logarithms(probabilities: np.ndarray) -> np.ndarray:
-    """Return them finite, and rounded, so that a cache of them is small."""
-    inside = np.maximum(probabilities, np.finfo(np.float64).tiny)
-    return np.asarray(np.log(inside).round(_DECIMALS))
+    columns = classes if classes > 2 else 1
+    return min(MOST_ROWS, MOST_SCORES // columns), MOST_WEIGHTS // columns
 
 
 def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], np.ndarray]:
@@ -243,72 +117,105 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     (Rennie et al., 2003), which ranks classes well, but is sure of none; or the only class.
 
     Args:
-        terms: Of the rows to fit on, shape ``(rows, terms)``.
+        terms: Of the rows to fit on, a sparse matrix, shape ``(rows, terms)``.
         labels: Their classes, shape ``(rows,)``.
         classes: How many there are; those without a row have the probability 0.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import ComplementNB
 
-    occurring, model = np.unique(labels), None
-    if len(occurring) > 1 and classes > MOST_OF_REGRESSION:
+    present, model = np.unique(labels), None
+    if len(present) > 1 and classes > MOST_OF_REGRESSION:
         model = ComplementNB()
         step = max(1, MOST_SCORES // classes)  # it makes a number of each row and class
         for start in range(0, len(labels), step):
-            some = slice(start, start + step)
-            model.partial_fit(terms[some], labels[some], occurring)
-    elif len(occurring) > 1:
+            chosen = slice(start, start + step)
+            model.partial_fit(terms[chosen], labels[chosen], present)
+    elif len(present) > 1:
         model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
 
     def predict(others: Any) -> np.ndarray:
         probabilities = np.zeros((others.shape[0], classes))
-        probabilities[:, occurring] = 1 if model is None else model.predict_proba(others)
+        probabilities[:, present] = 1 if model is None else model.predict_proba(others)
         return probabilities
 
     return predict
 
 
-def terms_of(
-    train_texts: Sequence[str],
-    test_texts: Sequence[str],
-    seed: int,
-    most_rows: int = MOST_ROWS,
-    most_terms: int = MOST_WEIGHTS,
-) -> Terms | None:
-    """Return the terms of texts; None if they hold no words of two letters or more.
+def _bag_of_words(
+    source: Source,
+    model: str,
+    splits: Sequence[str],
+    bound: tuple[int, int],
+    fit: Callable[[Any, Any, np.ndarray], np.ndarray],
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the name and the outputs for some splits, unless there are no words.
 
-    Args:
-        train_texts: On which terms and weights are fitted.
-        test_texts: Others.
-        seed: Draws the training texts, where there are more than are used.
-        most_rows: How many are used.
-        most_terms: How many terms are kept, the most frequent.
+    ``fit`` is called with sparse matrices of one- and two-word terms by sublinear TF-IDF, of the
+    rows to fit on and those to predict, and with the numbers of the rows to fit on.
     """
+    train, texts = source.splits["train"], [source.splits[name][source.column] for name in splits]
+    if not (source.fit and isinstance(train.features[source.column], Value)):
+        return
+    limit = f" ({bound[0]:,} rows)" if len(train) > bound[0] else ""
+    key = f"{model} {splits} {source.fingerprint} {sklearn.__version__} {source.seed} {bound}"
+    name = hashlib.sha256(f"{key} {_CACHE_VERSION}".encode()).hexdigest()[:16]
+    path = hub.caches()["datasets"] / "finetune-baselines" / f"{name}.npy"
+    try:
+        outputs = None
+        with contextlib.suppress(OSError, ValueError, EOFError):  # missing or damaged
+            outputs = np.load(path, allow_pickle=False)
+        if outputs is None or len(outputs) != sum(map(len, texts)):
+            terms = _terms(train[source.column], texts, source.seed, *bound)
+            if terms is None:
+                return
+            outputs = fit(*terms)
+            with contextlib.suppress(OSError):  # a cache that is only read
+                if outputs.size <= _MOST_CACHED:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    with replacing(path) as new, new.open("wb") as file:
+                        np.save(file, outputs, allow_pickle=False)
+    except Exception as error:  # whatever it is, the run is worth what it is without
+        source.note(failed(f"TF-IDF + {model}", error))
+        return
+    yield f"TF-IDF + {model}{limit}", outputs
+
+
+def _terms(
+    train: Column, others: Sequence[Column], seed: int, most_rows: int, most_terms: int
+) -> tuple[Any, Any, np.ndarray] | None:
+    """Return the most frequent terms of texts; None if they hold no words of two letters."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    count = min(len(train_texts), most_rows)
-    rows = np.random.default_rng(seed).permutation(len(train_texts))[:count]
+    rows = np.random.default_rng(seed).permutation(len(train))[:most_rows]
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most_terms)
     try:
-        terms = vectorizer.fit_transform(_select(train_texts, rows))
+        terms = vectorizer.fit_transform(train[rows.tolist()])
     except ValueError as error:
         if "empty vocabulary" not in str(error):
             raise
         return None
-    limits = [f"{count:,} rows"] if count < len(train_texts) else []
-    if terms.shape[1] >= most_terms:
-        limits.append(f"{most_terms:,} terms")
-    return Terms(terms, vectorizer.transform(_iterate(test_texts)), rows, limits)
+    # a batch at a time: a column reads whole
+    texts = (
+        text
+        for column in others
+        for start in range(0, len(column), _BATCH)
+        for text in column[start : start + _BATCH]
+    )
+    return terms, vectorizer.transform(texts), rows
 
 
-def _select(texts: Sequence[str], rows: np.ndarray) -> list[str]:
-    """Return some texts; of a column of a data set only those are read."""
-    if isinstance(texts, Column):
-        return list(texts[rows.tolist()])
-    return [texts[row] for row in rows]
+def failed(name: str, error: Exception) -> str:
+    """Return the sentence that says why there is no baseline of that name."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"no baseline '{name}': {type(error).__name__}: {first}"
 
 
-def _iterate(texts: Sequence[str]) -> Iterator[str]:
-    """Yield texts; of a column of a data set some are read at once."""
-    for start in range(0, len(texts), _BATCH):
-        yield from texts[start : start + _BATCH]
+def _logs(probabilities: np.ndarray) -> np.ndarray:
+    """Return logarithms, rounded and finite."""
+    logs: np.ndarray = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+    return logs.round(6)
+
+
+def _logits(probabilities: np.ndarray) -> np.ndarray:
+    return np.asarray(logit(np.clip(probabilities, 1e-7, 1 - 1e-7)), dtype=np.float32)

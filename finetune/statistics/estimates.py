@@ -1,166 +1,280 @@
-"""A metric with its 95% confidence interval: what other test rows like these would have given.
+"""Values with 95% confidence intervals: what other test rows of the same kind might have given.
 
-The standard error is that of the jackknife (Efron and Tibshirani, An Introduction to the Bootstrap,
-1993, chapter 11), which leaves out each row, or each of 64 random groups of rows where that would
-take too long. A metric with a lowest and a highest value has
-Wilson's interval of as many rows as would give that error; an error without a highest value and a
-correlation have one that is symmetric on the scale on which they are nearest to normal. Nothing is
-said of another training: another seed gives another model. ``benchmarks/coverage.py`` simulates how
-often the intervals hold the truth.
+The standard error of any metric comes from a jackknife that leaves out one of 64 or more random
+groups of rows at a time (Wolter, Introduction to Variance Estimation, 2007, chapter 4). The groups
+depend on the number of rows alone, so the difference of two models on the same rows is paired. A
+metric is an array of *replicates*, ``(1 + groups,)``: its value on all rows, then without each
+group.
 """
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy.stats import norm, t
+from scipy.stats import binomtest, norm, t
 
-LEVEL = 0.95
-GROUPS = 64
-_DEVIATIONS = float(norm.ppf((1 + LEVEL) / 2))
-_NAN = float("nan")
+LEVEL, GROUPS = 0.95, 64
+#: Of few rows there are more groups, up to one a row, within this many rows times groups: the
+#: standard error of 64 groups is 9% off itself.
+MOST_GROUPS, _MOST_CELLS = 1000, 1_280_000
+#: Rows below which an interval that is not one of a share would be too narrow.
+FEWEST_ROWS = 10
+#: Rows that two models predict differently, below which all may favour one of them by chance.
+FEWEST_DIFFERENT = 6
+_UPPER = (1 + LEVEL) / 2
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95% confidence interval; the ends are NaN where none is known."""
+    """A value and its 95% confidence interval; the ends are NaN where there are too few rows."""
 
     value: float
-    low: float = _NAN
-    high: float = _NAN
+    low: float = math.nan
+    high: float = math.nan
 
 
-#: Of a metric that is not defined on the rows.
-UNDEFINED = Estimate(_NAN)
+@dataclass(frozen=True)
+class Scale:
+    """The range of a metric, and a transformation after which its error is about symmetric."""
+
+    lowest: float
+    highest: float
+    forward: Function | None = None
+    back: Function | None = None
 
 
-@functools.lru_cache(maxsize=8)
-def group_of_rows(rows: int) -> np.ndarray:
-    """Return the group of each row, shape ``(rows,)``: random, the same for every model."""
-    return np.random.default_rng(0).permutation(rows) % min(GROUPS, max(1, rows))
+#: A share of the rows, whose interval needs no jackknife.
+PROPORTION = Scale(0.0, 1.0)
+SHARE = Scale(0.0, 1.0)
+AGREEMENT = Scale(-1.0, 1.0)
+CORRELATION = Scale(-1.0, 1.0, np.arctanh, np.tanh)
+ERROR = Scale(0.0, math.inf, np.log, np.exp)
+EXPLAINED = Scale(-math.inf, 1.0, lambda value: np.log(1 - value), lambda log: 1 - np.exp(log))
+NUMBER = Scale(-math.inf, math.inf)
 
 
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """A metric of some rows, and what each row, or group of rows, adds to its error.
+# ---- replicates ----------------------------------------------------------------------------------
 
-    Attributes:
-        value: NaN where the metric is not defined.
-        errors: The sum of their squares is the variance of the value.
+
+def group_rows(rows: int) -> np.ndarray:
+    """Return the number of the group of each row, shape ``(rows,)``."""
+    count = min(rows, MOST_GROUPS, max(GROUPS, _MOST_CELLS // max(1, rows)))
+    return np.random.default_rng(0).permutation(rows) % max(1, count)
+
+
+def leave_out(sums: np.ndarray) -> np.ndarray:
+    """Return the total of the groups, the first axis, then the total without each of them.
+
+    The groups before and after are added: subtracted from the total, a group that is far larger
+    than the others would leave nothing of them.
     """
-
-    value: float
-    errors: np.ndarray
-
-    @classmethod
-    def of_mean(cls, values: np.ndarray) -> Measured:
-        """Return the mean of what each row has, shape ``(rows,)``."""
-        mean, rows = float(values.mean()), len(values)
-        return cls(mean, (values - mean) / np.sqrt(rows * max(1, rows - 1)))
-
-    @classmethod
-    def of_jackknife(cls, value: float, without: np.ndarray) -> Measured:
-        """Return a metric of which ``without`` are the values without each row, or group."""
-        count = len(without)
-        return cls(value, (without.mean() - without) * np.sqrt((count - 1) / count))
-
-    @classmethod
-    def mean(cls, parts: Sequence[Measured]) -> Measured:
-        """Return the mean of metrics of the same rows."""
-        value = float(np.mean([part.value for part in parts]))
-        return cls(value, np.mean([part.errors for part in parts], axis=0))
-
-    @property
-    def deviation(self) -> float:
-        """The standard error of the value."""
-        return float(np.linalg.norm(self.errors))
-
-    def __sub__(self, other: Measured) -> Measured:
-        return Measured(self.value - other.value, self.errors - other.errors)
-
-    def bounded(self, rows: float, low: float = 0.0, high: float = 1.0) -> Estimate:
-        """Return Wilson's interval at the effective number of rows.
-
-        Args:
-            rows: The most rows that the metric can rest on, as those of one class; of a metric
-                whose error is zero, as many.
-            low: The lowest value of the metric.
-            high: The highest.
-        """
-        if not np.isfinite([self.value, self.deviation]).all():
-            return Estimate(self.value)
-        share = min(1.0, max(0.0, (self.value - low) / (high - low)))
-        variance = (self.deviation / (high - low)) ** 2
-        deviations = _DEVIATIONS
-        if variance > 0 and 0 < share < 1:
-            rows = min(rows, share * (1 - share) / variance)
-            deviations = float(t.ppf((1 + LEVEL) / 2, len(self.errors) - 1))
-        ends = wilson(np.array([share * rows]), np.array([rows]), deviations)
-        lower, upper = (low + (high - low) * float(end[0]) for end in ends)
-        return Estimate(self.value, min(self.value, lower), max(self.value, upper))
-
-    def scaled(
-        self,
-        scale: Callable[[np.ndarray], np.ndarray],
-        inverse: Callable[[np.ndarray], np.ndarray],
-    ) -> Estimate:
-        """Return an interval that is symmetric on a scale, by Student's distribution.
-
-        Args:
-            scale: From values to the scale.
-            inverse: Back from it.
-        """
-        count = len(self.errors)
-        without = self.value - self.errors * np.sqrt(count / max(1, count - 1))
-        with np.errstate(all="ignore"):
-            values = scale(np.append(without, self.value))
-            if count < 2 or not np.isfinite(values).all():
-                return Estimate(self.value)
-            error = np.sqrt((count - 1) / count * np.sum((values[:-1] - values[:-1].mean()) ** 2))
-            reach = t.ppf((1 + LEVEL) / 2, count - 1) * error
-            ends = inverse(values[-1] + np.array([-reach, reach]))
-        return Estimate(self.value, float(min(self.value, *ends)), float(max(self.value, *ends)))
-
-    def difference(self, widest: float = np.inf) -> Estimate:
-        """Return the interval of a difference of two metrics, at most ``widest`` from zero."""
-        reach = t.ppf((1 + LEVEL) / 2, max(1, len(self.errors) - 1)) * self.deviation
-        if not np.isfinite(reach):
-            return Estimate(self.value)
-        low, high = max(-widest, self.value - reach), min(widest, self.value + reach)
-        return Estimate(self.value, float(low), float(high))
+    none = np.zeros_like(sums[:1])
+    before = np.concatenate([none, np.cumsum(sums, axis=0)])
+    after = np.concatenate([np.cumsum(sums[::-1], axis=0)[::-1], none])
+    return np.concatenate([before[-1:], before[:-1] + after[1:]])
 
 
-def wilson(
-    hits: np.ndarray, rows: np.ndarray, deviations: float = _DEVIATIONS
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of Wilson's intervals of shares (Journal of the American Statistical
-    Association 22, 1927), each of shape ``(shares,)``.
+def replicate_mean(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return the replicates of the mean of one value a row, shape ``(rows,)``."""
+    sums = leave_out(np.bincount(groups, weights=values))
+    with np.errstate(invalid="ignore"):  # without the only row
+        return np.asarray(sums / leave_out(np.bincount(groups)))
+
+
+def replicate(function: Function, groups: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
+    """Return the replicates of a function of arrays over the rows, by calling it on them.
+
+    Where it returns several numbers, the shape is ``(1 + groups, numbers)``.
+    """
+    values = [np.asarray(function(*arrays), dtype=np.float64)]
+    for number in range(int(groups.max(initial=-1)) + 1):
+        is_left = groups != number
+        some = [array[is_left] for array in arrays]
+        values.append(function(*some) if is_left.any() else np.full_like(values[0], np.nan))
+    return np.array(values)
+
+
+# ---- intervals -----------------------------------------------------------------------------------
+
+
+def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
+    """Return the value with its interval.
+
+    Of a value between two ends, like a share, that is Wilson's interval at the effective sample
+    size, the number of independent rows for which the standard error is that of the jackknife: it
+    has a width where every row is right. Its middle is free of the bias that the macro F1 of many
+    classes has. Of other values it is symmetric on their scale, by Student's t.
 
     Args:
-        hits: How many of the rows; fractions are possible.
-        rows: How many there are; of none, nothing is known.
-        deviations: Standard deviations that the interval reaches.
+        replicates: Shape ``(1 + groups,)``; NaN where the metric is not defined.
+        scale: Of the metric.
+        rows: The most that the effective sample size may be.
     """
-    square = deviations**2
-    with np.errstate(all="ignore"):
-        shares = np.where(rows > 0, hits / rows, 0.0)
-        middle = (2 * hits + square) / (2 * (rows + square))
-        reach = deviations * np.sqrt(4 * hits * (1 - shares) + square) / (2 * (rows + square))
-    low, high = np.minimum(shares, middle - reach), np.maximum(shares, middle + reach)
-    low, high = np.where(hits > 0, low, 0.0), np.where(hits < rows, high, 1.0)
-    return np.where(rows > 0, low, 0.0), np.where(rows > 0, high, 1.0)
+    value, error, quantile = float(replicates[0]), _error(replicates), _quantile(replicates, rows)
+    if rows < 1 or not np.isfinite(replicates).all():
+        return Estimate(value)
+    if scale.forward is None and math.isfinite(scale.lowest + scale.highest):
+        width = scale.highest - scale.lowest
+        middle = (value - _bias(replicates) - scale.lowest) / width
+        share, variance = (value - scale.lowest) / width, (error / width) ** 2
+        size = min(rows, share * (1 - share) / variance) if variance > 0 else rows
+        low, high = wilson(np.clip(middle, 0, 1), size if size > 0 else rows, quantile)
+        ends = np.array([low, high]) * width + scale.lowest
+        return Estimate(value, min(value, float(ends[0])), max(value, float(ends[1])))
+    if rows < FEWEST_ROWS:
+        return Estimate(value)
+    reach = np.array([-quantile, quantile])
+    if scale.forward is not None and scale.back is not None:
+        with np.errstate(all="ignore"):
+            scaled = scale.forward(replicates)
+        if np.isfinite(scaled).all():
+            ends = np.sort(scale.back(scaled[0] + _error(scaled) * reach))
+            return Estimate(value, float(ends[0]), float(ends[1]))
+    return _clipped(value, value + error * reach, scale)
 
 
-def shares(hits: np.ndarray, rows: np.ndarray) -> list[Estimate]:
-    """Return shares of rows with Wilson's intervals; both of shape ``(shares,)``."""
-    low, high = wilson(hits, rows)
-    values = np.where(rows > 0, hits / np.maximum(rows, 1), 0.0)
-    return [Estimate(*map(float, ends)) for ends in zip(values, low, high, strict=True)]
+def difference(
+    first: np.ndarray, second: np.ndarray, scale: Scale, rows: int, different: int | None = None
+) -> Estimate:
+    """Return how much higher the second of two models is on the same rows.
+
+    Args:
+        first: The replicates of the first model, shape ``(1 + groups,)``.
+        second: Those of the second.
+        scale: Of the metric.
+        rows: How many there are.
+        different: The rows with different predictions, where these alone matter; of few, 0 is in
+            the interval.
+    """
+    replicates = second - first
+    if not np.isfinite(replicates).all():
+        return Estimate(float(replicates[0]))
+    value, middle = float(replicates[0]), float(replicates[0]) - _bias(replicates)
+    # as if two more rows favoured one model each (Agresti and Min, Biometrics 61, 2005)
+    unseen = math.sqrt(0.5) / rows if math.isfinite(scale.highest - scale.lowest) else 0.0
+    error = math.hypot(_error(replicates), unseen)
+    reach = error * _quantile(replicates, rows)
+    ends = np.array([min(value, middle - reach), max(value, middle + reach)])
+    if different is not None and different < FEWEST_DIFFERENT:
+        ends = np.array([min(ends[0], 0.0), max(ends[1], 0.0)])
+    width = scale.highest - scale.lowest
+    return _clipped(value, ends, Scale(-width, width))
+
+
+def _clipped(value: float, ends: np.ndarray, scale: Scale) -> Estimate:
+    low, high = np.clip(ends, min(value, scale.lowest), max(value, scale.highest))
+    return Estimate(value, float(low), float(high))
+
+
+def _error(replicates: np.ndarray) -> float:
+    """Return the standard error."""
+    count = len(replicates) - 1
+    return float(np.sqrt((count - 1) * replicates[1:].var())) if count else 0.0
+
+
+def _bias(replicates: np.ndarray) -> float:
+    return float((len(replicates) - 2) * (replicates[1:].mean() - replicates[0]))
+
+
+def _quantile(replicates: np.ndarray, rows: float) -> float:
+    return float(t.ppf(_UPPER, max(1, min(len(replicates) - 1, rows) - 1)))
+
+
+def wilson(share: Any, rows: Any, quantile: float = float(norm.ppf(_UPPER))) -> tuple[Any, Any]:
+    """Return the ends of the interval of a share (Wilson, Journal of the American Statistical
+    Association 22, 1927); arrays for arrays.
+    """
+    square = quantile**2
+    middle = (share + square / (2 * rows)) / (1 + square / rows)
+    spread = np.maximum(share * (1 - share), 0) / rows + square / (4 * rows**2)
+    reach = quantile * np.sqrt(spread) / (1 + square / rows)
+    # exactly 0 of no hits, and 1 where all are
+    low = np.where(share <= 0, 0.0, np.minimum(share, middle - reach))
+    return low, np.where(share >= 1, 1.0, np.maximum(share, middle + reach))
+
+
+def shares(hits: Any, rows: Any) -> list[Estimate]:
+    """Return the estimates of shares of rows, by the numbers of hits and rows; of no rows, nothing
+    is known. A fraction of a hit, of ties, counts as the nearest whole number in the ends.
+    """
+    hits, rows = np.asarray(hits, dtype=np.float64), np.asarray(rows, dtype=np.float64)
+    low, high = wilson(np.rint(hits) / np.maximum(rows, 1), np.maximum(rows, 1))
+    values = hits / np.maximum(rows, 1)
+    low, high = np.minimum(values, low), np.maximum(values, high)
+    columns = zip(values.tolist(), low.tolist(), high.tolist(), rows.tolist(), strict=True)
+    return [Estimate(*ends) if count else Estimate(0.0, 0.0, 1.0) for *ends, count in columns]
 
 
 def share(hits: float, rows: float) -> Estimate:
-    """Return a share of rows with Wilson's interval."""
-    return shares(np.array([hits]), np.array([rows]))[0]
+    """Return the estimate of one share of rows; see :func:`shares`."""
+    return shares([hits], [rows])[0]
+
+
+# ---- two models on the same rows -----------------------------------------------------------------
+
+
+def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
+    """Return how much more often the second of two models is right, with Newcombe's interval for
+    paired shares (Statistics in Medicine 17, 1998, method 10).
+
+    Args:
+        first: Whether the first model is right, of booleans, shape ``(rows,)``.
+        second: Whether the second is.
+    """
+    rows = len(first)
+    both, neither = int((first & second).sum()), int((~first & ~second).sum())
+    one, other = int(first.sum()), int(second.sum())
+    before, after = shares([one, other], [rows, rows])
+    together = both * neither - (one - both) * (other - both)
+    if together > 0:  # the correction for continuity of the correlation
+        together = max(0, together - rows // 2)
+    margins = float(one) * (rows - one) * other * (rows - other)
+    correlation = together / math.sqrt(margins) if margins else 0.0
+
+    def reach(up: float, down: float) -> float:
+        return math.sqrt(max(0.0, up**2 - 2 * correlation * up * down + down**2))
+
+    value = after.value - before.value
+    return Estimate(
+        value,
+        value - reach(after.value - after.low, before.high - before.value),
+        value + reach(after.high - after.value, before.value - before.low),
+    )
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """How many rows one of two models alone gets right, and how probable a split at least as uneven
+    is if neither is better.
+    """
+
+    only_first: int
+    only_second: int
+    p_value: float
+
+
+def mcnemar(first: np.ndarray, second: np.ndarray) -> McNemar:
+    """Return the exact test of McNemar (Psychometrika 12, 1947) for a difference in how often two
+    models are right; arguments are those of :func:`newcombe`.
+    """
+    only_first, only_second = int((first & ~second).sum()), int((~first & second).sum())
+    count = only_first + only_second
+    p_value = float(binomtest(only_first, count).pvalue) if count else 1.0
+    return McNemar(only_first, only_second, p_value)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values corrected for how many there are (Holm, Scandinavian Journal of Statistics 6,
+    1979).
+    """
+    order = np.argsort(p_values, kind="stable")
+    corrected, highest = np.zeros(len(order)), 0.0
+    for place, number in enumerate(order):
+        highest = max(highest, min(1.0, (len(order) - place) * p_values[number]))
+        corrected[number] = highest
+    return corrected.tolist()

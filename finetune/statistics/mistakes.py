@@ -1,128 +1,110 @@
-"""Which rows a classifier gets wrong: confident mistakes, labels that may be wrong, slices."""
+"""Which rows a model gets wrong: confident mistakes, labels that may be wrong, slices."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from finetune.data.prediction_columns import is_predicted
-from finetune.statistics import estimates
-from finetune.statistics.estimates import Estimate
-from finetune.statistics.scored import ScoredRows
+from finetune.statistics.estimates import Estimate, share
+from finetune.statistics.scored import ScoredLabels, ScoredRows
 
-_FEWEST_ROWS = 20
-_MOST_VALUES = 30
-_LENGTH_GROUPS = 4
+_FEWEST_IN_SLICE, _MOST_VALUES, _LENGTH_GROUPS = 20, 30, 4
 _TENTH, _FEWEST_TO_SUSPECT, _MOST_CONTRADICTED = 10, 100, 1 / 3
 
 
 @dataclass(frozen=True)
-class Slice:
-    """Rows that have something in common: their accuracy by Wilson's interval, and whether all of
-    it is lower than the accuracy on all rows.
-    """
-
-    name: str
-    rows: int
-    accuracy: Estimate
-    lower: bool
-
-
-@dataclass(frozen=True)
 class Suspicion:
-    """Labels that may be wrong.
+    """Labels that may be wrong."""
 
-    Attributes:
-        rows: Indices, the most confident prediction first, shape ``(suspected,)``.
-        confident: How many predictions were looked at, the most confident ones.
-        wrong: The share of these whose label is contradicted: of all labels, at most about as many
-            are wrong.
-    """
-
-    rows: np.ndarray
-    confident: int
-    wrong: Estimate
+    rows: np.ndarray  # indices, the most confident prediction first
+    confident: int  # how many predictions were looked at, the most confident ones
+    wrong: Estimate  # the share whose label is contradicted: of all labels, at most about as many
 
 
-def most_confident(predicted: ScoredRows) -> np.ndarray:
+def most_confident(rows: ScoredRows) -> np.ndarray:
     """Return the indices of the mistakes, the one with the highest probability first."""
-    wrong = np.flatnonzero(~predicted.right)
-    sure = predicted.summary.confidence[wrong]
-    return wrong[np.argsort(-sure, kind="stable")]
+    wrong = np.flatnonzero(~rows.right)
+    return wrong[np.argsort(-rows.summary.confidence[wrong], kind="stable")]
 
 
-def suspicion(predicted: ScoredRows) -> Suspicion | None:
+def farthest(rows: ScoredLabels) -> np.ndarray:
+    """Return the indices of rows that are wrong in a label, the most confident mistakes first."""
+    gaps = np.zeros(len(rows))
+    for chosen, block in rows.probabilities.row_blocks():
+        is_wrong = rows.decided[chosen] != rows.labels[chosen]
+        gaps[chosen] = np.where(is_wrong, np.abs(block - 0.5), 0).max(axis=1)
+    order = np.argsort(-gaps, kind="stable")
+    return np.asarray(order[~rows.right[order]])
+
+
+def suspicion(rows: ScoredRows) -> Suspicion | None:
     """Return which labels may be wrong: those that the most confident predictions contradict.
 
-    Mistakes of the model get rarer as its confidence grows, wrong labels do not. Among the tenth of
-    the rows with the most confident predictions, most of what is contradicted is therefore wrong
-    itself, if the confidence is worth anything. The share, the precision on seeded noise, and why
-    not confident learning: docs/decisions/suspected-labels.md.
+    Mistakes of the model get rarer as its confidence grows, wrong labels do not: among the tenth of
+    the rows with the most confident predictions most contradicted labels are wrong themselves
+    (docs/decisions/suspected-labels.md).
 
     Returns:
         None of fewer than 100 rows, and if more than a third of all labels are contradicted: then
         too many of the most confident predictions are wrong themselves.
     """
-    wrong = ~predicted.right
-    if len(predicted) < _FEWEST_TO_SUSPECT or wrong.mean() > _MOST_CONTRADICTED:
+    wrong = ~rows.right
+    if len(rows) < _FEWEST_TO_SUSPECT or wrong.mean() > _MOST_CONTRADICTED:
         return None
-    confident = len(predicted) // _TENTH
-    order = np.argsort(-predicted.summary.confidence, kind="stable")[:confident]
-    rows = order[wrong[order]]
-    return Suspicion(rows, confident, estimates.share(float(len(rows)), confident))
+    confident = len(rows) // _TENTH
+    order = np.argsort(-rows.summary.confidence, kind="stable")[:confident]
+    suspected = order[wrong[order]]
+    return Suspicion(suspected, confident, share(len(suspected), confident))
 
 
-def worst_slices(predicted: ScoredRows, table: pd.DataFrame, most: int) -> list[Slice]:
+def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[str, Any]]:
     """Return the slices with the lowest accuracy: by class, by length, by columns of the data.
 
+    Of each the name, rows, accuracy, and whether that is surely lower than that of all rows.
+
     Args:
-        predicted: The rows.
-        table: ``predictions.parquet``; a column that came with the data is a source of slices if
-            it has 2 to 30 values.
+        rows: To slice.
+        table: ``predictions.parquet``; a column of the data is a source of slices if it has 2 to 30
+            values.
         most: How many slices; those of fewer than 20 rows are left out.
     """
-    right = predicted.right
-    groups: dict[str, np.ndarray] = {}
+    right, masks = rows.right, dict[str, np.ndarray]()
     if "tokens" in table:
-        groups |= _by_length(table["tokens"].to_numpy())
+        masks |= _by_length(table["tokens"].to_numpy())
     for column in table.columns:
-        if is_predicted(column):
-            continue
-        values = table[column]
-        kinds = values.dropna().unique()
-        if 1 < len(kinds) <= _MOST_VALUES:
-            groups |= {f"{column} = {each}": (values == each).to_numpy() for each in kinds}
-    counted = {
-        f"true class '{name}'": (rows, hits)
-        for name, rows, hits in zip(
-            predicted.names,
-            np.bincount(predicted.labels, minlength=len(predicted.names)).tolist(),
-            np.bincount(predicted.labels, right, len(predicted.names)).tolist(),
-            strict=True,
-        )
-    }
-    counted |= {name: (int(each.sum()), right[each].sum()) for name, each in groups.items()}
-    found = [
-        _slice(name, rows, float(hits), float(right.mean()))
-        for name, (rows, hits) in counted.items()
-        if _FEWEST_ROWS <= rows < len(right)
-    ]
-    return sorted(found, key=lambda each: each.accuracy.value)[:most]
+        values = table[column].dropna().unique()
+        if not is_predicted(column) and 1 < len(values) <= _MOST_VALUES:
+            masks |= {
+                f"{column} = {value}": (table[column] == value).to_numpy() for value in values
+            }
+    counts = {name: (int(mask.sum()), int(right[mask].sum())) for name, mask in masks.items()}
+    hits = np.bincount(rows.labels, right, len(rows.names)).astype(int).tolist()
+    for name, *count in zip(rows.names, rows.supports.tolist(), hits, strict=True):
+        counts[f"true class '{name}'"] = count[0], count[1]
+    slices, overall = list[dict[str, Any]](), float(right.mean())
+    for name, (size, hit) in counts.items():
+        if _FEWEST_IN_SLICE <= size < len(rows):
+            accuracy = share(hit, size)
+            slices.append(
+                {
+                    "name": name,
+                    "rows": size,
+                    "accuracy": asdict(accuracy),
+                    "lower": accuracy.high < overall,
+                }
+            )
+    return sorted(slices, key=lambda row: float(row["accuracy"]["value"]))[:most]
 
 
 def _by_length(tokens: np.ndarray) -> dict[str, np.ndarray]:
     edges = np.unique(np.quantile(tokens, np.linspace(0, 1, _LENGTH_GROUPS + 1)).astype(int))
-    groups = {}
+    masks = {}
     for low, high in itertools.pairwise(edges):
-        last = high == edges[-1]
-        upper = high if last else high - 1
-        groups[f"{low:,} to {upper:,} tokens"] = (tokens >= low) & (tokens <= upper)
-    return groups
-
-
-def _slice(name: str, rows: int, hits: float, overall: float) -> Slice:
-    accuracy = estimates.share(hits, rows)
-    return Slice(name, rows, accuracy, accuracy.high < overall)
+        upper = high if high == edges[-1] else high - 1
+        masks[f"{low:,} to {upper:,} tokens"] = (tokens >= low) & (tokens <= upper)
+    return masks

@@ -1,185 +1,184 @@
-"""The predictions of a run as arrays, which is what every statistic is computed from."""
+"""The predictions of a run as arrays, from which every statistic is computed."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import csr_array
 from scipy.special import logit
 
 from finetune.data.prediction_columns import LABEL, MOST_PROBABLE, probability_of
-from finetune.statistics import blocks
-from finetune.statistics.blocks import Probabilities, Summary
+from finetune.statistics import ranking
+from finetune.statistics.estimates import group_rows, leave_out
+from finetune.statistics.probabilities import Probabilities, slices
 
+Kind = Literal["classes", "labels", "numbers"]
 _LOWEST, _SMALLEST = np.finfo(np.float16).min, np.finfo(np.float16).smallest_subnormal
-_Remembered = TypeVar("_Remembered")
-
-
-class Scored(Protocol):
-    """Rows with their labels and what a model put out for them."""
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Shape ``(rows,)`` or ``(rows, labels)``."""
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """What metrics take as ``predictions``, shape ``(rows, number of outputs)``."""
-
-    def __len__(self) -> int: ...
-
-
-class Remembering:
-    """Computes what many statistics share once."""
-
-    def once(self, compute: Callable[[Any], _Remembered]) -> _Remembered:
-        """Return what a function computes of these rows, the first time only."""
-        memory: dict[Any, Any] = self.__dict__.setdefault("_memory", {})
-        if compute not in memory:
-            memory[compute] = compute(self)
-        result: _Remembered = memory[compute]
-        return result
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredRows(Remembering):
-    """Rows with their true class, shape ``(rows,)``, and the probability of every class, shape
-    ``(rows, classes)``, float64; the names of the classes are in the order of their numbers.
+class Scored:
+    """Rows with their labels and the outputs of a model for them.
+
+    Attributes:
+        labels: Shape ``(rows,)`` or ``(rows, labels)``.
+        kind: Of the labels.
     """
 
-    names: list[str]
     labels: np.ndarray
-    probabilities: Probabilities
-    _logits: np.ndarray | None = None
+    kind: ClassVar[Kind]
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """What metrics take as ``predictions``, shape ``(rows, outputs)``."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def groups(self) -> np.ndarray:
+        """The group of each row in the jackknife, shape ``(rows,)``."""
+        return group_rows(len(self))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Summary(NamedTuple):
+    """What statistics need of the probabilities of each row; all of shape ``(rows,)``."""
+
+    classes: np.ndarray  # the most probable one
+    confidence: np.ndarray  # its probability
+    of_label: np.ndarray  # the probability of the true class
+    squares: np.ndarray  # the sum of the squares of all probabilities
+    above: np.ndarray  # how many classes are more probable than the true one
+    ties: np.ndarray  # how many are as probable, the true one among them
+
+
+def _summarize(block: np.ndarray, labels: np.ndarray) -> Summary:
+    places, classes = np.arange(len(block)), block.argmax(axis=1)
+    of_label = block[places, labels]
+    return Summary(
+        classes,
+        block[places, classes],
+        of_label,
+        (block**2).sum(axis=1),
+        (block > of_label[:, None]).sum(axis=1),
+        (block == of_label[:, None]).sum(axis=1),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Named(Scored):
+    names: list[str]  # of the classes or labels, in the order of their numbers
+    probabilities: Probabilities  # of each, shape (rows, classes)
+
+    @functools.cached_property
+    def areas(self) -> tuple[np.ndarray, np.ndarray]:
+        """The replicates of each class against the rest: of the area under the ROC curve, and of
+        the average precision; both ``(1 + groups, classes)``, NaN where a class has no row or all.
+        """
+        return ranking.area_replicates(self.probabilities, self.labels, self.groups)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRows(_Named):
+    """Rows of one class each, the ``labels``, shape ``(rows,)``."""
+
+    kind: ClassVar[Kind] = "classes"
 
     @classmethod
-    def of_table(cls, table: pd.DataFrame, names: list[str]) -> ScoredRows:
-        """Return those in the table of ``predictions.parquet``, which has every class."""
-        columns = [probability_of(name) for name in names]
-        return cls(names, numbers_in(table, LABEL, names), table[columns].to_numpy(np.float64))
+    def from_table(cls, table: pd.DataFrame, names: list[str]) -> ScoredRows:
+        """Return those of the table of ``predictions.parquet``, if it has every class."""
+        columns = table[[probability_of(name) for name in names]].to_numpy(np.float64)
+        return cls(class_numbers(table, LABEL, names), names, Probabilities(columns))
 
     @classmethod
-    def of_outputs(
+    def from_outputs(
         cls, names: list[str], labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
     ) -> ScoredRows:
-        """Return those of logits, shape ``(rows, classes)``, whatever their precision."""
-        logits = outputs if temperature == 1 else None
-        return cls(names, labels, blocks.softmax(outputs, temperature), logits)
+        """Return those of logits, shape ``(rows, classes)``, of any precision."""
+        return cls(labels, names, Probabilities(outputs, "softmax", temperature))
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """The logits; of a table the logarithms of the probabilities."""
+        return self.probabilities.logits
 
     @functools.cached_property
     def summary(self) -> Summary:
-        """What most statistics take of the probabilities of each row."""
-        return Summary.of(self.probabilities, self.labels)
+        """What most statistics need, computed in one pass over the probabilities."""
+        blocks = self.probabilities.row_blocks()
+        parts = [_summarize(block, self.labels[chosen]) for chosen, block in blocks]
+        return Summary(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property
     def classes(self) -> np.ndarray:
-        """Return the most probable class of each row, shape ``(rows,)``."""
+        """The most probable class of each row, shape ``(rows,)``."""
         return self.summary.classes
 
     @property
     def right(self) -> np.ndarray:
-        """Whether the most probable class of each row is its own, shape ``(rows,)``."""
-        return self.summary.right
+        """Whether that is the true class, shape ``(rows,)``."""
+        right: np.ndarray = self.classes == self.labels
+        return right
+
+    @functools.cached_property
+    def confusion(self) -> np.ndarray:
+        """Counts of true by predicted class, shape ``(classes, classes)``."""
+        count = len(self.names)
+        cells = np.bincount(self.labels * count + self.classes, minlength=count**2)
+        return cells.reshape(count, count)
+
+    @functools.cached_property
+    def tallies(self) -> tuple[np.ndarray, ...]:
+        """Sums by class over all rows, then without each group, each ``(1 + groups, classes)``:
+        rows of the class that are right, rows of the class, rows predicted to be of it; then over
+        the rows of the class how far off the predictions are, and that squared.
+
+        Most metrics depend on a confusion matrix through these alone.
+        """
+        classes, off = len(self.names), np.abs(self.labels - self.classes)
+        count = int(self.groups.max(initial=-1)) + 1
+
+        def sums(by: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
+            cells, shape = self.groups * classes + by, (count, classes)
+            weights = np.broadcast_to(weights, cells.shape)
+            return leave_out(np.bincount(cells, weights, count * classes).reshape(shape))
+
+        weights = self.right, 1.0, off, off.astype(np.float64) ** 2
+        right, true, *errors = (sums(self.labels, weight) for weight in weights)
+        return right, true, sums(self.classes), *errors
 
     @property
-    def outputs(self) -> np.ndarray:
-        """The logits; where there are none, the logarithms of the probabilities, which are some."""
-        if self._logits is not None:
-            return self._logits
-        assert isinstance(self.probabilities, np.ndarray)
-        outputs: np.ndarray = np.log(np.maximum(self.probabilities, np.finfo(np.float64).tiny))
-        return outputs
-
-    def column(self, number: int) -> np.ndarray:
-        """Return the probability of one class, shape ``(rows,)``."""
-        return blocks.column(self.probabilities, number)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-def numbers_in(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
-    """Return the numbers of the classes that a column of a table names, shape ``(rows,)``."""
-    number = {name: index for index, name in enumerate(names)}
-    return table[column].map(number).to_numpy(dtype=np.int64)
-
-
-def compress_logits(outputs: np.ndarray) -> np.ndarray:
-    """Return logits as a file of them keeps them: float16, the highest of each row 0.
-
-    Differences between logits are what probabilities depend on, and near 0 float16 is fine: no
-    other class becomes the most probable one.
-
-    Args:
-        outputs: Shape ``(rows, classes)``.
-    """
-    found = np.empty(outputs.shape, dtype=np.float16)
-    for some in blocks.slices(*outputs.shape):
-        block = outputs[some].astype(np.float64)
-        with np.errstate(invalid="ignore"):  # what is not finite stays so, and is refused later
-            block -= block.max(axis=1, keepdims=True)
-        inside = (block < 0) & np.isfinite(block)
-        # what would round to 0 and is not: two classes would be the most probable ones
-        found[some] = np.where(inside, np.clip(block, _LOWEST, -_SMALLEST), block)
-    return found
-
-
-def most_probable(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the most probable classes of each row in their order, and their probabilities, both
-    of shape ``(rows, MOST_PROBABLE)``.
-    """
-    shape = (len(rows), MOST_PROBABLE)
-    classes, probabilities = np.empty(shape, dtype=np.int64), np.empty(shape)
-    for some, block in blocks.rows(rows.probabilities):
-        left, every = block.copy(), np.arange(len(block))
-        for place in range(MOST_PROBABLE):
-            best = left.argmax(axis=1)  # the first of several, as everywhere
-            classes[some, place], probabilities[some, place] = best, block[every, best]
-            left[every, best] = -1
-    return classes, probabilities
-
-
-@dataclass(frozen=True)
-class ScoredNumbers:
-    """Rows with the numbers that are their label and those that were predicted: one each, shape
-    ``(rows,)``, or several, shape ``(rows, targets)``.
-    """
-
-    labels: np.ndarray
-    values: np.ndarray
-
-    @property
-    def targets(self) -> np.ndarray:
-        """The labels, shape ``(rows, targets)``, float64."""
-        return self.labels.reshape(len(self), -1).astype(np.float64)
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """What was predicted, shape ``(rows, targets)``."""
-        return self.values.reshape(len(self), -1)
-
-    def __len__(self) -> int:
-        return len(self.labels)
+    def supports(self) -> np.ndarray:
+        """The rows of each class, shape ``(classes,)``."""
+        return np.bincount(self.labels, minlength=len(self.names))
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredLabels(Remembering):
-    """Rows with the labels that they have, of booleans, and the probability of each label, float64,
-    both of shape ``(rows, labels)``; ``names`` are those of the labels in their order.
-    """
+class ScoredLabels(_Named):
+    """Rows of any number of labels, of booleans, shape ``(rows, labels)``."""
 
-    names: list[str]
-    labels: np.ndarray
-    probabilities: np.ndarray
+    kind: ClassVar[Kind] = "labels"
 
     @property
+    def outputs(self) -> np.ndarray:
+        """The logits; of a table the log-odds of the probabilities."""
+        values = self.probabilities.values
+        if self.probabilities.function is None:
+            limits = np.finfo(np.float64)
+            return np.asarray(logit(np.clip(values, limits.tiny, 1 - limits.epsneg)))
+        return values
+
+    @functools.cached_property
     def decided(self) -> np.ndarray:
         """Which labels each row is given, shape ``(rows, labels)``: those above one half."""
-        decided: np.ndarray = self.probabilities > 0.5
+        decided = np.empty(self.labels.shape, dtype=bool)
+        for chosen, block in self.probabilities.row_blocks():
+            decided[chosen] = block > 0.5
         return decided
 
     @property
@@ -188,12 +187,78 @@ class ScoredLabels(Remembering):
         right: np.ndarray = (self.decided == self.labels).all(axis=1)
         return right
 
+    @functools.cached_property
+    def tallies(self) -> tuple[np.ndarray, ...]:
+        """Sums by label over all rows, then without each group, each ``(1 + groups, labels)``: rows
+        that have the label and are given it, that have it, that are given it.
+        """
+        rows, labels = self.labels.shape
+        members = csr_array((np.ones(rows), (self.groups, np.arange(rows))))
+        sums = np.empty((3, members.shape[0], labels))
+        for chosen in slices(labels, rows):
+            has, given = self.labels[:, chosen], self.decided[:, chosen]
+            for place, entries in enumerate((has & given, has, given)):
+                sums[place, :, chosen] = members @ entries.astype(np.float64)
+        return tuple(map(leave_out, sums))
+
+    @property
+    def supports(self) -> np.ndarray:
+        """The rows that have each label, shape ``(labels,)``."""
+        return np.asarray(self.labels.sum(axis=0))
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredNumbers(Scored):
+    """Rows with the numbers that are their label and those predicted, ``(rows,)`` or ``(rows,
+    targets)``.
+    """
+
+    values: np.ndarray
+    kind: ClassVar[Kind] = "numbers"
+
+    @property
+    def targets(self) -> np.ndarray:
+        """The labels, shape ``(rows, targets)``, float64."""
+        return self.labels.reshape(len(self), -1).astype(np.float64)
+
     @property
     def outputs(self) -> np.ndarray:
-        """The log-odds of the probabilities, which are logits."""
-        inside = np.clip(self.probabilities, np.finfo(np.float64).tiny, 1 - np.finfo(float).epsneg)
-        outputs: np.ndarray = logit(inside)
-        return outputs
+        """The predictions, shape ``(rows, targets)``."""
+        return self.values.reshape(len(self), -1)
 
-    def __len__(self) -> int:
-        return len(self.labels)
+
+def class_numbers(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
+    """Return the numbers of the classes that a column of a table names, shape ``(rows,)``."""
+    number = {name: index for index, name in enumerate(names)}
+    return table[column].map(number).to_numpy(dtype=np.int64)
+
+
+def to_float16(outputs: np.ndarray) -> np.ndarray:
+    """Return logits, ``(rows, classes)``, as float16, shifted so that the highest of a row is 0.
+
+    Probabilities depend on differences of logits alone, and near 0 float16 is fine: no other class
+    becomes the most probable one.
+    """
+    stored = np.empty(outputs.shape, dtype=np.float16)
+    for chosen in slices(*outputs.shape):
+        block = outputs[chosen].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # what is not finite stays so, and is refused later
+            block -= block.max(axis=1, keepdims=True)
+        is_inside = (block < 0) & np.isfinite(block)
+        # what would round to 0 and is not: two classes would be the most probable ones
+        stored[chosen] = np.where(is_inside, np.clip(block, _LOWEST, -_SMALLEST), block)
+    return stored
+
+
+def most_probable(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most probable classes of each row in their order, and their probabilities, both
+    of shape ``(rows, MOST_PROBABLE)``.
+    """
+    shape = (len(rows), MOST_PROBABLE)
+    classes, probabilities = np.empty(shape, dtype=np.int64), np.empty(shape)
+    for chosen, block in rows.probabilities.row_blocks():
+        # stable: the first of several that are as probable, as everywhere
+        order = np.argsort(-block, axis=1, kind="stable")[:, :MOST_PROBABLE]
+        classes[chosen] = order
+        probabilities[chosen] = np.take_along_axis(block, order, axis=1)
+    return classes, probabilities

@@ -1,17 +1,16 @@
-"""What the outputs of a model are worth: the metrics that a task knows, and those of a recipe of
-which nothing is known.
-"""
+"""What the outputs of a model are worth: the metrics of the table, and the others of a recipe."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from finetune.statistics.metrics import Compute, Custom, Scoring, has_others
+from finetune.statistics import estimates, metrics
+from finetune.statistics.metrics import Compute, Scoring, custom_replicates
 from finetune.statistics.scored import Scored
 from finetune.tasks.base import Task
 
@@ -22,11 +21,11 @@ class Assessment:
 
     Attributes:
         task: Of the labels.
-        outputs: Shape ``(rows, number of outputs)``.
+        outputs: Shape ``(rows, outputs)``.
         labels: Shape ``(rows,)``.
         scoring: The arguments of each local metric that ``compute`` is made of; empty if it is the
             recipe's own.
-        compute: The metrics of the recipe.
+        compute: The metrics of the recipe that are not in the table.
     """
 
     task: Task[Any]
@@ -42,11 +41,9 @@ class Assessment:
         return rows
 
     @functools.cached_property
-    def custom(self) -> Custom | None:
-        """The metrics that the task does not know; None if there are none."""
-        if not has_others(self.scoring, self.task.counted(self.scoring)):
-            return None
-        return Custom(self.compute, self.outputs, self.labels)
+    def custom(self) -> dict[str, np.ndarray]:
+        """The replicates of the metrics that are not in the table."""
+        return self._custom(self.outputs)
 
     def statistics(self, temperature: float | None = None) -> dict[str, Any]:
         """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``.
@@ -54,21 +51,23 @@ class Assessment:
         Args:
             temperature: Of the probabilities, fitted on other rows: 1 if they need none.
         """
-        counted = self.task.counted(self.scoring)
-        fields = self.task.statistics(self.rows, counted, temperature)
-        custom = self.custom.estimates() if self.custom else {}
-        return {**fields, "metrics": fields["metrics"] | custom}
+        known = self.task.counted(self.scoring)
+        statistics = self.task.statistics(self.rows, known, temperature)
+        custom = _estimated(self.custom, len(self.rows))
+        statistics["notes"] += metrics.describe_gaps(self.rows, custom, custom)
+        return {**statistics, "metrics": statistics["metrics"] | custom}
 
     def compare_to_baseline(self, baseline: np.ndarray) -> dict[str, Any]:
-        """Return the difference of each metric to a baseline, whose outputs are those of a model:
-        an interval of the paired difference.
-        """
-        custom = {}
-        if self.custom:
-            custom = self.custom.minus(Custom(self.compute, baseline, self.labels))
-        counted = self.task.counted(self.scoring)
-        other = self.task.scored(self.labels, baseline)
-        return self.task.compare_to_baseline(self.rows, other, counted) | custom
+        """Return the paired difference of each metric to a baseline, by its outputs."""
+        known, other = self.task.counted(self.scoring), self.task.scored(self.labels, baseline)
+        gaps = metrics.estimate_difference(other, self.rows, known)
+        custom = self._custom(baseline) if self.custom else {}
+        return gaps | _differences(custom, self.custom, len(self.rows))
+
+    def _custom(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
+        if self.scoring and len(self.task.counted(self.scoring)) == len(self.scoring):
+            return {}
+        return custom_replicates(self.compute, outputs, self.labels, self.rows.groups)
 
 
 def compared(
@@ -83,11 +82,29 @@ def compared(
         scoring: See :class:`Assessment`.
         compute: Likewise.
     """
-    counted = task.counted(scoring)
-    judged = task.scores(second, counted)
-    differences = task.differences(first, second, counted)
-    if not has_others(scoring, counted):
-        return judged, differences
-    custom = Custom(compute, second.outputs, second.labels)
-    before = Custom(compute, first.outputs, first.labels)
-    return judged | custom.estimates(), differences | custom.minus(before)
+    known = metrics.with_standard(task.label_kind, task.counted(scoring))
+    one, other = (
+        Assessment(
+            task=task, outputs=rows.outputs, labels=rows.labels, scoring=scoring, compute=compute
+        ).custom
+        for rows in (first, second)
+    )
+    scores = metrics.estimate(second, known) | _estimated(other, len(second))
+    gaps = metrics.estimate_difference(first, second, known)
+    return scores, gaps | _differences(one, other, len(second))
+
+
+def _estimated(replicates: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:
+    return {
+        name: asdict(estimates.estimate(values, estimates.NUMBER, rows))
+        for name, values in replicates.items()
+    }
+
+
+def _differences(
+    first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray], rows: int
+) -> dict[str, Any]:
+    return {
+        name: asdict(estimates.difference(first[name], second[name], estimates.NUMBER, rows))
+        for name in first.keys() & second.keys()
+    }

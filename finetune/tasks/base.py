@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from finetune.errors import UserError, suggestion
-from finetune.statistics import numbers
-from finetune.statistics.metrics import MODULE, Metrics, Scoring, module_of
-from finetune.statistics.pairs import McNemar
-from finetune.statistics.scored import Scored
+from finetune.statistics.baselines import Source
+from finetune.statistics.estimates import McNemar
+from finetune.statistics.metrics import METRICS, MODULE, Metrics, Scoring, find_metrics, module_of
+from finetune.statistics.scored import Kind, Scored
 from finetune.tasks import weights
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Task(ABC, Generic[S]):
     Attributes:
         name: Of the task, as ``run.json`` has it.
         problem_type: What it is called in the configuration of a model.
+        label_kind: Of the statistics.
         metric_config: The configuration of the local metrics, where that is not the usual one.
         metrics: Those of a recipe that names none; one chooses the best model, the first unless
             the recipe says so.
@@ -85,6 +86,7 @@ class Task(ABC, Generic[S]):
     name: ClassVar[str]
     sections: ClassVar[Sequence[str]]
     problem_type: ClassVar[ProblemType]
+    label_kind: ClassVar[Kind]
     metric_config: ClassVar[str | None] = None
     metrics: ClassVar[Scoring] = {}
     losses: ClassVar[Mapping[str, RowLoss]] = {}
@@ -326,26 +328,22 @@ class Task(ABC, Generic[S]):
         """
         if module in OF_AN_ORDER:
             return "it needs one label a row, of classes in an order"
-        is_of_numbers = module in numbers.METRICS
+        is_of_numbers = ("numbers", module) in METRICS
         return "a metric of numbers, and the labels are classes" if is_of_numbers else ""
 
     def counted(self, scoring: Scoring) -> Metrics:
-        """Return those of the local metrics that are known, and need no evaluation of resamples."""
-        return {}
+        """Return the metrics of a recipe that are in the table of metrics."""
+        return find_metrics(self.label_kind, scoring)
 
     @abstractmethod
-    def scores(self, rows: S, counted: Metrics) -> dict[str, Any]:
-        """Return the interval of each metric that is known without evaluating resamples."""
+    def statistics(self, rows: S, metrics: Metrics, temperature: float | None) -> dict[str, Any]:
+        """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``.
 
-    @abstractmethod
-    def statistics(self, rows: S, counted: Metrics, temperature: float | None) -> dict[str, Any]:
-        """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``; its
-        ``metrics`` are :meth:`scores`.
+        Args:
+            rows: Of the test set.
+            metrics: Of the recipe, see :meth:`counted`; its other metrics are not among them.
+            temperature: That was fitted on validation rows; None without one.
         """
-
-    def compare_to_baseline(self, rows: S, baseline: S, counted: Metrics) -> dict[str, Any]:
-        """Return the paired differences to a baseline, of the metrics of counts."""
-        return {}
 
     def find_difference(self, other: Task[Any]) -> str:
         """Return what is different in another task, so that their predictions cannot be compared:
@@ -357,10 +355,6 @@ class Task(ABC, Generic[S]):
             return ""
         names = (", ".join(task.labels) or "a single one" for task in (self, other))
         return f"different {self.label_word}: {' and '.join(names)}"
-
-    @abstractmethod
-    def differences(self, first: S, second: S, counted: Metrics) -> dict[str, Any]:
-        """Return how much more of each metric that is known so the second has than the first."""
 
     def tests(self, rows: Sequence[S]) -> list[McNemar]:
         """Return a test of each but the first against the first, if there is one."""
@@ -375,14 +369,5 @@ class Task(ABC, Generic[S]):
         return None
 
     @abstractmethod
-    def baselines(
-        self,
-        splits: DatasetDict,
-        input_column: str,
-        seed: int,
-        fingerprint: str,
-        *,
-        fit: bool,
-        note: Tell,
-    ) -> Iterator[tuple[str, np.ndarray]]:
+    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         """Yield name and outputs, for the test rows, of what a model has to beat."""

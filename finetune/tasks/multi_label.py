@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +12,22 @@ from scipy.special import expit, logit
 from finetune.data import labels as class_labels
 from finetune.data import targets
 from finetune.data.prediction_columns import LABEL, PREDICTION, probability_of
-from finetune.statistics import baselines, multi_label
-from finetune.statistics.estimates import Estimate
-from finetune.statistics.metrics import Metrics, Scoring, module_of
-from finetune.statistics.pairs import McNemar
+from finetune.statistics import baselines
+from finetune.statistics.baselines import Source
+from finetune.statistics.calibration import fit_threshold
+from finetune.statistics.estimates import McNemar, mcnemar
+from finetune.statistics.metrics import (
+    MOST_TOGETHER,
+    Metrics,
+    describe_classes,
+    describe_gaps,
+    estimate,
+    with_standard,
+)
+from finetune.statistics.probabilities import Probabilities
 from finetune.statistics.scored import ScoredLabels
 from finetune.tasks import losses, weights
-from finetune.tasks.base import Affine, RowLoss, Task, Tell
+from finetune.tasks.base import Affine, RowLoss, Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +57,7 @@ class MultiLabel(Task[ScoredLabels]):
     name = "multi_label"
     sections = ("training", "labels", "together", "length")
     problem_type = "multi_label_classification"
+    label_kind = "labels"
     metric_config = "multilabel"
     metrics = {
         "f1_micro": {"module": "f1", "average": "micro"},
@@ -146,12 +156,13 @@ class MultiLabel(Task[ScoredLabels]):
         """Return the shifts after which one half is the threshold that was best."""
         if self.thresholds == "none":
             return None
-        probabilities, has = expit(outputs.astype(np.float64)), np.asarray(targets, dtype=bool)
-        thresholds = np.full(len(self.labels), multi_label.threshold(probabilities, has))
+        probabilities, has = Probabilities(outputs, "sigmoid"), np.asarray(targets, dtype=bool)
+        found = np.full(len(self.labels), fit_threshold(probabilities, has))
         if self.thresholds == "label":
             for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
-                thresholds[index] = multi_label.threshold(probabilities[:, index], has[:, index])
-        return Affine(np.ones(len(thresholds)), -logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
+                column = Probabilities(outputs[:, [index]], "sigmoid")
+                found[index] = fit_threshold(column, has[:, [index]])
+        return Affine(np.ones(len(found)), -logit(np.clip(found, 1e-6, 1 - 1e-6)))
 
     def without_thresholds(self) -> MultiLabel:
         return replace(self, thresholds="none")
@@ -173,15 +184,15 @@ class MultiLabel(Task[ScoredLabels]):
 
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredLabels:
         has = np.asarray(labels).astype(bool)
-        return ScoredLabels(self.labels, has, self.probabilities(outputs))
+        return ScoredLabels(has, self.labels, Probabilities(outputs, "sigmoid"))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredLabels:
         number = {name: index for index, name in enumerate(self.labels)}
         has = targets.indicators(
             [[number[name] for name in names] for names in table[LABEL]], len(self.labels)
         )
-        columns = [probability_of(name) for name in self.labels]
-        return ScoredLabels(self.labels, has, table[columns].to_numpy(dtype=np.float64))
+        columns = table[[probability_of(name) for name in self.labels]]
+        return ScoredLabels(has, self.labels, Probabilities(columns.to_numpy(dtype=np.float64)))
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         rows = self.scored(labels, outputs)
@@ -189,7 +200,7 @@ class MultiLabel(Task[ScoredLabels]):
             LABEL: self._named(rows.labels),
             PREDICTION: self._named(rows.decided),
             **{
-                probability_of(name): rows.probabilities[:, index]
+                probability_of(name): rows.probabilities.column(index)
                 for index, name in enumerate(self.labels)
             },
         }
@@ -234,86 +245,34 @@ class MultiLabel(Task[ScoredLabels]):
             f"{', '.join(_OF_LABELS)})"
         )
 
-    def counted(self, scoring: Scoring) -> Metrics:
-        """Return those of which the intervals are known, by module and arguments, and what they are
-        called among these.
-        """
-        modules: dict[str, dict[str, dict[str, Any]]] = {
-            "f1": {
-                f"f1_{average}": {"average": average} for average in ("micro", "macro", "samples")
-            },
-            "accuracy": {"subset_accuracy": {}},
-            "average_precision": {"average_precision": {"average": "macro"}},
-        }
-        statistics = {}
-        for name, each in scoring.items():
-            module, arguments = module_of(name, each)
-            for statistic, its in modules.get(module, {}).items():
-                if arguments == its:
-                    statistics[name] = statistic
-        return statistics
-
-    def scores(self, rows: ScoredLabels, counted: Metrics) -> dict[str, Any]:
-        return _named(multi_label.scores(rows), counted)
-
     def statistics(
-        self, rows: ScoredLabels, counted: Metrics, temperature: float | None
+        self, rows: ScoredLabels, metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        notes = [
-            remark
-            for name, statistic in counted.items()
-            for remark in multi_label.remarks(name, statistic, rows)
-        ]
+        scores = estimate(rows, with_standard("labels", metrics))
+        together = rows.labels.T.astype(np.float32) @ rows.labels.astype(np.float32)
+        is_short = len(together) <= MOST_TOGETHER
         return {
-            **multi_label.describe(rows),
-            "metrics": self.scores(rows, counted),
-            "notes": notes,
+            "rows": len(rows),
+            "metrics": scores,
+            "classes": describe_classes(rows),
+            "together": together.astype(int).tolist() if is_short else None,
+            "notes": describe_gaps(rows, metrics, scores),
         }
-
-    def compare_to_baseline(
-        self, rows: ScoredLabels, baseline: ScoredLabels, counted: Metrics
-    ) -> dict[str, Any]:
-        return self.differences(baseline, rows, counted)
-
-    def differences(
-        self, first: ScoredLabels, second: ScoredLabels, counted: Metrics
-    ) -> dict[str, Any]:
-        return _named(multi_label.differences(first, second), counted)
 
     def tests(self, rows: Sequence[ScoredLabels]) -> list[McNemar]:
-        return [multi_label.test(rows[0], other) for other in rows[1:]]
+        return [mcnemar(rows[0].right, other.right) for other in rows[1:]]
 
     def rank_disagreements(self, rows: Sequence[ScoredLabels]) -> np.ndarray:
-        decisions = [run.decided for run in rows]
-        is_different = np.any(
-            [(other != decisions[0]).any(axis=1) for other in decisions[1:]], axis=0
-        )
-        gaps = [np.abs(run.probabilities - rows[0].probabilities).max(axis=1) for run in rows[1:]]
-        rows_apart = np.flatnonzero(is_different)
-        return rows_apart[np.argsort(-np.max(gaps, axis=0)[rows_apart], kind="stable")]
+        said = [each.decided for each in rows]
+        differ = np.any([(other != said[0]).any(axis=1) for other in said[1:]], axis=0)
+        first, *others = (each.probabilities.rows() for each in rows)
+        gaps = [np.abs(other - first).max(axis=1) for other in others]
+        apart = np.flatnonzero(differ)
+        return apart[np.argsort(-np.max(gaps, axis=0)[apart], kind="stable")]
 
-    def baselines(
-        self,
-        splits: DatasetDict,
-        input_column: str,
-        seed: int,
-        fingerprint: str,
-        *,
-        fit: bool,
-        note: Tell,
-    ) -> Iterator[tuple[str, np.ndarray]]:
-        fitted = baselines.of_labels(splits, input_column, seed, fingerprint, fit=fit, note=note)
-        validation = self.targets(targets.values(splits["validation"]))
-        for name, *outputs in fitted:
-            validated, tested = (
-                logit(np.clip(probabilities, 1e-7, 1 - 1e-7)).astype(np.float32)
-                for probabilities in outputs
-            )
-            after = self.fit(validated, validation)  # as the model has it
+    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
+        held = self.targets(targets.values(source.splits["validation"]))
+        for name, logits in baselines.of_labels(source):
+            after = self.fit(logits[: len(held)], held)  # as the model has it
+            tested = logits[len(held) :]
             yield name, tested if after is None else after(tested)
-
-
-def _named(estimates: dict[str, Estimate], counted: Metrics) -> dict[str, Any]:
-    """Return statistics with those that a recipe declares under the names it gives them."""
-    fields = {name: asdict(estimate) for name, estimate in estimates.items()}
-    return fields | {name: fields[statistic] for name, statistic in counted.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +11,15 @@ import numpy as np
 from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.data.targets import values as label_values
 from finetune.errors import UserError
-from finetune.statistics import baselines, numbers
-from finetune.statistics.metrics import Metrics, Scoring, module_of
+from finetune.statistics import baselines
+from finetune.statistics.baselines import Source
+from finetune.statistics.metrics import (
+    METRICS,
+    Metrics,
+    describe_gaps,
+    describe_outliers,
+    estimate,
+)
 from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks import number_losses
 from finetune.tasks.base import Task, Tell
@@ -20,7 +27,7 @@ from finetune.tasks.base import Task, Tell
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset
 
     from finetune.errors import Report
 
@@ -42,6 +49,7 @@ class Regression(Task[ScoredNumbers]):
     name = "regression"
     sections = ("predictions", "targets", "training")
     problem_type = "regression"
+    label_kind = "numbers"
     label_word = "targets"
     in_columns = True
     are_named = False
@@ -225,52 +233,21 @@ class Regression(Task[ScoredNumbers]):
 
     def unsuited(self, name: str, module: str) -> str:
         """Return it of metrics of classes, which would round the numbers."""
-        if module in numbers.METRICS or module.endswith(".py"):  # the user's own
+        if ("numbers", module) in METRICS or module.endswith(".py"):  # the user's own
             return ""
-        return (
-            "a metric of classes, and the labels are numbers (expected "
-            f"{', '.join(numbers.METRICS)})"
-        )
-
-    def counted(self, scoring: Scoring) -> Metrics:
-        modules = {name: module_of(name, arguments) for name, arguments in scoring.items()}
-        return {
-            name: numbers.METRICS[module]
-            for name, (module, arguments) in modules.items()
-            if module in numbers.METRICS and not arguments
-        }
-
-    def scores(self, rows: ScoredNumbers, counted: Metrics) -> dict[str, Any]:
-        estimates = numbers.scores(counted, rows.targets, rows.outputs)
-        return {name: asdict(estimate) for name, estimate in estimates.items()}
+        expected = ", ".join(metric for kind, metric in METRICS if kind == "numbers")
+        return f"a metric of classes, and the labels are numbers (expected {expected})"
 
     def statistics(
-        self, rows: ScoredNumbers, counted: Metrics, temperature: float | None
+        self, rows: ScoredNumbers, metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        fields: dict[str, Any] = {"rows": len(rows), "metrics": self.scores(rows, counted)}
-        fields["notes"] = numbers.remarks(counted, rows.targets, rows.outputs, self.labels)
-        if self.labels:
-            fields["targets"] = {
-                name: {
-                    metric: asdict(estimate)
-                    for metric, estimate in numbers.scores(
-                        counted, rows.targets[:, [place]], rows.outputs[:, [place]]
-                    ).items()
-                }
-                for place, name in enumerate(self.labels)
-            }
-        return fields
-
-    def compare_to_baseline(
-        self, rows: ScoredNumbers, baseline: ScoredNumbers, counted: Metrics
-    ) -> dict[str, Any]:
-        return self.differences(baseline, rows, counted)
-
-    def differences(
-        self, first: ScoredNumbers, second: ScoredNumbers, counted: Metrics
-    ) -> dict[str, Any]:
-        estimates = numbers.differences(counted, first.targets, first.outputs, second.outputs)
-        return {name: asdict(estimate) for name, estimate in estimates.items()}
+        scores = estimate(rows, metrics)
+        notes = describe_gaps(rows, metrics, scores) + describe_outliers(rows, metrics)
+        targets = {
+            name: estimate(ScoredNumbers(rows.targets[:, number], rows.outputs[:, number]), metrics)
+            for number, name in enumerate(self.labels)
+        }
+        return {"rows": len(rows), "metrics": scores, "targets": targets or None, "notes": notes}
 
     def rank_disagreements(self, rows: Sequence[ScoredNumbers]) -> np.ndarray:
         unit = np.array(self.deviation) if self.deviation else 1.0
@@ -279,23 +256,5 @@ class Regression(Task[ScoredNumbers]):
         different = np.flatnonzero(widest > 0)
         return different[np.argsort(-widest[different], kind="stable")]
 
-    def baselines(
-        self,
-        splits: DatasetDict,
-        input_column: str,
-        seed: int,
-        fingerprint: str,
-        *,
-        fit: bool,
-        note: Tell,
-    ) -> Iterator[tuple[str, np.ndarray]]:
-        targets = self.targets(label_values(splits["train"]))
-        return baselines.of_numbers(
-            splits,
-            input_column,
-            seed,
-            fingerprint,
-            targets.reshape(len(targets), -1),
-            fit=fit,
-            note=note,
-        )
+    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
+        return baselines.of_numbers(source)

@@ -20,26 +20,28 @@ from finetune.data.prediction_columns import (
     of_rank,
     probability_of,
 )
-from finetune.statistics import (
-    baselines,
-    calibration,
-    classification,
-    counts,
-    pairs,
-    ranking,
-    scored,
+from finetune.statistics import baselines, calibration, scored
+from finetune.statistics.baselines import Source
+from finetune.statistics.estimates import McNemar, mcnemar
+from finetune.statistics.metrics import (
+    MOST_CONFUSED,
+    Metrics,
+    describe_classes,
+    describe_gaps,
+    describe_order,
+    describe_top_k,
+    estimate,
+    with_standard,
 )
-from finetune.statistics.blocks import Softmax
-from finetune.statistics.metrics import Metrics, Scoring, module_of
-from finetune.statistics.pairs import McNemar
+from finetune.statistics.probabilities import Probabilities
 from finetune.statistics.scored import ScoredRows
 from finetune.tasks import losses, weights
-from finetune.tasks.base import OF_AN_ORDER, OF_LABEL_SETS, RowLoss, Task, Tell
+from finetune.tasks.base import OF_AN_ORDER, OF_LABEL_SETS, RowLoss, Task
 from finetune.tasks.decision import FEWEST_ORDERED
 
 if TYPE_CHECKING:
     import pandas as pd
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset
 
     from finetune.errors import Report
     from finetune.training.loss import GlobalLoss
@@ -58,6 +60,7 @@ class SingleLabel(Task[ScoredRows]):
     name = "single_label"
     sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
     problem_type = "single_label_classification"
+    label_kind = "classes"
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
     unweighted = {"focal": losses.cross_entropy}
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
@@ -93,7 +96,7 @@ class SingleLabel(Task[ScoredRows]):
         return np.asarray(np.argmax(outputs, axis=-1))
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return Softmax(outputs).rows(slice(None))
+        return Probabilities(outputs, "softmax").rows()
 
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         classes = np.arange(len(self.labels))
@@ -114,13 +117,13 @@ class SingleLabel(Task[ScoredRows]):
     def scored(
         self, labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
     ) -> ScoredRows:
-        return ScoredRows.of_outputs(self.labels, labels, outputs, temperature)
+        return ScoredRows.from_outputs(self.labels, labels, outputs, temperature)
 
     def scored_in(self, table: pd.DataFrame) -> ScoredRows:
-        return ScoredRows.of_table(table, self.labels)
+        return ScoredRows.from_table(table, self.labels)
 
     def compress_outputs(self, outputs: np.ndarray) -> np.ndarray | None:
-        return scored.compress_logits(outputs) if len(self.labels) > MOST_COLUMNS else None
+        return scored.to_float16(outputs) if len(self.labels) > MOST_COLUMNS else None
 
     def needs_outputs(self, table: pd.DataFrame) -> bool:
         has_many = len(self.labels) > MOST_COLUMNS
@@ -130,7 +133,8 @@ class SingleLabel(Task[ScoredRows]):
         rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
         if len(names) <= MOST_COLUMNS:
             of_classes = {
-                probability_of(name): rows.column(index) for index, name in enumerate(names)
+                probability_of(name): rows.probabilities.column(index)
+                for index, name in enumerate(names)
             }
             return {LABEL: names[rows.labels], PREDICTION: names[rows.classes], **of_classes}
         classes, probabilities = scored.most_probable(rows)
@@ -149,9 +153,9 @@ class SingleLabel(Task[ScoredRows]):
         return [LABEL, PROBABILITY, *(map(probability_of, self.labels) if all_labels else ())]
 
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
-        probabilities = Softmax(outputs, temperature).rows(slice(None))
-        best = [self.labels[index] for index in probabilities.argmax(axis=1)]
-        return [best, probabilities.max(axis=1), *(probabilities.T if all_labels else ())]
+        found = Probabilities(outputs, "softmax", temperature).rows()
+        best = [self.labels[index] for index in found.argmax(axis=1)]
+        return [best, found.max(axis=1), *(found.T if all_labels else ())]
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         probabilities = {label: row[probability_of(label)] for label in self.labels}
@@ -180,43 +184,29 @@ class SingleLabel(Task[ScoredRows]):
             "names; images: ordered_labels = True in a recipe of your own"
         )
 
-    def counted(self, scoring: Scoring) -> Metrics:
-        functions: dict[str, Any] = {}
-        for name, declared in scoring.items():
-            module, arguments = module_of(name, declared)
-            if module in ranking.METRICS and arguments in ({}, {"average": "macro"}):
-                functions[name] = module
-            elif function := counts.metric(module, arguments):
-                functions[name] = function
-        return functions
-
-    def scores(self, rows: ScoredRows, counted: Metrics) -> dict[str, Any]:
-        return classification.scores(rows, counted)
-
     def statistics(
-        self, rows: ScoredRows, counted: Metrics, temperature: float | None
+        self, rows: ScoredRows, metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        fields = classification.describe(rows, counted, ordered=self.is_ordered)
+        scores = estimate(rows, with_standard("classes", metrics))
+        matrix, confidence = rows.confusion, calibration.describe_calibration(rows)
         if temperature is not None:
-            fields["calibration"]["temperature"] = temperature
+            confidence["temperature"] = temperature
         if temperature not in (None, 1.0):
-            mended = ScoredRows.of_outputs(rows.names, rows.labels, rows.outputs, temperature)
-            fields["calibration"]["after"] = classification.calibrated(mended)
-        return fields
-
-    def compare_to_baseline(
-        self, rows: ScoredRows, baseline: ScoredRows, counted: Metrics
-    ) -> dict[str, Any]:
-        return classification.differences_of_metrics(baseline, rows, counted)
-
-    def differences(
-        self, first: ScoredRows, second: ScoredRows, counted: Metrics
-    ) -> dict[str, Any]:
-        return classification.differences(first, second, counted)
+            mended = self.scored(rows.labels, rows.outputs, temperature)
+            confidence["after"] = calibration.describe_calibration(mended)
+        return {
+            "rows": len(rows),
+            "metrics": scores,
+            "classes": describe_classes(rows),
+            "confusion": matrix.tolist() if len(matrix) <= MOST_CONFUSED else None,
+            "top_k": describe_top_k(rows),
+            "calibration": confidence,
+            "ordered": describe_order(rows) if self.is_ordered else None,
+            "notes": describe_gaps(rows, metrics, scores),
+        }
 
     def tests(self, rows: Sequence[ScoredRows]) -> list[McNemar]:
-        labels, predictions = rows[0].labels, [run.classes for run in rows]
-        return [pairs.mcnemar(labels, predictions[0], other) for other in predictions[1:]]
+        return [mcnemar(rows[0].right, other.right) for other in rows[1:]]
 
     def rank_disagreements(self, rows: Sequence[ScoredRows]) -> np.ndarray:
         predictions = [run.classes for run in rows]
@@ -227,18 +217,7 @@ class SingleLabel(Task[ScoredRows]):
         return different[np.argsort(-confidence[different], kind="stable")]
 
     def temperature(self, outputs: np.ndarray, labels: np.ndarray) -> float | None:
-        return calibration.temperature(outputs, labels)
+        return calibration.fit_temperature(outputs, labels)
 
-    def baselines(
-        self,
-        splits: DatasetDict,
-        input_column: str,
-        seed: int,
-        fingerprint: str,
-        *,
-        fit: bool,
-        note: Tell,
-    ) -> Iterator[tuple[str, np.ndarray]]:
-        return baselines.of_classes(
-            splits, input_column, seed, fingerprint, len(self.labels), fit=fit, note=note
-        )
+    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
+        return baselines.of_classes(source, len(self.labels))

@@ -160,9 +160,9 @@ class Manifest(File):
 class Statistics(Record):
     """What the test rows say beyond the metrics of the recipe.
 
-    An interval is ``{"value": ..., "low": ..., "high": ...}``, a 95% confidence interval; of a
-    metric of the recipe's own it has the number of resamples, too: ``draws``. What does not apply,
-    as classes in a regression, is None and is not written.
+    An interval is ``{"value": ..., "low": ..., "high": ...}``, a 95% confidence interval; its ends
+    are NaN, null in the file, where there are too few rows. What does not apply, as classes in a
+    regression, is None and is not written.
     """
 
     rows: int
@@ -172,7 +172,6 @@ class Statistics(Record):
     confusion: list[list[int]] | None = None  # counts, true by predicted; up to 200 classes
     top_k: dict[str, Any] | None = None  # how often the true class is among the k most probable
     calibration: dict[str, Any] | None = None  # error, bins; temperature, None if none mends them
-    coverage: list[dict[str, Any]] | None = None  # accuracy on the most confident share of the rows
     ordered: dict[str, Any] | None = None  # metrics of classes that have an order
     targets: dict[str, Any] | None = None  # of several numbers: the metrics of each
     thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in

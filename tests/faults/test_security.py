@@ -632,19 +632,18 @@ def test_a_damaged_baseline_is_fitted_again_and_no_cache_is_a_pickle(
     some = {"text": ["dull food", "fine food"] * 20, "label": [0, 1] * 20}
     splits = DatasetDict(dict.fromkeys(("train", "test"), Dataset.from_dict(some, features)))
 
+    source = baselines.Source(
+        splits=splits, column="text", seed=0, fingerprint="x", fit=True, note=pytest.fail
+    )
+
     def outputs() -> list[Any]:
-        return [
-            each.tolist()
-            for _, each in kinds.of_rows(splits["train"]).baselines(
-                splits, "text", 0, "x", fit=True, note=pytest.fail
-            )
-        ]
+        return [each.tolist() for _, each in kinds.of_rows(splits["train"]).baselines(source)]
 
     expected = outputs()
-    (cached,) = cache.rglob("*.npz")
+    (cached,) = cache.rglob("*.npy")
     assert [path.name for path in cached.parent.iterdir()] == [cached.name]
     with monkeypatch.context() as patched:
-        patched.setattr(baselines, "terms_of", lambda *_, **__: pytest.fail("it was fitted before"))
+        patched.setattr(baselines, "_terms", lambda *_: pytest.fail("it was fitted before"))
         assert outputs() == expected
     cut_off(cached)
     assert outputs() == expected
