@@ -39,10 +39,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from finetune.cli import console, imports
-from finetune.cli.parser import Parser, load_run
+from finetune.cli import console
+from finetune.cli.parser import Parser, import_at_once, load_run
 from finetune.errors import UserError, counted
-from finetune.pipeline.events import Event, Predicted, Progress, Seldom
+from finetune.pipeline.events import Event, Predicted, Progress, throttle
 from finetune.predicting.options import Options, find_mistakes
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
     _refuse_contradictions(typed, options)
     run = load_run(typed.run, typed.trust_recipe)
     hub.go_offline()  # everything is in the run
-    imports.at_once("datasets", "finetune.predicting.request")
+    import_at_once("datasets", "finetune.predicting.request")
     console.quiet()
     if typed.text is not None:
         _answer(run, typed.text, options)
@@ -143,7 +143,7 @@ def _answer(run: Run, texts: list[str], options: dict[str, Any]) -> None:
     rows = [tuple(texts)] if recipe.text_columns else texts
     task, most = run.kind, None if options["all_probabilities"] else _SHOWN_CLASSES
     row = predict(run, rows, **{**options, "all_probabilities": task.has_probabilities}).iloc[0]
-    print(console.data(task.sentence(row, most)))
+    console.data_file().write(f"{task.sentence(row, most)}\n")
 
 
 def _write_to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
@@ -153,12 +153,8 @@ def _write_to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")
 
-    def write(text: str) -> None:
-        sys.stdout.write(console.data(text))
-        sys.stdout.flush()
-
     with _bar() as bar:
-        notes = predict_stream(run, source, write, progress=bar, **options)
+        notes = predict_stream(run, source, console.data_file(), progress=bar, **options)
     for note in notes:
         console.tell(note)
 
@@ -195,20 +191,17 @@ def _write_to_file(
 def _bar() -> Iterator[Progress]:
     """Show on standard error how far rank 0 is: a bar on a terminal, or a line now and then."""
     if not sys.stderr.isatty():
-        yield Seldom(lambda event: console.tell(str(event)), Predicted)
+        yield throttle(lambda event: console.tell(str(event)), Predicted)
         return
     from tqdm import tqdm
 
     # the delay keeps the bar back until there is an event
     unseen = distributed.ranks().rank != 0
-    with tqdm(disable=unseen, unit_scale=True, dynamic_ncols=True, delay=0.001) as bar:
+    with tqdm(disable=unseen, unit=" rows", unit_scale=True, dynamic_ncols=True, delay=1e-3) as bar:
 
         def show(event: Event) -> None:
             if isinstance(event, Predicted):
-                if not bar.n:
-                    bar.unit = " rows" if event.counted else "B"
-                    bar.reset(event.total)
-                bar.set_postfix_str(f"{event.rows:,} rows", refresh=False)
-                bar.update(event.position - bar.n)
+                bar.total = event.total
+                bar.update(event.rows - bar.n)
 
         yield show

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from finetune.cli import console, imports
+from finetune.cli import console
+from finetune.cli.parser import import_at_once, recipe_and_flags
 from finetune.config.settings import Settings, peek
-from finetune.errors import UserError
 from finetune.recipe import catalog
 from finetune.runtime import distributed, hub, signals
 
@@ -22,17 +22,10 @@ def main(words: Sequence[str]) -> int:
             "The flags: python -m finetune RECIPE --help"
         )
         return 0
-    if not words or words[0].startswith("-"):
-        recipes = [word for word in words if word in catalog.names()]
-        raise UserError(
-            "the name of a recipe comes first: python -m finetune "
-            f"{recipes[0] if recipes else 'RECIPE'} [flags] "
-            f"(available: {', '.join(catalog.names())})"
-        )
-    recipe, *flags = words
+    recipe, flags = recipe_and_flags(words)
     cls = catalog.find(recipe)
     if {"-h", "--help"} & set(flags):
-        imports.at_once("finetune.training.arguments")
+        import_at_once("finetune.training.arguments")
         from finetune.config.parser import RecipeParser
 
         print(RecipeParser(cls).help(), end="")
@@ -49,7 +42,7 @@ def main(words: Sequence[str]) -> int:
     if not missing and sources is not None:
         hub.go_offline()
     if not missing or unreachable:  # all at once: rank 0 waits for the others before it begins
-        imports.at_once("datasets", "finetune.training.trainer")
+        import_at_once("datasets", "finetune.training.trainer")
 
     from finetune.cli import screen
     from finetune.pipeline import preparation, train

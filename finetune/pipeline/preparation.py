@@ -7,7 +7,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from finetune.config.settings import Settings
+from finetune.data import ROW
 from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
@@ -222,7 +225,7 @@ def _check_options(settings: Settings, *, trains: bool) -> Resumption | None:
 def _check_sources(settings: Settings) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
     from finetune.data import targets
-    from finetune.pipeline import lengths
+    from finetune.data.lengths import unknown_findings
     from finetune.training import sampler
 
     recipe, report, values = settings.recipe, settings.report, _values(settings)
@@ -251,8 +254,9 @@ def _check_sources(settings: Settings) -> None:
                 sampler.require_classes(recipe.kind.targets(targets.values(rows)))
             if recipe.weights is not None:
                 sampler.refuse_weights(values)
-        if isinstance(recipe, TextRecipe):
-            lengths.check_tokens(recipe)
+        if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
+            numbers = np.asarray(rows.select_columns(ROW)[sample.rows][ROW])
+            report.add(*unknown_findings(sample, recipe.model, numbers))
         if isinstance(recipe, (TextRecipe, ImageRecipe)):
             _note_trained_head(recipe)
 
@@ -268,7 +272,7 @@ def _tokenize(settings: Settings, resumed: Resumption | None) -> Prepared:
     configuration, is_done = changes.configuration(settings, values), False
     if resumed is not None:
         changes.refuse_changes(resumed, configuration, values.allow_changed)
-        is_done = changes.is_complete(resumed, configuration, values.early_stopping_patience)
+        is_done = resumed.finished and not changes.extends(resumed, configuration)
         if is_done and not values.save_on_each_node:  # another machine may have to go on
             return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
     steps = provenance.steps(values, recipe.prepared["train"])

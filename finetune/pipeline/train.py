@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import os
 import time
@@ -45,9 +44,6 @@ from finetune.runtime import distributed, files, lock, signals
 from finetune.runtime.signals import Stopped
 
 if TYPE_CHECKING:
-    from transformers.trainer_utils import PredictionOutput, TrainOutput
-
-    from finetune.tasks.base import Affine
     from finetune.training.trainer import Trainer
 
 
@@ -151,7 +147,7 @@ def _train_and_write(prepared: Prepared, progress: Progress) -> Run:
     from finetune.pipeline import thresholds
     from finetune.training.failures import explain_full_disk
 
-    settings, resumed = prepared.settings, prepared.resumption
+    settings = prepared.settings
     recipe, arguments = settings.recipe, settings.arguments
     recording = _Recording(settings, progress)
     with recording.failures():
@@ -163,35 +159,24 @@ def _train_and_write(prepared: Prepared, progress: Progress) -> Run:
             progress(Started(settings, arguments, prepared.steps, trainer.model))
             with explain_full_disk(settings.output_dir, "writing run.json"):
                 recording.run = _start_run(prepared, progress)
-        give_up = functools.partial(_give_up, recording.run)
-        with signals.deferred(arguments.grace_seconds, give_up):
-            outputs = _train_and_predict(trainer, prepared, progress)
-        early_stopping, profile = trainer.early_stopping, trainer.profile
-        stopped_early = early_stopping.reason if early_stopping is not None else ""
-        for sentence in filter(None, (no_bias, stopped_early)):
+        with signals.deferred(arguments.grace_seconds, recording.give_up):
+            outputs, outcome = _train_and_predict(trainer, prepared, progress)
+        for sentence in filter(None, (no_bias, outcome["stopped_early"])):
             progress(Noted(sentence))
-        is_profiled = profile is not None and profile.is_written
-        outcome = outputs.outcome(trainer, resumed.step if resumed is not None else 0)
-        outcome["stopped_early"] = stopped_early or None
+        is_profiled = trainer.profile is not None and trainer.profile.is_written
         del trainer
         gc.collect()
         distributed.leave()  # the other processes are done
         if recording.run is not None:
             signals.heed()
+            baseline = arguments.baseline
             with explain_full_disk(settings.output_dir, "writing the results"):
                 results.write(
-                    recording.run,
-                    recipe,
-                    outputs.validation,
-                    outputs.test,
-                    outputs.calibration,
-                    outcome,
-                    baseline=arguments.baseline,
-                    progress=progress,
+                    recording.run, recipe, outputs, outcome, baseline=baseline, progress=progress
                 )
     if recording.run is not None:
-        results.tell(recording.run, progress, profiled=is_profiled)
-        if profile is not None and not is_profiled:
+        results.write_report(recording.run, progress, profiled=is_profiled)
+        if arguments.profile and not is_profiled:
             reason = "too few steps were left, none was profiled"
             progress(Noted(f"--profile {arguments.profile}: {reason}"))
     return Run(settings.output_dir)
@@ -219,40 +204,19 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     return trainer
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """What a training gave: its summary, and the outputs of the model that was saved.
-
-    Attributes:
-        trained: What ``Trainer.train`` returned.
-        seconds: Of the training.
-        validation: Outputs for the validation rows.
-        test: Outputs for the test rows.
-        calibration: What was folded into the model, such as thresholds; None if nothing was.
-    """
-
-    trained: TrainOutput
-    seconds: float
-    validation: PredictionOutput
-    test: PredictionOutput
-    calibration: Affine | None
-
-    def outcome(self, trainer: Trainer, steps_before: int) -> dict[str, Any]:
-        """Return the fields of ``run.json`` that are known when training has ended."""
-        from finetune.pipeline import provenance
-
-        speed = trainer.throughput.summary()
-        return provenance.outcome(self.trained, trainer.state, self.seconds, steps_before, speed)
-
-
-def _train_and_predict(trainer: Trainer, prepared: Prepared, progress: Progress) -> _Outputs:
+def _train_and_predict(
+    trainer: Trainer, prepared: Prepared, progress: Progress
+) -> tuple[results.Outputs, dict[str, Any]]:
     """Train, predict the validation rows, fold what the task fits on them into the model, save it,
     and predict the test rows.
+
+    Returns:
+        The outputs of the model, and the fields of ``run.json`` that are known now.
 
     Raises:
         Stopped: On every process, if a signal asked for it; what is trained is in a checkpoint.
     """
-    from finetune.pipeline import thresholds
+    from finetune.pipeline import provenance, thresholds
     from finetune.training.failures import explain_full_disk
 
     started, recipe = time.perf_counter(), prepared.settings.recipe
@@ -272,7 +236,9 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared, progress: Progress)
         if not trainer.args.load_best_model_at_end:  # or the best has taken the place of the last
             trainer.save_stopped()
         raise
-    return _Outputs(trained, seconds, validation, test, calibration)
+    steps_before = prepared.resumption.step if prepared.resumption is not None else 0
+    outcome = provenance.outcome(trainer, trained.training_loss, seconds, steps_before)
+    return results.Outputs(validation, test, calibration), outcome
 
 
 @dataclass
@@ -316,13 +282,12 @@ class _Recording:
                 distributed.gather(None)
             raise
 
-
-def _give_up(run: Run | None, name: str) -> None:
-    """Say that there was no time to save; the process ends after this."""
-    sentence = f"{name}: not saved within --grace_seconds"
-    if run is not None:
-        run.update(status="interrupted", stopped_by=sentence)
-    os.write(2, f"error: {sentence}, the process ends\n".encode())
+    def give_up(self, name: str) -> None:
+        """Record that there was no time to save; the process ends after this."""
+        sentence = f"{name}: not saved within --grace_seconds"
+        if self.run is not None:
+            self.run.update(status="interrupted", stopped_by=sentence)
+        os.write(2, f"error: {sentence}, the process ends\n".encode())
 
 
 def _start_run(prepared: Prepared, progress: Progress) -> Run:
@@ -350,13 +315,15 @@ def _start_run(prepared: Prepared, progress: Progress) -> Run:
             progress(
                 Noted(f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}")
             )
-        configuration, revision = prepared.configuration, manifest.model_revision
-        for sentence in changes.describe(
-            resumed, configuration, arguments, manifest.versions, revision
-        ):
+        for sentence in changes.describe(resumed, prepared.configuration, manifest):
             progress(Noted(sentence))
         earlier = resumed.manifest.resumed if resumed.manifest is not None else []
-        record = changes.record(resumed, configuration, arguments)
+        record = {
+            "step": resumed.step,
+            "from": str(resumed.path) if resumed.path else None,
+            "allowed": changes.changed_entries(resumed, prepared.configuration),
+            "world_size": [resumed.world_size, arguments.world_size],
+        }
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])
     manifest.write(directory)
     files.reserve(directory)

@@ -46,7 +46,7 @@ class MultiLabel(Task[ScoredLabels]):
     """
 
     name = "multi_label"
-    sections = ("training", "labels", "together", "length")
+    sections = ("training", "labels", "length")
     problem_type = "multi_label_classification"
     metric_config = "multilabel"
     metrics = {
