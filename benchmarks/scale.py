@@ -128,11 +128,8 @@ def of_results(rows: int, classes: int) -> Measured:
     from transformers import Trainer  # noqa: F401
     from transformers.trainer_utils import PredictionOutput
 
-    from finetune.pipeline import compare
-    from finetune.pipeline.assess import assess
+    from finetune.pipeline import compare, results
     from finetune.reporting import card, page
-    from finetune.runs import predictions
-    from finetune.training.manifest import Metrics
 
     before = peak_memory()
     recipe = recipe_over(rows, classes, 20_000)
@@ -141,22 +138,23 @@ def of_results(rows: int, classes: int) -> Measured:
         validated = PredictionOutput(
             logits_of(2000, classes, seed=2), recipe.targets("validation"), {}
         )
-        tested = PredictionOutput(logits_of(rows, classes), recipe.targets("test"), {})
+        scores = {"test_accuracy": 0.0, "test_f1": 0.0}
+        tested = PredictionOutput(logits_of(rows, classes), recipe.targets("test"), scores)
         validated.label_ids[:] = labels_of(2000, classes)  # those that the logits are of
+        results.refuse_other_rows = lambda *outputs: None  # as they are not those of the rows
         times = [_now()]
 
         def done() -> None:
             times.append(_now())
 
-        tokens = recipe.whole_lengths("test")
-        kept = predictions.write(
-            run.path, recipe.kind, recipe.splits["test"], tested.predictions, tokens
+        results.write(
+            run,
+            recipe,
+            results.Outputs(validated, tested),
+            {"steps": 1, "train_seconds": 1.0},
+            baseline=True,
+            progress=lambda event: None,
         )
-        tested = tested._replace(predictions=kept)
-        done()
-        Metrics(validation={}, test={"accuracy": 0.0, "f1": 0.0}).write(run.path)
-        assess(run, recipe, validated, tested, baseline=True, progress=lambda event: None)
-        run.update(status="finished", steps=1, train_seconds=1.0)
         done()
         del validated, tested
         card.write(run)
@@ -165,7 +163,7 @@ def of_results(rows: int, classes: int) -> Measured:
         peak = peak_memory() - before
         compare.compare([run, run])
         done()
-        steps = ("write", "statistics", "page", "compare")
+        steps = ("statistics", "page", "compare")
         seconds = dict(zip(steps, np.diff(times, axis=0), strict=True))
         sizes = {
             f"{each}, MB": round((run.path / each).stat().st_size / 1e6, 2)

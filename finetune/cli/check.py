@@ -96,12 +96,12 @@ def _show(result: Check, recipe: str) -> None:
         console.say(f"check {recipe}: {result.task.replace('_', ' ')}")
         console.table(*_table(result))
         if result.split_how:
-            console.sentence(f"splits: {result.split_how}", indent=8)
+            console.say(f"splits: {result.split_how}")
         console.say()
     for finding in result.findings:
-        console.sentence(f"{finding.severity:<8} {finding.message}", indent=9)
+        console.say(f"{finding.severity:<8} {finding.message}")
         if finding.fix:
-            console.sentence(f"{'':<8} -> {finding.fix}", indent=12)
+            console.say(f"{'':<8} -> {finding.fix}")
     if result.findings:
         console.say()
     steps = f", {counted(result.steps, 'step')}" if result.steps is not None else ""

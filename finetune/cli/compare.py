@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> int:
     comparison = compare(runs, page)
     console.show(comparison.scores(comparison.headline))
     for sentence in comparison.verdicts:
-        console.sentence(f"\n{sentence}")
+        console.say(f"\n{sentence}")
     if comparison.settings:
         console.say()
         console.show(tables.settings(comparison.names, comparison.settings))

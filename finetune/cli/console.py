@@ -11,8 +11,6 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from shutil import get_terminal_size
-from textwrap import TextWrapper, fill
 from typing import IO, TYPE_CHECKING, cast
 
 from finetune.runtime import distributed
@@ -30,20 +28,6 @@ def say(text: str = "") -> None:
                 print(visible(text), flush=True)
         except OSError:  # a closed pipe or terminal: nobody reads any more; the training goes on
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-
-
-def sentence(text: str, indent: int = 0) -> None:
-    """Print a paragraph, on a terminal folded at words to its width, all but the first line of it
-    indented.
-    """
-    if sys.stdout.isatty():
-        width = max(40, min(100, get_terminal_size().columns))
-        lines = visible(text).splitlines()
-        hanging = " " * indent
-        text = "\n".join(
-            fill(line, width, break_on_hyphens=False, subsequent_indent=hanging) for line in lines
-        )
-    say(text)
 
 
 def tell(text: str) -> None:
@@ -79,16 +63,12 @@ def _above_bars() -> contextlib.AbstractContextManager[object]:
 
 
 def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
-    """Print a title and its facts, a line each, folded to the width of the terminal."""
-    width = max(40, min(100, get_terminal_size().columns))
-    indent = max(map(len, facts)) + 4
-    folder = TextWrapper(max(20, width - indent), break_on_hyphens=False, break_long_words=False)
+    """Print a title and its facts, a line each."""
     say(title)
+    width = max(map(len, facts))
     for name, value in facts.items():
-        lines = [value] if isinstance(value, str) else list(value)
-        folded = [part for line in lines for part in folder.wrap(visible(line, "")) or [""]]
-        for number, line in enumerate(folded):
-            say(f"  {name if number == 0 else '':<{indent - 4}}  {line}")
+        for number, line in enumerate([value] if isinstance(value, str) else value):
+            say(f"  {'' if number else name:<{width}}  {visible(line, '')}")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

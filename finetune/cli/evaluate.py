@@ -27,7 +27,7 @@ from finetune.runtime.formats import QUOTING
 
 #: Options of a recipe that say how a file is read.
 _READING = (
-    *("text_column", "text_columns", "image_column", "label_column", "label_columns"),
+    *("text_column", "text_columns", "image_column", "label_column"),
     *("label_separator", "label_map", "drop_invalid"),
     *("csv_quoting", "csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits"),
 )

@@ -8,20 +8,14 @@
     python -m finetune predict runs/mnist folder/of/images --output digits.csv
 
 INPUT is one file (FORMATS; text may be compressed: .gz, .bz2, .zst, .zip), an image, a folder with
-images at any depth, or - for the lines of the standard input. Of several files, each is predicted
-by itself:
+images at any depth, or - for the lines of the standard input. Paths of images in a table are
+relative to its folder.
 
-    for f in data/*.csv; do
-      python -m finetune predict runs/yelp "$f" --output "$(basename "$f" .csv).predicted.csv"
-    done
-
-Paths of images in a table are relative to its folder. All columns and the order of the rows are
-kept; the columns label and probability are added (in a regression, prediction). Where INPUT has a
-label already, the added one is "predicted label". Two columns of the same name are refused, even if
-the model reads neither. Where the text is missing (an empty field of a .csv or .tsv, as in
-training, or a null) the added fields are empty. An empty text in JSON lines or parquet, and a blank
-line of a .txt or the standard input, are predicted. A blank line of a .csv or .tsv with a single
-column is a row without a text; other blank lines are no rows.
+All columns and the order of the rows are kept; the columns label and probability are added (in a
+regression, prediction). Where INPUT has a label already, the added one is "predicted label". Where
+the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the added fields
+are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or the standard input,
+are predicted.
 
 A run that was trained with --text_columns reads these columns of INPUT; from the standard input the
 texts of a line, separated by tabs. A row is predicted if none of its texts is missing.
@@ -36,7 +30,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from finetune.cli import console
@@ -49,11 +42,6 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 
 _SHOWN_CLASSES = 5
-#: Options that ``--text`` has no use for.
-_OF_FILES = (
-    *("text_column", "text_columns", "image_column", "csv_quoting", "csv_separator"),
-    *("encoding", "sheet", "csv_safe"),
-)
 
 
 def main(words: Sequence[str]) -> int:
@@ -104,24 +92,19 @@ def _refuse_contradictions(typed: argparse.Namespace, options: dict[str, Any]) -
     """Refuse what can be refused before anything is read, all at once."""
     from finetune.pipeline.predict import find_output_mistakes
 
-    mistakes, is_stdin = find_mistakes(options), typed.input == "-"
-    if typed.text is not None:
-        if typed.input is not None:
-            mistakes.append('--text "one sentence" replaces INPUT: give one of the two')
-        of_files = [*_OF_FILES, *(["output"] if typed.output else [])]
-        mistakes += [f"--{name}: not with --text" for name in of_files if getattr(typed, name)]
-    elif not typed.input:
+    mistakes = find_mistakes(options)
+    if typed.text is not None and (typed.input or typed.output):
+        mistakes.append('--text "one sentence": not with INPUT or --output')
+    if typed.text is None and not typed.input:
         mistakes.append(
             "INPUT is missing: name a file, a folder of images, or - for the standard input, or "
             'give --text "one sentence"'
         )
-    if typed.resume and (typed.output is None or is_stdin):
+    to_file = typed.output is not None and typed.input != "-"
+    if typed.resume and not to_file:
         mistakes.append("--resume: needs --output, and an INPUT that can be read again")
-    if distributed.ranks().world_size > 1 and (typed.output is None or is_stdin):
-        mistakes.append(
-            "several processes read a file and write a file: name INPUT and --output, or start one "
-            "process"
-        )
+    if distributed.ranks().world_size > 1 and not to_file:
+        mistakes.append("several processes need an INPUT that can be read again, and --output")
     if typed.output is not None:
         mistakes += find_output_mistakes(typed.input or "", typed.output)
     if mistakes:
@@ -164,8 +147,6 @@ def _write_to_file(
 ) -> None:
     from finetune.pipeline.predict import predict_file
 
-    if Path(typed.output).expanduser().exists():
-        console.tell(f"--output {typed.output} exists: replaced when all rows are done")
     try:
         with _bar() as bar:
             prediction = predict_file(

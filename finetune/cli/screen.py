@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import numpy as np
@@ -65,6 +64,8 @@ def _start(event: events.Started) -> None:
     name, balance = recipe.kind.balance(targets.values(splits["train"]))
     reason = f" ({recipe.task_reason})" if recipe.task_reason else ""
     changed = ", ".join(f"{name}={value}" for name, value in settings.overrides.items())
+    epochs = arguments.num_train_epochs
+    length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
     facts: dict[str, str | list[str]] = {
         "data": [source, *recipe.notes],
         "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()),
@@ -77,8 +78,7 @@ def _start(event: events.Started) -> None:
         "batch": _batch_sizes(arguments, _windows(recipe) is not None),
         "cpu kernels": _cpu_kernels(arguments, model),
         "precision": _precision(arguments),
-        "steps": f"{event.steps:,} ({_length(arguments)}), learning rate "
-        f"{arguments.learning_rate:g}",
+        "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
         "embedded": f"overrides: {changed}" if changed else "",
         "directory": str(settings.output_dir),
         "note": settings.without_effect,
@@ -109,12 +109,12 @@ def _end(event: events.Finished) -> None:
         console.say()
         console.show(tables.targets(statistics))
     for sentence in wording.verdicts(statistics, names, wording.directions(manifest)):
-        console.sentence(f"\n{sentence}")
+        console.say(f"\n{sentence}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
     console.say(
         f"\ntrained {counted((manifest.steps or 0) - before, 'step')}{resumed} "
-        f"in {_duration(manifest.train_seconds or 0.0)}; test loss {metrics.test['loss']:.4f}"
+        f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {metrics.test['loss']:.4f}"
     )
     console.say(f"throughput: {wording.speed(manifest.speed)}")
     report = f"; report: {event.page}" if event.page else ""
@@ -143,13 +143,8 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     if kind is None or kind.type == "cpu":
         lines[0] += f", {counted(torch.get_num_threads(), 'thread')} each"
     if me.world_size == 1 and devices > 1:
-        same_command = command.removeprefix("python ")
-        lines.append(f"faster: torchrun --nproc_per_node={devices} {same_command}")
-        lines.append("on one GPU only: CUDA_VISIBLE_DEVICES=0")
-    if "ACCELERATE_MIXED_PRECISION" in os.environ and arguments.use_cpu and me.world_size == 1:
-        lines.append(
-            "accelerate launch starts one process on a CPU; for two: torchrun --nproc_per_node=2"
-        )
+        torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
+        lines.append(f"faster: {torchrun}; on one GPU only: CUDA_VISIBLE_DEVICES=0")
     return lines
 
 
@@ -217,14 +212,3 @@ def _precision(arguments: FinetuneArguments) -> str:
     other = "" if chosen == "fp32" else "; --precision fp32 for full precision"
     is_chosen = arguments.precision == "auto"
     return f"{chosen} (fastest on this device){other}" if is_chosen else chosen
-
-
-def _length(arguments: FinetuneArguments) -> str:
-    if arguments.max_steps > 0:
-        return "--max_steps"
-    return f"{arguments.num_train_epochs:g} epoch{'s' * (arguments.num_train_epochs != 1)}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

@@ -45,19 +45,11 @@ def main(words: Sequence[str]) -> int:
         import_at_once("datasets", "finetune.training.trainer")
 
     from finetune.cli import screen
-    from finetune.pipeline import preparation, train
+    from finetune.pipeline import train
 
     console.quiet()
-    show = screen.Screen()
-
     with signals.handled():
         if distributed.under_launcher():
             signals.leave_with_parent()
-        try:
-            prepared = preparation.prepare_job(Settings.from_command_line(recipe, flags), show)
-        except signals.Stopped as wish:
-            console.tell(f"interrupted by {wish} before the training began: start it again")
-            raise
-        run = train.show_batch if prepared.settings.dry_run else train.train_prepared
-        run(prepared, show)
+        train.run_training(Settings.from_command_line(recipe, flags), screen.Screen())
     return 0

@@ -175,7 +175,7 @@ def _read_rows(
     from finetune.data import requirements
     from finetune.data.sources import Source, number_rows
 
-    options, only = _read_options(data, recipe, task, reading), ""
+    options, only = _read_options(data, recipe, reading), ""
     try:
         source = replace(recipe, **options)
         dataset = source.load()
@@ -212,9 +212,7 @@ def _option_names(recipe: Recipe) -> set[str]:
     return {option.name for option in dataclasses.fields(recipe)}
 
 
-def _read_options(
-    data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any]
-) -> dict[str, Any]:
+def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a recipe with which its rows are read from ``data``."""
     from finetune.data import image_files
 
@@ -226,9 +224,6 @@ def _read_options(
     options |= dict.fromkeys(("group_column", "time_column", "relabel", "exclude"))
     if "label_column" in reading and "label_columns" in names:
         options["label_columns"] = None
-    if "label_columns" in reading and isinstance(recipe, TextRecipe):
-        options["label_column"] = type(recipe).__dataclass_fields__["label_column"].default
-        reading = _order_label_columns(recipe, task, reading)
     if "csv_quoting" in names:  # another file may be written in another way
         options |= dict.fromkeys(("csv_separator", "encoding", "sheet"))
         options |= dict.fromkeys(("dataset_config", "dataset_splits"))
@@ -237,33 +232,6 @@ def _read_options(
     if "image_column" in names and image_files.are_folders(data):
         options |= {"image_column": "", "label_column": ""}  # which are those of the run's table
     return {**options, **reading}
-
-
-def _order_label_columns(
-    recipe: TextRecipe, task: Task[Any], reading: dict[str, Any]
-) -> dict[str, Any]:
-    """Return ``reading`` with columns of numbers in the order in which the model has them.
-
-    Raises:
-        UserError: If the columns have not the names that the model knows.
-    """
-    from finetune.data.columns import parse_names
-    from finetune.data.label_columns import list_names, parse_label_map
-
-    columns = parse_names("--label_columns", reading["label_columns"])
-    flag = f"--label_columns {join_values(columns)}"
-    if not task.in_columns:
-        raise UserError(f"{flag}: the model predicts one class a row; name it by --label_column")
-    renames = parse_label_map(reading.get("label_map", recipe.label_map))
-    names = [renames.get(column, column) for column in columns]
-    if task.labels and sorted(names) != sorted(task.labels):
-        raise UserError(
-            f"{flag}: the model predicts {list_names(task.labels)}; name these columns alike"
-            + ", or rename them by --label_map COLUMN=LABEL" * task.are_named
-        )
-    if task.are_named or not task.labels:
-        return reading
-    return {**reading, "label_columns": join_values(task.labels)}
 
 
 def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:

@@ -23,8 +23,6 @@ class Report:
 def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
     """Write the report, the plots and the model card of a run; those that are there are replaced.
 
-    A run that failed before it had statistics gets them from its predictions.
-
     Args:
         run: A run, or its directory.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
@@ -38,9 +36,5 @@ def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
     run = Run.load(run, trust_recipe=trust_recipe)
     if run.unfinished:
         raise UserError(run.unfinished)
-    if run.metrics.statistics is None:
-        from finetune.pipeline.results import assess_again
-
-        assess_again(run)
     written = card.write(run)
     return Report(page=page.write(run), card=written, suspects=suspects.of_run(run))

@@ -129,26 +129,6 @@ def refuse_other_rows(expected: np.ndarray, output: PredictionOutput) -> None:
         )
 
 
-def assess_again(run: Run) -> None:
-    """Compute the statistics of a run that has none from its predictions, without baselines."""
-    manifest, task = run.manifest, run.kind
-    rows = run.scored(run.predicted_rows)
-    assessment = Assessment(
-        task=task,
-        outputs=rows.outputs,
-        labels=rows.labels,
-        scoring=manifest.scoring,
-        compute=without_counted(run.compute_metrics, manifest.scoring, task),
-    )
-    statistics = Statistics(**assessment.statistics(manifest.temperature), beyond={})
-    lacking = " and no temperature" if task.calibrates and not manifest.temperature else ""
-    statistics.notes.append(
-        "computed from predictions.parquet after the run had ended without statistics: there are "
-        f"no baselines{lacking}"
-    )
-    replace(run.metrics, statistics=statistics).write(run.path)
-
-
 def _with_baselines(
     metrics: Metrics,
     statistics: Statistics,

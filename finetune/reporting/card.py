@@ -9,8 +9,6 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from finetune.data.comma_list import split_values
-from finetune.data.encoding import is_pair, separator
-from finetune.models.pretrained import load_tokenizer
 from finetune.reporting import facts, tables, wording
 from finetune.runs.run import Run
 from finetune.runtime import hub
@@ -119,6 +117,9 @@ def _call_with_columns(run: Run, columns: list[str]) -> str:
     """Return how to hand several columns to ``pipeline()`` so that the tokens are those of the
     training: as a pair where the tokenizer knows pairs, else joined.
     """
+    from finetune.data.encoding import is_pair, separator
+    from finetune.models.pretrained import load_tokenizer
+
     tokenizer = load_tokenizer(str(run.path))
     names = [name if name.isidentifier() else f"text_{n}" for n, name in enumerate(columns, 1)]
     if is_pair(tokenizer, len(columns)):

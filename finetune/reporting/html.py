@@ -60,8 +60,11 @@ class Table:
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of the cells of each column, which its name in the header has, too."""
-        return [max((cell.kind for cell in cells), default="") for cells in zip(*self.rows)]  # noqa: B905
+        """The class of each column: that of its cells, where all are numbers or texts."""
+        columns = [{cell.kind for cell in cells} for cells in zip(*self.rows, strict=True)]
+        return [
+            next((kind for kind in ("number", "text") if kinds == {kind}), "") for kinds in columns
+        ]
 
     def markdown(self) -> str:
         """Return the table as Markdown."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import EvalPrediction
 
 from finetune.statistics.estimates import Measured, group_of_rows
 
-Compute = Callable[[EvalPrediction], dict[str, float]]
+if TYPE_CHECKING:
+    from transformers import EvalPrediction
+
+Compute = Callable[["EvalPrediction"], dict[str, float]]
 #: The arguments of local metrics, by their names.
 Scoring = Mapping[str, Mapping[str, Any]]
 #: The key of the folder in ``metrics/`` among the arguments of a metric of another name.
@@ -92,5 +94,7 @@ class Custom:
 def _evaluate(compute: Compute, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     if outputs.dtype == np.float16:  # of a file; metrics get what a model gives
         outputs = outputs.astype(np.float32)
+    from transformers import EvalPrediction
+
     values = compute(EvalPrediction(predictions=outputs, label_ids=labels))
     return {name: float(value) for name, value in values.items() if np.ndim(value) == 0}
