@@ -43,7 +43,7 @@ REFUSALS = {
         ["--scale=1", "--scale=2"],
         "the machines differ in --scale: rank 0 has 1.0, rank 1 has 2.0",
     ),
-    "data that differ": (["--private_data"], [], "the machines differ in the data"),
+    "data that differ": (["--private_data"], [], "the machines differ in data"),
 }
 RECIPE = '''
 import os

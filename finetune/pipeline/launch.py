@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import io
-import socket
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -29,7 +27,6 @@ def launch(
     recipe: str | type[Recipe] | Recipe,
     *,
     num_processes: int,
-    port: int | None = None,
     progress: Progress = ignore,
     **options: Any,
 ) -> Run:
@@ -42,7 +39,6 @@ def launch(
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
         num_processes: How many; on GPUs, at most as many as there are.
-        port: Where the workers meet; a free one if None.
         progress: Is given each event, in the worker of rank 0; fresh processes import it by its
             name.
         **options: As in :func:`finetune.train`.
@@ -51,8 +47,8 @@ def launch(
         The finished run, read from its directory.
 
     Raises:
-        UserError: what is wrong with the options, the data or the port; it is checked here,
-            before any worker starts.
+        UserError: What is wrong with the options or the data; it is checked here, before any
+            worker starts.
     """
     from accelerate.state import AcceleratorState, PartialState
 
@@ -61,13 +57,12 @@ def launch(
     chosen = resolve_settings(recipe, options)
     if num_processes == 1:
         return run_training(chosen, progress)
-    port = _free_port(port)
     prepare(chosen, progress, trains=False)
     chosen = dataclasses.replace(chosen)  # the workers divide the batch anew, among themselves
     screen = sys.stdout
     screen.flush()
     if AcceleratorState._shared_state or PartialState._shared_state:
-        _start_fresh(chosen, num_processes, port, progress)
+        _start_fresh(chosen, num_processes, progress)
     else:
         from accelerate import notebook_launcher
 
@@ -77,18 +72,19 @@ def launch(
                 _work_forked,
                 (chosen, screen, progress),
                 num_processes=num_processes,
-                use_port=str(port),
+                rdzv_backend="c10d",
+                rdzv_endpoint="127.0.0.1:0",
             )
     return Run.load(chosen.output_dir)
 
 
 def in_fresh_processes(
-    num_processes: int, work: Callable[..., Result], *arguments: Any, port: int | None = None
+    num_processes: int, work: Callable[..., Result], *arguments: Any
 ) -> list[Result]:
     """Return what ``work`` returns in each of so many new processes of this machine, by rank.
 
-    Torch's elastic launch starts them; ``work`` is imported by its name, its arguments are pickled,
-    and the processes meet at ``port``, or a free one if None.
+    Torch's elastic launch starts them, and chooses the port at which they meet; ``work`` is
+    imported by its name, its arguments are pickled.
     """
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -97,9 +93,8 @@ def in_fresh_processes(
         max_nodes=1,
         nproc_per_node=num_processes,
         run_id="finetune",
-        rdzv_backend="static",
-        rdzv_endpoint=f"127.0.0.1:{port or _free_port(None)}",
-        rdzv_configs={"rank": 0},
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
         max_restarts=0,
         start_method="spawn",
     )
@@ -116,7 +111,7 @@ def _work_fresh(recipe: str, options: dict[str, Any], progress: Progress) -> Non
     run_training(Settings.from_keywords(recipe, options), progress)
 
 
-def _start_fresh(chosen: Settings, num_processes: int, port: int, progress: Progress) -> None:
+def _start_fresh(chosen: Settings, num_processes: int, progress: Progress) -> None:
     if getattr(sys.modules.get(type(chosen.recipe).__module__), "__file__", None) is None:
         raise UserError(
             f"{type(chosen.recipe).__name__} is defined in the notebook, and a trainer was built "
@@ -128,18 +123,4 @@ def _start_fresh(chosen: Settings, num_processes: int, port: int, progress: Prog
     options = {**chosen.user_options}
     if chosen.hub_token is not None:
         options["hub_token"] = chosen.hub_token
-    in_fresh_processes(num_processes, _work_fresh, origin, options, progress, port=port)
-
-
-def _free_port(port: int | None) -> int:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port or 0))
-        except (OSError, OverflowError) as error:
-            is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            raise UserError(
-                f"port {port} of this machine "
-                f"{'is in use' if is_taken else f'cannot be: {error}'}; leave `port` out, and a "
-                "free one is taken"
-            ) from error
-        return int(probe.getsockname()[1])
+    in_fresh_processes(num_processes, _work_fresh, origin, options, progress)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from finetune.errors import UserError
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
@@ -19,7 +18,10 @@ from finetune.training.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
+    from finetune.predicting.inputs import Chunk
+    from finetune.predicting.output import Writer
     from finetune.predicting.request import Request
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
@@ -152,11 +154,8 @@ def predict_file(
     before, missing, started = sum(complete.values()), 0, time.perf_counter()
     events = _events(on_rank_zero(progress), request, before, ranks.world_size)
     if parts is None:
-        rows = 0
         with writing.open_writer(path, request.columns, csv_safe) as write:
-            for chunk, added in request.predict(events):
-                write(chunk, added)
-                rows, missing = rows + len(chunk), missing + added.column(0).null_count
+            rows, missing = _write(request, write, events)
         seconds = time.perf_counter() - started
     else:
         rows = request.input.total or 0
@@ -179,17 +178,17 @@ def predict_file(
 def predict_stream(
     run: Run | str | Path,
     source: str | Path,
-    write: Callable[[str], object],
+    file: IO[str],
     *,
     progress: Progress = ignore,
     **options: Any,
 ) -> list[str]:
-    """Predict a file, images or standard input in this process, and pass on rows as they are done.
+    """Predict a file, images or standard input in this process, and write rows as they are done.
 
     Args:
         run: A run with a model, or its directory.
         source: See :func:`predict_file`.
-        write: Called with the rows of each chunk as text, in the format of the source.
+        file: Takes the rows as text, in the format of the source; flushed after each chunk.
         progress: Called with :class:`~finetune.pipeline.events.Predicted`.
         **options: Those of :class:`~finetune.predicting.options.Options`.
 
@@ -201,15 +200,23 @@ def predict_stream(
     request = _open(Run.load(run), source, options)
     suffix, csv_safe = writing.screen_format(request.input.kind), bool(options.get("csv_safe"))
     writing.refuse_impossible(request.input, suffix, csv_safe)
-    missing, text = 0, io.StringIO(newline="")
-    write_rows = writing.text_writer(text, suffix, request.columns, csv_safe)
-    for chunk, added in request.predict(_events(progress, request)):
-        write_rows(chunk, added)
-        write(text.getvalue())
-        text.seek(0)
-        text.truncate()
-        missing += added.column(0).null_count
+    write = writing.text_writer(file, suffix, request.columns, csv_safe)
+
+    def write_chunk(chunk: Chunk, added: pa.Table) -> None:
+        write(chunk, added)
+        file.flush()
+
+    _, missing = _write(request, write_chunk, _events(progress, request))
     return request.notes(missing)
+
+
+def _write(request: Request, write: Writer, events: Callable[[int], object]) -> tuple[int, int]:
+    """Predict an input in one pass; return its rows, and how many have no prediction."""
+    rows = missing = 0
+    for chunk, added in request.predict(events):
+        write(chunk, added)
+        rows, missing = rows + len(chunk), missing + added.column(0).null_count
+    return rows, missing
 
 
 def find_output_mistakes(source: str | Path, output: str | Path) -> list[str]:
@@ -247,8 +254,7 @@ def _events(
 
     def report(rows_done: int) -> object:
         rows = before + rows_done * world_size
-        rows = rows if total is None else min(total, rows)
-        return progress(Predicted(rows, total, rows, total is not None))
+        return progress(Predicted(rows if total is None else min(total, rows), total))
 
     return report
 
@@ -265,15 +271,16 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     rows = [None if pd.api.types.is_scalar(row) and pd.isna(row) else row for row in data]
     if rows and all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
-    kind = (
-        f"a tuple of {len(columns)} texts ({', '.join(columns)})" if len(columns) > 1 else "a text"
-    )
-    for number, row in enumerate(rows, 1):
-        is_tuple = isinstance(row, tuple) and len(row) == len(columns)
-        if not (is_tuple if len(columns) > 1 else row is None or isinstance(row, str)):
-            raise UserError(
-                f"the data, row {number}: expected {kind}, found {reprlib.repr(row)} (all rows are "
-                "texts, tuples of texts, or mappings)"
-            )
-    values = rows if len(columns) > 1 else [(row,) for row in rows]
-    return pd.DataFrame(values, columns=columns, dtype=object)
+    cells: list[Any] = rows
+    if len(columns) == 1:
+        kind, cells = "a text", [(row,) for row in rows]
+        is_right = [row is None or isinstance(row, str) for row in rows]
+    else:
+        kind = f"a tuple of {len(columns)} texts ({', '.join(columns)})"
+        is_right = [isinstance(row, tuple) and len(row) == len(columns) for row in rows]
+    if not all(is_right):
+        number = is_right.index(False)
+        raise UserError(
+            f"the data, row {number + 1}: expected {kind}, found {reprlib.repr(rows[number])}"
+        )
+    return pd.DataFrame(cells, columns=columns, dtype=object)

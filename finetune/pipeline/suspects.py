@@ -39,7 +39,7 @@ def of_run(run: Run) -> Path | None:
     if not run.kind.has_one_class or not {"text", DIGEST} & {*table.columns}:
         return None
     rows: ScoredRows = run.scored(table)
-    suspicion, _ = sections.suspicion(run, rows)
+    suspicion = sections.suspicion(run, rows)
     suspected = suspicion.rows[:MOST_SUSPECTS] if suspicion else np.array([], dtype=np.int64)
     wrong = mistakes.most_confident(rows)
     further = wrong[~np.isin(wrong, suspected)][:_MISTAKES]
@@ -72,11 +72,13 @@ def of_run(run: Run) -> Path | None:
 
 
 def refuse_loss(path: Path) -> None:
-    """Refuse to replace a file that is no list of suspects, or into which a person has written.
-
-    Raises:
-        UserError: if it is one of these.
+    """Refuse a file that is no .csv, and to replace one that is no list of suspects, or into which
+    a person has written.
     """
+    if path.suffix.lower() != ".csv" or path.is_dir() or not path.absolute().parent.is_dir():
+        raise UserError(
+            f"--suspects {path}: expected the name of a .csv in a directory that is there"
+        )
     if not path.exists():
         return
     try:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import EvalPrediction
 
 from finetune.data.label_columns import list_names
 from finetune.statistics import estimates, functions
@@ -32,6 +31,9 @@ from finetune.statistics.functions import Function
 from finetune.statistics.ranking import PRECISION, ROC
 from finetune.statistics.scored import Kind, ScoredLabels, ScoredNumbers, ScoredRows
 
+if TYPE_CHECKING:
+    from transformers import EvalPrediction
+
 #: Rows of a class, and of the others, below which it is rare, and the share of rare classes above
 #: which a mean over classes has no interval: it would cover less than 93% (benchmarks/coverage.py).
 FEWEST_OF_CLASS, MOST_RARE, FEWEST_WRONG = 5, 0.1, 10
@@ -39,7 +41,7 @@ FEWEST_OF_CLASS, MOST_RARE, FEWEST_WRONG = 5, 0.1, 10
 MOST_CONFUSED, MOST_TOGETHER = 200, 100
 #: The share of the squared error from which on a single row is named.
 _OF_SQUARES, _DOMINANT = ("r2", "mse", "rmse", "pearson"), 0.5
-Compute = Callable[[EvalPrediction], dict[str, float]]
+Compute = Callable[["EvalPrediction"], dict[str, float]]
 #: The arguments of local metrics, by their names.
 Scoring = Mapping[str, Mapping[str, Any]]
 #: The key of the folder in ``metrics/`` among the arguments of a metric of another name.
@@ -313,6 +315,8 @@ def custom_replicates(
     Metrics that are not a single number are left out. Where one fails without a group, because a
     class is missing, the replicate is NaN.
     """
+    from transformers import EvalPrediction
+
     names = list[str]()
 
     def evaluate(predictions: np.ndarray, label_ids: np.ndarray) -> list[float]:

@@ -55,7 +55,7 @@ class MultiLabel(Task[ScoredLabels]):
     """
 
     name = "multi_label"
-    sections = ("training", "labels", "together", "length")
+    sections = ("training", "labels", "length")
     problem_type = "multi_label_classification"
     label_kind = "labels"
     metric_config = "multilabel"
