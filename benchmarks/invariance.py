@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers import PrinterCallback
 
 from finetune import TextRecipe
 from finetune.cli import console
-from finetune.pipeline.launch import in_fresh_processes
 from finetune.runtime import distributed
 
 STEPS, GLOBAL_BATCH, EVAL_BATCH = 20, 12, 4
@@ -141,7 +141,16 @@ def launched(processes: int, *arguments: Any) -> list[dict[int, Observed]]:
     """:func:`observe` in so many processes of this machine, by rank."""
     if processes == 1:
         return [observe(*arguments)]
-    return in_fresh_processes(processes, observe, *arguments)
+    configuration = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+    )
+    results = elastic_launch(configuration, observe)(*arguments)
+    return [results[rank] for rank in range(processes)]
 
 
 @dataclass

@@ -77,11 +77,11 @@ def _examine(recipe: str, flags: list[str], *, deep: bool, suspects: str | None)
     import_at_once("datasets", "finetune.training.arguments")
 
     from finetune.pipeline import check
-    from finetune.pipeline.suspects import of_findings, refuse_loss
+    from finetune.pipeline.suspects import of_findings, refuse_path
 
     console.quiet()
     if suspects is not None:
-        refuse_loss(Path(suspects).expanduser())
+        refuse_path(Path(suspects).expanduser())
     chosen = Settings.from_command_line(recipe, flags, ("--deep", "--json", "--suspects"))
     result = check.examine(chosen, deep=deep)
     if suspects is not None:

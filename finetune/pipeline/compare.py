@@ -17,7 +17,6 @@ from finetune.errors import UserError, counted
 from finetune.recipe.scoring import without_counted
 from finetune.reporting import html, tables, wording
 from finetune.reporting.html import Cell, Section, Table, estimates
-from finetune.reporting.plots import overlaid
 from finetune.runs.run import Run
 from finetune.statistics.pairs import McNemar
 from finetune.tasks.assessment import compared
@@ -64,8 +63,8 @@ class Comparison:
     def scores(self, names: Sequence[str]) -> Table:
         """Return a table of metrics: each run, and its difference to the first."""
         rows = [[Cell(self.names[0]), *estimates(self.metrics[0], names)]]
-        others = zip(self.names[1:], self.metrics[1:], self.differences, strict=True)
-        for name, metrics, differences in others:
+        columns = (self.names[1:], self.metrics[1:], self.differences)
+        for name, metrics, differences in zip(*columns, strict=True):
             rows.append([Cell(name), *estimates(metrics, names)])
             gaps = estimates(differences, names, signed=True)
             rows.append([Cell(f"difference to {self.names[0]}"), *gaps])
@@ -237,8 +236,6 @@ def _refuse_other_labels(
 
 
 def _write_page(page: Path, comparison: Comparison, runs: Sequence[Run]) -> None:
-    histories = {str(run.path): run.manifest.history for run in runs}
-    plots = overlaid(histories, f"eval_{comparison.headline[0]}")
     shared = [name for name in comparison.metrics[0] if all(name in m for m in comparison.metrics)]
     differing: list[Any] = [tables.settings(comparison.names, comparison.settings)]
     count = len(comparison.disagreements)
@@ -251,7 +248,6 @@ def _write_page(page: Path, comparison: Comparison, runs: Sequence[Run]) -> None
         comparison.verdicts,
         [
             Section("Scores", [comparison.scores(shared)]),
-            Section("Curves", [plots] if plots else []),
             Section("Settings", differing if comparison.settings else ["All are the same."]),
             Section(
                 "Disagreements",

@@ -106,10 +106,6 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                     is_profiled = _train_and_write(prepared, recording)
             if recording.run is not None:
                 results.write_report(recording.run, report, profiled=is_profiled)
-                profile = settings.values.profile  # the arguments would join a group again
-                if profile and not is_profiled:
-                    reason = "too few steps were left, none was profiled"
-                    report(Noted(f"--profile {profile}: {reason}"))
         finally:
             lock.release(settings.output_dir)
     return Run(settings.output_dir)
