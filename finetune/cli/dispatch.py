@@ -77,9 +77,13 @@ def _run(words: list[str]) -> int:
         Parser("list", "List the recipes, one line each.").parse_args(rest)
         print("\n".join(_table({name: catalog.summary(name) for name in catalog.names()})))
         return 0
+    if hint := suggestion(verb, ("--help", "--version"), 0.7) if verb.startswith("-") else "":
+        raise UserError(f"unknown option {verb}{hint}")
     if verb not in VERBS:
         verb, rest = "train", words
-        if not (words[0] in catalog.names() or words[0].endswith(".py") or words[0][0] == "-"):
+        if not (
+            words[0] in catalog.names() or words[0].endswith(".py") or words[0].startswith("-")
+        ):
             names = [*VERBS, *catalog.names()]
             raise UserError(
                 f"unknown recipe or subcommand '{words[0]}'{suggestion(words[0], names)} "

@@ -160,11 +160,9 @@ def _texts(recipe: TextRecipe) -> dict[str, str]:
         names = recipe.columns_read()
         facts["texts"] = f"{', '.join(names)}, {recipe.encoder().describe_joining(len(names))}"
     if recipe.windows is not None and documents is not None:
-        counts = np.unique(documents, return_counts=True)[1]
         facts["long texts"] = (
             f"{len(documents):,} training windows of up to {length} tokens, "
-            f"{recipe.windows.shared} shared with the next: {counts.mean():.1f} a document on "
-            f"average, at most {counts.max():,}; logits pooled by {recipe.pooling}"
+            f"{recipe.windows.shared} shared with the next; logits pooled by {recipe.pooling}"
         )
     elif (sample := recipe.token_sample) is not None:
         share = float((sample.lengths > length).mean())
