@@ -242,10 +242,8 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     rows = [None if pd.api.types.is_scalar(row) and pd.isna(row) else row for row in data]
     if rows and all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
-    cells: list[Any] = rows
     if len(columns) == 1:
-        kind, cells = "a text", [(row,) for row in rows]
-        is_right = [row is None or isinstance(row, str) for row in rows]
+        kind, is_right = "a text", [row is None or isinstance(row, str) for row in rows]
     else:
         kind = f"a tuple of {len(columns)} texts ({', '.join(columns)})"
         is_right = [isinstance(row, tuple) and len(row) == len(columns) for row in rows]
@@ -254,4 +252,5 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
         raise UserError(
             f"the data, row {number + 1}: expected {kind}, found {reprlib.repr(rows[number])}"
         )
+    cells = rows if len(columns) > 1 else [(row,) for row in rows]
     return pd.DataFrame(cells, columns=columns, dtype=object)
