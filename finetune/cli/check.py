@@ -77,11 +77,11 @@ def _examine(recipe: str, flags: list[str], *, deep: bool, suspects: str | None)
     import_at_once("datasets", "finetune.training.arguments")
 
     from finetune.pipeline import check
-    from finetune.pipeline.suspects import of_findings, refuse_loss
+    from finetune.pipeline.suspects import of_findings, refuse_path
 
     console.quiet()
     if suspects is not None:
-        refuse_loss(Path(suspects).expanduser())
+        refuse_path(Path(suspects).expanduser())
     chosen = Settings.from_command_line(recipe, flags, ("--deep", "--json", "--suspects"))
     result = check.examine(chosen, deep=deep)
     if suspects is not None:
@@ -119,18 +119,14 @@ def _show(result: Check, recipe: str) -> None:
 
 def _table(result: Check) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of splits."""
-    names = list(result.splits["train"].classes)
-    is_short = 0 < len(names) <= _FEW_CLASSES
     total = sum(facts.rows for facts in result.splits.values())
-    columns = names if is_short else ["classes", "rarest", "most"] if names else []
     lines = []
     for split, facts in result.splits.items():
-        line = [split, f"{facts.rows:,}", f"{facts.rows / max(1, total):.0%}"]
-        if is_short:
-            line += [f"{facts.classes[name]:,}" for name in names]
-        elif names:
-            counts = sorted((count, name) for name, count in facts.classes.items() if count)
-            ends = [f"{name} {count:,}" for count, name in (counts[0], counts[-1])]
-            line += [f"{len(counts):,}", *ends]
-        lines.append(line)
-    return ["", "rows", "share", *columns], lines
+        counts = [f"{name} {count:,}" for name, count in facts.classes.items()]
+        if len(counts) > _FEW_CLASSES:
+            ordered = sorted((count, name) for name, count in facts.classes.items() if count)
+            ends = " to ".join(f"{name} {count:,}" for count, name in (ordered[0], ordered[-1]))
+            counts = [f"{len(ordered):,} classes: {ends}"]
+        share = f"{facts.rows / max(1, total):.0%}"
+        lines.append([split, f"{facts.rows:,}", share, ", ".join(counts)])
+    return ["", "rows", "share", "classes"], lines

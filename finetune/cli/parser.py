@@ -66,14 +66,13 @@ class Parser(argparse.ArgumentParser):
         )
         self.verb = verb
 
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Add an argument; a flag can be written with dashes, too, which the help leaves out."""
-        action = super().add_argument(*names, **options)
-        flags = [name for name in names if name.startswith("--")]
-        if dashed := [name.replace("_", "-") for name in flags if "_" in name]:
-            hidden = {**options, "dest": action.dest, "help": argparse.SUPPRESS}
-            super().add_argument(*dashed, **hidden)
-        return action
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words, in which a flag may be written with dashes, too."""
+        parts = [word.partition("=") if word[:2] == "--" else ("", "", word) for word in args]
+        words = [
+            f"{flag[:2]}{flag[2:].replace('-', '_')}{is_}{value}" for flag, is_, value in parts
+        ]
+        return super().parse_known_args(words, namespace)
 
     def add_trust_recipe(self) -> None:
         """Add ``--trust_recipe``, of the subcommands that read a run."""

@@ -131,14 +131,13 @@ def _answer(run: Run, texts: list[str], options: dict[str, Any]) -> None:
 
 def _write_to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
     """Write lines as they are predicted, in UTF-8; all else goes to standard error."""
-    from finetune.pipeline.predict import predict_stream
+    from finetune.pipeline.predict import predict_file
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")
-
     with _bar() as bar:
-        notes = predict_stream(run, source, console.data_file(), progress=bar, **options)
-    for note in notes:
+        prediction = predict_file(run, source, console.data_file(), progress=bar, **options)
+    for note in prediction.notes:
         console.tell(note)
 
 

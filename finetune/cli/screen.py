@@ -13,7 +13,6 @@ from finetune.data import sources, targets
 from finetune.data.windows import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
-from finetune.models.cpu import exchange, unpadded
 from finetune.models.cpu import kernels as cpu
 from finetune.pipeline import events, provenance
 from finetune.recipe import Recipe, TextRecipe, catalog
@@ -29,12 +28,13 @@ class Screen:
 
     def __init__(self) -> None:
         self._has_bar = sys.stderr.isatty()  # which tells what lines would tell
+        self._has_started = False
 
     def __call__(self, event: events.Event) -> None:
         """Print one event."""
         match event:
             case events.Started():
-                self._has_bar = not event.arguments.disable_tqdm
+                self._has_bar, self._has_started = not event.arguments.disable_tqdm, True
                 _start(event)
             case events.Collated():
                 _batch(event)
@@ -48,8 +48,10 @@ class Screen:
                 _end(event)
                 if event.profiled:
                     console.say(f"trace and slowest operators: {event.run.path}/profile")
+                elif event.run.manifest.arguments.get("profile"):
+                    console.say("--profile: too few steps were left, none was profiled")
             case events.Interrupted():
-                console.say(f"\n{event}")
+                (console.say if self._has_started else console.tell)(f"\n{event}")
             case events.Logged() | events.Advanced() | events.Noted():
                 console.say(str(event))
 
@@ -58,9 +60,9 @@ def _start(event: events.Started) -> None:
     """One block: recipe, data, model, device, batch, precision, steps."""
     settings, arguments, model = event.settings, event.arguments, event.model
     recipe, splits = settings.recipe, settings.recipe.splits
-    source, own = sources.Source(recipe.dataset).describe(), type(recipe).dataset
-    if is_other := bool(own) and recipe.dataset != own:
-        source += f", not the recipe's own {own}"
+    source, default = sources.Source(recipe.dataset).describe(), type(recipe).dataset
+    if is_other := bool(default) and recipe.dataset != default:
+        source += f", not the recipe's own {default}"
     name, balance = recipe.kind.balance(targets.values(splits["train"]))
     reason = f" ({recipe.task_reason})" if recipe.task_reason else ""
     changed = ", ".join(f"{name}={value}" for name, value in settings.overrides.items())
@@ -160,11 +162,9 @@ def _texts(recipe: TextRecipe) -> dict[str, str]:
         names = recipe.columns_read()
         facts["texts"] = f"{', '.join(names)}, {recipe.encoder().describe_joining(len(names))}"
     if recipe.windows is not None and documents is not None:
-        counts = np.unique(documents, return_counts=True)[1]
         facts["long texts"] = (
             f"{len(documents):,} training windows of up to {length} tokens, "
-            f"{recipe.windows.shared} shared with the next: {counts.mean():.1f} a document on "
-            f"average, at most {counts.max():,}; logits pooled by {recipe.pooling}"
+            f"{recipe.windows.shared} shared with the next; logits pooled by {recipe.pooling}"
         )
     elif (sample := recipe.token_sample) is not None:
         share = float((sample.lengths > length).mean())
@@ -199,12 +199,8 @@ def _cpu_kernels(arguments: FinetuneArguments, model: torch.nn.Module | None) ->
         return ""
     if arguments.cpu_kernels == "off":
         return "off"
-    names = cpu.names(model)
-    if not unpadded.used_by(model) and (reason := unpadded.supports(model)):
-        names.append(f"with padding ({reason})")
-    if exchange.expected(model):
-        names.append("gradient averaging in shared memory")
-    return f"{', '.join(names)}; --cpu_kernels off for those of the libraries" if names else ""
+    names = ", ".join(cpu.names(model))
+    return f"{names}; --cpu_kernels off for those of the libraries" if names else ""
 
 
 def _precision(arguments: FinetuneArguments) -> str:

@@ -206,13 +206,13 @@ def describe(resumption: Resumption, current: Mapping[str, Any], manifest: Manif
             )
             break
     if earlier is not None:
-        before_now: dict[str, tuple[str | None, str | None]]
-        before_now = {n: (earlier.versions.get(n), now) for n, now in manifest.versions.items()}
-        before_now["the model at"] = (earlier.model_revision, manifest.model_revision)
+        pairs: dict[str, tuple[str | None, str | None]]
+        pairs = {n: (earlier.versions.get(n), version) for n, version in manifest.versions.items()}
+        pairs["the model at"] = (earlier.model_revision, manifest.model_revision)
         sentences += [
-            f"resumed with {name} {now} instead of {before}"
-            for name, (before, now) in before_now.items()
-            if before and now and before != now
+            f"resumed with {name} {after} instead of {before}"
+            for name, (before, after) in pairs.items()
+            if before and after and before != after
         ]
     return sentences
 

@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
-from finetune.data.prediction_columns import DIGEST, LABEL
+from finetune.data.prediction_columns import DIGEST
 from finetune.errors import UserError, counted
 from finetune.recipe.scoring import without_counted
 from finetune.reporting import html, tables, wording
 from finetune.reporting.html import Cell, Section, Table, estimates
-from finetune.reporting.plots import overlaid
 from finetune.runs.run import Run
 from finetune.statistics.estimates import McNemar, holm
 from finetune.tasks.assessment import compared
@@ -25,8 +24,6 @@ from finetune.tasks.base import Task
 from finetune.training.manifest import Manifest
 
 _ROWS = 30
-#: What names a place, not a choice.
-_PLACES = ("output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "hub_model_id")
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,8 @@ class Comparison:
     def scores(self, names: Sequence[str]) -> Table:
         """Return a table of metrics: each run, and its difference to the first."""
         rows = [[Cell(self.names[0]), *estimates(self.metrics[0], names)]]
-        others = zip(self.names[1:], self.metrics[1:], self.differences, strict=True)
-        for name, metrics, differences in others:
+        columns = (self.names[1:], self.metrics[1:], self.differences)
+        for name, metrics, differences in zip(*columns, strict=True):
             rows.append([Cell(name), *estimates(metrics, names)])
             gaps = estimates(differences, names, signed=True)
             rows.append([Cell(f"difference to {self.names[0]}"), *gaps])
@@ -153,7 +150,13 @@ def _compared(runs: Sequence[Run]) -> Comparison:
     for run, table in zip(runs[1:], frames[1:], strict=True):
         _refuse_other_rows(runs[0], frames[0], run, table)
         scored_rows.append(run.scored(table, task))
-        _refuse_other_labels(runs[0], scored_rows[0].labels, run, scored_rows[-1].labels)
+        is_other = scored_rows[0].labels != scored_rows[-1].labels
+        if count := int(is_other.reshape(len(table), -1).any(axis=1).sum()):
+            raise UserError(
+                f"{runs[0].path} and {run.path} have different labels for {count:,} of the same "
+                f"{counted(len(table), 'test row')}: compare runs with the same --label_column or "
+                "--label_columns, and the same --label_map"
+            )
     scoring, better = runs[0].manifest.scoring, wording.directions(runs[0].manifest)
     # its recipe may not be importable
     compute_metrics = functools.cache(
@@ -180,13 +183,10 @@ def _compared(runs: Sequence[Run]) -> Comparison:
 
 
 def settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
-    """Recipe, options, training arguments, data, launch and versions that not all runs share."""
+    """Return what decides a result, the launch and the versions that not all runs share."""
     flat = [
         {
-            "recipe": manifest.recipe,
-            **manifest.options,
-            **{name: value for name, value in manifest.arguments.items() if name not in _PLACES},
-            "data (fingerprint)": manifest.data.fingerprint,
+            **manifest.configuration,
             **{name.replace("_", " "): value for name, value in asdict(manifest.launch).items()},
             **{f"version of {name}": value for name, value in manifest.versions.items()},
             "revision": manifest.git_revision,
@@ -205,33 +205,14 @@ def _refuse_other_rows(
     if difference := task.find_difference(second.kind):
         raise UserError(f"{runs} {difference}")
     columns = [name for name in ("id", "text", DIGEST) if name in first_table and name in other]
-    prints = {run.manifest.data.fingerprint for run in (first, second)}
-    are_known = len(columns) > 1 or len(prints) == 1  # older runs of images have numbers only
-    if (
-        len(first_table) != len(other)
-        or not are_known
-        or not first_table[columns].equals(other[columns])
-    ):
+    if len(columns) < 2 or not first_table[columns].equals(other[columns]):
         raise UserError(
             f"{runs} different test rows ({len(first_table):,} and {len(other):,}): compare runs "
             "with the same --dataset, --split_seed and --eval_samples"
         )
 
 
-def _refuse_other_labels(
-    first: Run, first_labels: np.ndarray, second: Run, other: np.ndarray
-) -> None:
-    if differing := int((first_labels != other).reshape(len(first_labels), -1).any(axis=1).sum()):
-        raise UserError(
-            f"{first.path} and {second.path} have different {LABEL}s for {differing:,} of the same "
-            f"{counted(len(first_labels), 'test row')}: compare runs with the same --label_column "
-            "or --label_columns, and the same --label_map"
-        )
-
-
 def _write_page(page: Path, comparison: Comparison, runs: Sequence[Run]) -> None:
-    histories = {str(run.path): run.manifest.history for run in runs}
-    plots = overlaid(histories, f"eval_{comparison.headline[0]}")
     shared = [name for name in comparison.metrics[0] if all(name in m for m in comparison.metrics)]
     differing: list[Any] = [tables.settings(comparison.names, comparison.settings)]
     count = len(comparison.disagreements)
@@ -244,7 +225,6 @@ def _write_page(page: Path, comparison: Comparison, runs: Sequence[Run]) -> None
         comparison.verdicts,
         [
             Section("Scores", [comparison.scores(shared)]),
-            Section("Curves", [plots] if plots else []),
             Section("Settings", differing if comparison.settings else ["All are the same."]),
             Section(
                 "Disagreements",

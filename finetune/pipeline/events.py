@@ -194,9 +194,9 @@ def throttle(progress: Progress, kind: type[Event] = Advanced) -> Progress:
 
     def report(event: Event) -> None:
         nonlocal last
-        now = time.monotonic()
-        if not isinstance(event, kind) or now - last >= _SECONDS:
-            last = now
+        seconds = time.monotonic()
+        if not isinstance(event, kind) or seconds - last >= _SECONDS:
+            last = seconds
             progress(event)
 
     return report

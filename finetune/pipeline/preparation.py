@@ -5,22 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from finetune.config.settings import Settings
-from finetune.data import ROW
+from finetune.data import ROW, targets
+from finetune.data.label_columns import list_names
+from finetune.data.lengths import unknown_findings
 from finetune.errors import UserError, counted, suggestion
-from finetune.pipeline import changes, resumption
+from finetune.models.families import outputs_of_head
+from finetune.models.head import match_outputs
+from finetune.pipeline import changes, provenance, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe, metric_modules
 from finetune.recipe.rows import correction_files
 from finetune.runtime import distributed, hub
-
-if TYPE_CHECKING:
-    from finetune.training.arguments import ArgumentValues
+from finetune.runtime.agreement import agree, refuse_half_directories
+from finetune.training import sampler
+from finetune.training.arguments import ArgumentValues
+from finetune.training.directory import occupy, refuse_foreign
+from finetune.training.pickles import refuse_code
+from finetune.training.speed import WARMUP_STEPS
 
 #: Log entries of the loss in a run, unless ``--logging_steps`` is given.
 _MOST_LOGGED = 500
@@ -117,7 +124,6 @@ def look(settings: Settings) -> ArgumentValues | None:
 
 def steps_of(values: ArgumentValues, recipe: Recipe) -> int | None:
     """Return the optimizer steps of a training; None where they depend on the token counts."""
-    from finetune.pipeline import provenance
 
     if isinstance(recipe, TextRecipe) and recipe.long_texts == "windows":
         return None
@@ -155,13 +161,11 @@ def refuse_different_machines(prepared: Prepared) -> None:
     Raises:
         UserError: On every rank, one line for each that differs.
     """
-    from finetune.pipeline.provenance import versions
-    from finetune.runtime.agreement import agree, refuse_half_directories
 
     if distributed.machines() == 1:
         return
     settings, checkpoint = prepared.settings, prepared.checkpoint
-    facts = {**prepared.configuration, **settings.training, "versions": versions()}
+    facts = {**prepared.configuration, **settings.training, "versions": provenance.versions()}
     facts["the checkpoint to resume"] = Path(checkpoint).name if checkpoint else None
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # a path may be another on each machine
@@ -187,8 +191,6 @@ def _check_directory(
     settings: Settings, values: ArgumentValues | None, *, trains: bool
 ) -> Resumption | None:
     """Check the output directory, and return what is to be resumed."""
-    from finetune.training.directory import occupy, refuse_foreign
-    from finetune.training.pickles import refuse_code
 
     directory, is_writer, resumed = settings.output_dir, writes_run(values), None
     is_locked = is_writer and trains and not settings.dry_run
@@ -207,9 +209,6 @@ def _check_directory(
 
 def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
-    from finetune.data import targets
-    from finetune.data.lengths import unknown_findings
-    from finetune.training import sampler
 
     recipe, report = settings.recipe, settings.report
     # an unknown option may be meant to say where data and model are
@@ -246,8 +245,6 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
 
 def _tokenize(settings: Settings, resumed: Resumption | None) -> Prepared:
     """Return the settings with tokenized rows, or a run that is finished already."""
-    from finetune.pipeline import provenance
-    from finetune.training.speed import WARMUP_STEPS
 
     settings = replace(settings)  # the task, which the data decides, has defaults too
     recipe, values = settings.recipe, settings.values
@@ -310,9 +307,6 @@ def _refuse_files_inside(recipe: Recipe, directory: Path) -> None:
 
 def _note_trained_head(recipe: TextRecipe | ImageRecipe) -> None:
     """Note where a head that was trained before is replaced, or its outputs are reordered."""
-    from finetune.data.label_columns import list_names
-    from finetune.models.families import outputs_of_head
-    from finetune.models.head import match_outputs
 
     if recipe.model_config is None:
         return

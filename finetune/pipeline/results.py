@@ -124,9 +124,8 @@ def refuse_other_rows(expected: np.ndarray, output: PredictionOutput) -> None:
     actual = np.asarray(output.label_ids)
     if actual.shape != expected.shape or not np.array_equal(actual, expected.astype(actual.dtype)):
         raise RuntimeError(
-            "the labels that came back from the evaluation are not those of the rows: the "
-            "installed transformers or accelerate gathers them in another order; install the "
-            "tested versions (constraints.txt)"
+            "the labels that came back from the evaluation are not those of the rows: install the "
+            "tested versions of transformers and accelerate (constraints.txt)"
         )
 
 

@@ -13,11 +13,14 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PrinterCallback, ProgressCallback
 
 from finetune.config.settings import Settings
+from finetune.data import windows
 from finetune.errors import Diverged, RunError, UserError
-from finetune.pipeline import changes, results, resumption
+from finetune.pipeline import changes, provenance, results, resumption, thresholds
 from finetune.pipeline.events import (
     Collated,
     Finished,
@@ -41,9 +44,10 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed, files, lock, signals
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
-
-if TYPE_CHECKING:
-    from finetune.training.trainer import Trainer
+from finetune.training.directory import clear_way, occupy
+from finetune.training.failures import explain_full_disk
+from finetune.training.speed import Bar, Logs
+from finetune.training.trainer import Trainer, build_trainer
 
 
 def train(
@@ -106,10 +110,6 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                     is_profiled = _train_and_write(prepared, recording)
             if recording.run is not None:
                 results.write_report(recording.run, report, profiled=is_profiled)
-                profile = settings.values.profile  # the arguments would join a group again
-                if profile and not is_profiled:
-                    reason = "too few steps were left, none was profiled"
-                    report(Noted(f"--profile {profile}: {reason}"))
         finally:
             lock.release(settings.output_dir)
     return Run(settings.output_dir)
@@ -117,7 +117,6 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
 
 def _show_batch(prepared: Prepared, progress: Progress) -> None:
     """Do everything up to one collated batch."""
-    from finetune.data import windows
 
     arguments, recipe = prepared.settings.arguments, prepared.settings.recipe
     progress(Started(prepared.settings, arguments, prepared.steps, model=None))
@@ -146,8 +145,6 @@ def _show_finished(prepared: Prepared, progress: Progress) -> Run:
 
 def _train_and_write(prepared: Prepared, recording: _Recording) -> bool:
     """Train, and write all but the report; return whether steps were profiled."""
-    from finetune.pipeline import thresholds
-    from finetune.training.failures import explain_full_disk
 
     settings, progress = prepared.settings, recording.progress
     recipe, arguments = settings.recipe, settings.arguments
@@ -178,10 +175,6 @@ def _train_and_write(prepared: Prepared, recording: _Recording) -> bool:
 
 def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     """Return the trainer, whose logs go to ``progress`` instead of being printed."""
-    from transformers import PrinterCallback, ProgressCallback
-
-    from finetune.training.speed import Bar, Logs
-    from finetune.training.trainer import build_trainer
 
     recipe, arguments = prepared.settings.recipe, prepared.settings.arguments
     trainer = build_trainer(recipe.trainer_kwargs, arguments, recipe.adapt)
@@ -210,8 +203,6 @@ def _train_and_predict(
     Raises:
         Stopped: On every process, if a signal asked for it; what is trained is in a checkpoint.
     """
-    from finetune.pipeline import provenance, thresholds
-    from finetune.training.failures import explain_full_disk
 
     started, recipe = time.perf_counter(), prepared.settings.recipe
     with thresholds.in_evaluations(trainer, recipe.kind):
@@ -291,8 +282,6 @@ class _Recording:
 
 def _start_run(prepared: Prepared, progress: Progress) -> Run:
     """Write ``run.json`` of a run that begins or continues, in a directory that is now its own."""
-    from finetune.pipeline import provenance
-    from finetune.training.directory import clear_way, occupy
 
     settings, resumed = prepared.settings, prepared.resumption
     directory, arguments = settings.output_dir, settings.arguments

@@ -49,16 +49,3 @@ def _base(manifest: Manifest) -> str | tuple[str, str]:
     if not (revision := manifest.model_revision):
         return on_hub, f"{_HUB}{on_hub}"
     return f"{on_hub} at {revision[:12]}", f"{_HUB}{on_hub}/tree/{revision}"
-
-
-def options(manifest: Manifest) -> dict[str, str]:
-    """Return the options of the recipe, and the training arguments that matter most."""
-    names = (
-        *("global_batch_size", "max_tokens_per_batch", "learning_rate", "num_train_epochs"),
-        *("max_steps", "seed", "optim", "lr_scheduler_type", "weight_decay", "warmup_steps"),
-        "max_grad_norm",
-    )
-    arguments = manifest.arguments
-    # what is not set is written as "None"
-    chosen = {name: arguments[name] for name in names if str(arguments.get(name)) != "None"}
-    return {name: str(value) for name, value in {**manifest.options, **chosen}.items()}

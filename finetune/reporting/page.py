@@ -28,8 +28,7 @@ def write(run: Run) -> Path:
     content = Content(run, manifest, statistics, table, run.scored(table))
     sections = [_scores(run)]
     sections += [Section(name.capitalize(), SECTIONS[name](content)) for name in run.kind.sections]
-    provenance = [facts.provenance(manifest), facts.options(manifest)]
-    sections.append(Section("Provenance", [f"{manifest.command}", *provenance]))
+    sections.append(Section("Provenance", [manifest.command, facts.provenance(manifest)]))
     verdicts = [
         *("; ".join(wording.score(name, statistics.metrics[name]) for name in headline),),
         *wording.verdicts(statistics, headline, wording.directions(manifest)),
@@ -51,8 +50,8 @@ def write(run: Run) -> Path:
 
 def _scores(run: Run) -> Section:
     blocks: list[Any] = [tables.scores(run.metrics, run.headline)]
-    others = tables.metrics("Other scores of the model", run.statistics, run.headline)
-    if others.rows:
-        blocks.append(others)
+    further = tables.metrics("Other scores of the model", run.statistics, run.headline)
+    if further.rows:
+        blocks.append(further)
     note = "The confidence intervals cover the sampling of the test rows, not another training run."
     return Section("Scores", [*blocks, note])

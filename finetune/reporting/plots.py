@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from sklearn.metrics import (
     ConfusionMatrixDisplay,
@@ -76,41 +75,9 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
                 axes.axvline(best_step, color=GREY, linestyle=":", linewidth=1.5)
             alt.append(f"best checkpoint at step {best_step} (dotted)")
         titled(panels[1], "Validation metrics", legend=bool(names))
-    _label_steps(panels[-1])
+    panels[-1].set_xlabel("step")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return Plot("learning_curves", f"Learning curves: {'; '.join(alt)}.", figure)
-
-
-@styled
-def overlaid(histories: Mapping[str, Sequence[Mapping[str, float]]], metric: str) -> list[Plot]:
-    """Plot training loss, validation loss and a metric of several runs, by their names.
-
-    Args:
-        histories: Of each run.
-        metric: As it is logged, like ``eval_f1``.
-    """
-    plots = []
-    for name in ("loss", "eval_loss", metric):
-        title = f"Validation {name.removeprefix('eval_')}" if name != "loss" else "Training loss"
-        curves = {run: columns(history, name) for run, history in histories.items()}
-        fewest = _FEWEST_LOGGED if name == "loss" else _FEWEST_EVALUATIONS
-        if max(len(steps) for steps, _ in curves.values()) < fewest:
-            continue
-        figure, (axes,) = figure_of(1, height=2.6 + 0.2 * len(curves))
-        for number, (run, points) in enumerate(curves.items()):
-            style = ("-", "--", "-.", ":")[number % 4]
-            colour = COLOURS[number % len(COLOURS)]
-            axes.plot(*points, color=colour, linestyle=style, label=f" {short(run, 56)}")
-        titled(axes, title)
-        figure.legend(loc="outside lower left")
-        _label_steps(axes)
-        last = [f"{run} {values[-1]:.3f}" for run, (_, values) in curves.items() if values]
-        plots.append(Plot(name, f"{title}, final value: {', '.join(last)}.", figure))
-    return plots
-
-
-def _label_steps(axes: Axes) -> None:
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 @styled
@@ -181,9 +148,9 @@ def _curves(predicted: ScoredRows, name: str, areas: Mapping[int, Mapping[str, f
     """Plot a kind of curve of the classes with the lowest of these areas."""
     names, is_roc = predicted.names, name == "roc"
     lowest = sorted(areas, key=lambda number: areas[number]["value"])
-    drawn = sorted(lowest[:_MOST_CURVES])
-    figure, (axes,) = figure_of(1, height=4.4 + 0.1 * len(drawn))
-    for number, colour in zip(drawn, COLOURS, strict=False):
+    curves = sorted(lowest[:_MOST_CURVES])
+    figure, (axes,) = figure_of(1, height=4.4 + 0.1 * len(curves))
+    for number, colour in zip(curves, COLOURS, strict=False):
         true, scores = predicted.labels == number, predicted.probabilities.column(number)
         style: dict[str, Any] = {"ax": axes, "name": short(names[number], 16)}
         style["curve_kwargs"] = {"color": colour}
@@ -208,9 +175,9 @@ def _curves(predicted: ScoredRows, name: str, areas: Mapping[int, Mapping[str, f
         legend.remove()
     figure.legend(loc="outside lower left")
     values = [f"'{names[number]}' {areas[number]['value']:.3f}" for number in lowest]
-    more = f"; the {_MOST_CURVES} lowest of {len(areas)} are drawn" * (len(areas) > _MOST_CURVES)
+    note = f"; the {_MOST_CURVES} lowest of {len(areas)} are drawn" * (len(areas) > _MOST_CURVES)
     listed = ", ".join(values[:_MOST_CURVES])
-    return Plot(name, f"{label} of a class against the rest: {listed}{more}.", figure)
+    return Plot(name, f"{label} of a class against the rest: {listed}{note}.", figure)
 
 
 def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

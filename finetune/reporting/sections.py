@@ -45,15 +45,15 @@ class Content:
     rows: Any
 
 
-def _drawn(*figures: Plot | None) -> list[list[Plot]]:
+def _figures(*figures: Plot | None) -> list[list[Plot]]:
     """Return a block of the plots that there are."""
-    drawn = [plot for plot in figures if plot is not None]
-    return [drawn] if drawn else []
+    block = [plot for plot in figures if plot is not None]
+    return [block] if block else []
 
 
 def training(report: Content) -> list[Any]:
     """Show how the training went."""
-    return _drawn(plots.learning_curves(report.manifest.history, report.manifest.best_step))
+    return _figures(plots.learning_curves(report.manifest.history, report.manifest.best_step))
 
 
 def predictions(report: Content) -> list[Any]:
@@ -64,7 +64,7 @@ def predictions(report: Content) -> list[Any]:
         suffix = f"_{place + 1}" if name else ""
         true, predicted = rows.targets[:, place], rows.outputs[:, place]
         figures += plots.numbers(true, predicted, name or "value", suffix)
-    return _drawn(*figures)
+    return _figures(*figures)
 
 
 def targets(report: Content) -> list[Any]:
@@ -81,7 +81,7 @@ def classes(report: Content) -> list[Any]:
         lowest = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_CLASSES]
         blocks = [tables.classes(report.statistics, lowest), f"All classes are in {METRICS}."]
     if len(matrix) <= MOST_CONFUSED:
-        return blocks + _drawn(plots.confusion(matrix, rows.names))
+        return blocks + _figures(plots.confusion(matrix, rows.names))
     confusions = matrix.copy()  # of which a plot would be too fine to be read
     np.fill_diagonal(confusions, 0)
     pairs = np.argsort(-confusions, axis=None, kind="stable")[:_MISTAKES]
@@ -123,8 +123,8 @@ def labels(report: Content) -> list[Any]:
         for index in wrong
     ]
     header = _header(report.table, "labels", "predicted")
-    shown = [Table("The most confident mistakes", header, examples)] if examples else []
-    return [*blocks, tables.classes(report.statistics), *shown]
+    mistaken_rows = [Table("The most confident mistakes", header, examples)] if examples else []
+    return [*blocks, tables.classes(report.statistics), *mistaken_rows]
 
 
 def _joined(names: list[str], has: np.ndarray) -> str:
@@ -140,7 +140,7 @@ def probabilities(report: Content) -> list[Any]:
         *plots.ranking(report.rows, statistics.classes or {}, positive),
         plots.reliability(statistics.calibration) if statistics.calibration else None,
     ]
-    return [*_describe_calibration(statistics), *_drawn(*figures)]
+    return [*_describe_calibration(statistics), *_figures(*figures)]
 
 
 def _describe_calibration(statistics: Statistics) -> list[str]:
@@ -174,7 +174,7 @@ def length(report: Content) -> list[Any]:
         return []
     options = report.manifest.options
     most = None if options.get("long_texts") == "windows" else options.get("max_length")
-    return _drawn(plots.lengths(report.table["tokens"].to_numpy(), report.rows.right, most))
+    return _figures(plots.lengths(report.table["tokens"].to_numpy(), report.rows.right, most))
 
 
 def slices(report: Content) -> list[Any]:

@@ -89,12 +89,12 @@ def judge(
         better: See :func:`directions`.
         is_chance: Whether the difference may be chance although its interval is without 0.
     """
-    metric, amount = headline[0], "not defined"
-    if metric in gaps and not math.isnan(gaps[metric]["value"]):
-        amount = score(metric, gaps[metric], signed=True)
-    if metric not in better or amount == "not defined":
-        return f"Difference of {subject} to {other}: {amount}."
-    verdict = 0 if is_chance else sign(gaps[metric]) * better[metric]
+    metric = headline[0]
+    gap = gaps.get(metric, {"value": math.nan, "low": math.nan, "high": math.nan})
+    amount = score(metric, gap, signed=True)
+    if metric not in better or math.isnan(gap["low"]):
+        return f"{subject} against {other}: difference in {amount}."
+    verdict = 0 if is_chance else sign(gap) * better[metric]
     worse = [
         score(name, gaps[name], signed=True)
         for name in headline[1:]

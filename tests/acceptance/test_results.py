@@ -837,7 +837,7 @@ def test_a_page_is_not_overwritten_unless_it_is_named(
     done = cli("compare", single_label_run.path, single_label_run.path)
     assert (folder / "comparison.html").read_text() == "mine"
     assert "comparison.1.html" in done.stdout
-    assert "svg" in Page(folder / "comparison.1.html").tags
+    assert "table" in Page(folder / "comparison.1.html").tags
 
 
 @pytest.mark.contract("E6")
