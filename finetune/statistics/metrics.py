@@ -124,8 +124,8 @@ DIRECTIONS: Mapping[str, int] = {
 
 def module_of(name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the folder in ``metrics/`` of a metric, and the arguments of its ``compute``."""
-    others = {key: value for key, value in arguments.items() if key != MODULE}
-    return str(arguments.get(MODULE, name)), others
+    options = {key: value for key, value in arguments.items() if key != MODULE}
+    return str(arguments.get(MODULE, name)), options
 
 
 def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
@@ -136,18 +136,18 @@ def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
 
 def _find(kind: Kind, module: str, arguments: dict[str, Any]) -> Metric | None:
     """Return a row by the folder in ``metrics/`` and arguments of ``compute``; None of others."""
-    name, others = module, dict(arguments)
+    name, options = module, dict(arguments)
     if module in AVERAGED:
-        name = f"{module}_{others.pop('average', 'binary')}"
-        positive = int(others.pop("pos_label", 1))
-        if name.endswith("_binary") and positive != 1 and kind == "classes" and not others:
+        name = f"{module}_{options.pop('average', 'binary')}"
+        positive = int(options.pop("pos_label", 1))
+        if name.endswith("_binary") and positive != 1 and kind == "classes" and not options:
             function = functions.of_class(module, positive)
             return replace(METRICS[kind, name], function=function, of_class=positive)
-    elif module in ("roc_auc", "average_precision") and others == {"average": "macro"}:
-        others = {}
+    elif module in ("roc_auc", "average_precision") and options == {"average": "macro"}:
+        options = {}
     elif module == "accuracy" and kind == "labels":
         name = "subset_accuracy"
-    return None if others else METRICS.get((kind, name))
+    return None if options else METRICS.get((kind, name))
 
 
 def with_standard(kind: Kind, metrics: Metrics) -> dict[str, Metric]:
@@ -191,9 +191,9 @@ def rare_classes(rows: ScoredRows | ScoredLabels) -> list[str]:
     """Return the classes with too few rows for the interval of a mean over classes; none where they
     are so small a part of all that it holds.
     """
-    few = np.minimum(rows.supports, len(rows) - rows.supports) < FEWEST_OF_CLASS
-    is_few = few.mean() > MOST_RARE
-    return [rows.names[number] for number in np.flatnonzero(few)] if is_few else []
+    is_rare = np.minimum(rows.supports, len(rows) - rows.supports) < FEWEST_OF_CLASS
+    is_few = is_rare.mean() > MOST_RARE
+    return [rows.names[number] for number in np.flatnonzero(is_rare)] if is_few else []
 
 
 def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
@@ -207,13 +207,13 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
 def _estimate_difference(first: Any, second: Any, metric: Metric) -> Estimate:
     if metric.scale is PROPORTION:
         return estimates.newcombe(first.right, second.right)
-    one, other = metric.function(first), metric.function(second)
+    before, after = metric.function(first), metric.function(second)
     if metric.name in _OVER_CLASSES and rare_classes(first):
-        return Estimate(float(other[0] - one[0]))
+        return Estimate(float(after[0] - before[0]))
     different = None
     if first.kind == "classes" and metric.name not in _STANDARD["classes"]:
         different = int((first.classes != second.classes).sum())
-    return estimates.difference(one, other, metric.scale, len(first), different)
+    return estimates.difference(before, after, metric.scale, len(first), different)
 
 
 def describe_gaps(
