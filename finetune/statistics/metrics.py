@@ -61,7 +61,6 @@ class Metric:
 
 
 Metrics = Mapping[str, Metric]
-
 AVERAGED = ("precision", "recall", "f1")
 
 
