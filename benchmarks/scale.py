@@ -192,7 +192,7 @@ def of_evaluation(rows: int, classes: int) -> Measured:
     import torch
     from datasets import Dataset
 
-    from finetune.training.defaults import argument_values
+    from finetune.training.arguments import argument_values
     from finetune.training.loss import GlobalLoss
     from finetune.training.trainer import build_trainer
 

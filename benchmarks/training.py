@@ -233,7 +233,7 @@ def _stock(recipe: Any, rows: int, padded: bool = False, **arguments: Any) -> An
 
 def ours(recipe: Any, rows: int, **training: Any) -> Any:
     """Return the trainer of a recipe over so many of its rows."""
-    from finetune.training.defaults import argument_values
+    from finetune.training.arguments import argument_values
     from finetune.training.trainer import build_trainer
 
     defaults = {**recipe.defaults(), "load_best_model_at_end": False}

@@ -87,8 +87,6 @@ def _start(event: events.Started) -> None:
         changed = ", ".join(f"{name}={value}" for name, value in settings.overrides.items())
         facts["embedded"] = f"overrides: {changed}"
     facts["directory"] = str(settings.output_dir)
-    if notes := settings.without_effect:
-        facts["note"] = notes
     title = catalog.display_name(type(recipe))
     if not _has_other_data(recipe):  # which the docstring is about
         title += f": {(recipe.__doc__ or type(recipe).__name__).partition(chr(10))[0]}"

@@ -116,8 +116,6 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
         if steps is not None and values is not None:
             for remark in preparation.remarks(recipe, values, steps):
                 report.warning(remark)
-        for sentence in chosen.without_effect if is_read and values is not None else []:
-            report.info(sentence)
         if deep and is_read and not report.has_errors:
             _look_deep(chosen)
         elif deep:

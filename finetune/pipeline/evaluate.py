@@ -80,7 +80,7 @@ def evaluate(
     from finetune.data.digests import repeating
     from finetune.pipeline import provenance
     from finetune.pipeline.assess import assessment_of, refuse_other_labels
-    from finetune.training.defaults import argument_values
+    from finetune.training.arguments import argument_values
     from finetune.training.trainer import build_trainer
 
     run = Run.load(run, trust_recipe=trust_recipe)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.config.settings import Settings
-from finetune.errors import UserError, counted, suggestion
+from finetune.errors import UserError, counted
 from finetune.pipeline import changes, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import ImageRecipe, Recipe, TextRecipe, metric_modules
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.recipe.rows import correction_files
 from finetune.runtime import distributed, hub, lock
 
@@ -194,7 +194,7 @@ def _values(settings: Settings) -> ArgumentValues | None:
 def _check_values(settings: Settings) -> ArgumentValues | None:
     """Return the training arguments, whose errors are added to the report."""
     with settings.report.collect():
-        _refuse_unknown_metric(settings.values, settings.recipe)
+        _ = settings.values
     return _values(settings)
 
 
@@ -264,7 +264,6 @@ def _tokenize(settings: Settings, resumed: Resumption | None) -> Prepared:
 
     settings = replace(settings)  # the task, which the data decides, has defaults too
     recipe, values = settings.recipe, settings.values
-    _refuse_unknown_metric(values, recipe)
     configuration, is_done = changes.configuration(settings, values), False
     if resumed is not None:
         changes.refuse_changes(resumed, configuration, values.allow_changed)
@@ -285,26 +284,6 @@ def _tokenize(settings: Settings, resumed: Resumption | None) -> Prepared:
         recipe.report.warning(remark)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
     return Prepared(settings, resumed, configuration, steps, is_done=is_done)
-
-
-def _refuse_unknown_metric(values: ArgumentValues, recipe: Recipe) -> None:
-    """Raise for a metric that is not computed; the library would after the first epoch.
-
-    Before the data is loaded, which may decide the task, the metrics of the task are not known.
-    """
-    name = (values.metric_for_best_model or "loss").removeprefix("eval_")
-    is_loaded = "splits" in vars(recipe)
-    if not values.load_best_model_at_end or not (recipe.own_metrics or recipe.metrics or is_loaded):
-        return
-    if not is_loaded and metric_modules.paths_in(recipe.known_scoring):
-        return  # what these compute depends on the task
-    names = recipe.metric_names if is_loaded else recipe.own_metrics or recipe.known_scoring
-    computed = ["loss", *names]
-    if name not in computed:
-        raise UserError(
-            f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, computed)} "
-            f"(it computes: {', '.join(computed)})"
-        )
 
 
 def _refuse_files_inside(recipe: Recipe, directory: Path) -> None:
