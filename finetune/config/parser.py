@@ -57,6 +57,7 @@ class RecipeParser(HfArgumentParser):
 
     Attributes:
         names: The options.
+        unread: Those about a data set, of a recipe that loads its own data.
 
     Raises:
         UserError: If the class of the recipe is mistaken.
@@ -74,6 +75,8 @@ class RecipeParser(HfArgumentParser):
             add_help=False,
             prog=f"python -m finetune {catalog.display_name(recipe)}",
         )
+        of_data = {name for name, group in self.groups.items() if group == "data"}
+        self.unread = set() if _reads_dataset(recipe) else of_data
         self.flags: dict[str, argparse.Action] = {}
         self.defaults: dict[str, Any] = {}
         for action in self._actions:
@@ -134,9 +137,7 @@ class RecipeParser(HfArgumentParser):
 
     def help(self) -> str:
         """Return the help page: the recipe, then its options by topic with their defaults."""
-        hidden = {*REFUSED} if self.recipe.embedded else {*REFUSED, "embedded"}
-        if not reads_dataset(self.recipe):
-            hidden |= {name for name, group in self.groups.items() if group == "data"}
+        hidden = {*REFUSED, *self.unread} | (set() if self.recipe.embedded else {"embedded"})
         used = [*_USED, *self.recipe.training, *inspect.get_annotations(FinetuneArguments)]
         own_group = f"options of {catalog.display_name(self.recipe)}"
         defaults = {**self.defaults, **self.recipe.defaults()}
@@ -174,7 +175,7 @@ def group_flags(words: Sequence[str]) -> list[list[str]]:
     return groups
 
 
-def reads_dataset(recipe: type[Recipe]) -> bool:
+def _reads_dataset(recipe: type[Recipe]) -> bool:
     """Return whether a recipe reads ``dataset``: one with its own ``load()`` has to declare it."""
     for cls in recipe.__mro__:
         is_shipped = cls.__module__.startswith("finetune.recipe.")

@@ -78,7 +78,7 @@ class Settings:
         for group in group_flags(flags):
             is_token = group[0].replace("-", "_").startswith("__hub_token")
             words += ["--hub_token=***"] if is_token else group
-        return cls._resolve(parser.recipe, user_options, masked(shlex.join(words)), report)
+        return cls._resolve(parser, user_options, masked(shlex.join(words)), report)
 
     @classmethod
     def from_keywords(
@@ -120,34 +120,30 @@ class Settings:
         words = [repr(catalog.origin(recipe_class))]
         for name, value in user_options.items():
             words.append(f"{name}={'***' if name == 'hub_token' else value!r}")
-        return cls._resolve(
-            recipe_class, user_options, f"finetune.train({', '.join(words)})", report
-        )
+        return cls._resolve(parser, user_options, f"finetune.train({', '.join(words)})", report)
 
     @classmethod
     def _resolve(
         cls,
-        recipe: type[Recipe],
+        parser: RecipeParser,
         user_options: Mapping[str, Any],
         command: str,
         report: Report,
     ) -> Settings:
-        from finetune.config.parser import RUN_OPTIONS, reads_dataset
+        from finetune.config.parser import RUN_OPTIONS
 
+        recipe, names = parser.recipe, parser.option_names
         recipe_name = catalog.display_name(recipe)
         if user_options.get("embedded") and not recipe.embedded:
             report.error(f"--embedded: the recipe '{recipe_name}' has no embedded data")
-        for option in dataclasses.fields(recipe):
-            is_of_data = option.metadata.get("group") == "data" and option.name in user_options
-            if is_of_data and not reads_dataset(recipe):
-                report.error(
-                    f"--{option.name}: the recipe '{recipe_name}' loads its own data; if its load()"
-                    " reads self.dataset, write `dataset: str = ...` in the class"
-                )
+        for name in sorted(parser.unread & user_options.keys()):
+            report.error(
+                f"--{name}: the recipe '{recipe_name}' loads its own data; if its load() reads "
+                "self.dataset, write `dataset: str = ...` in the class"
+            )
         embedded = recipe.embedded if user_options.get("embedded") else {}
         overrides = {name: value for name, value in embedded.items() if name not in user_options}
         merged = {**overrides, **user_options}
-        names = {option.name for option in dataclasses.fields(recipe)}
         training = {name: merged[name] for name in merged if name not in {*names, *RUN_OPTIONS}}
         hub_token = training.pop("hub_token", None)
         directory = training.get("output_dir", recipe.defaults()["output_dir"])
@@ -220,7 +216,7 @@ def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bo
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in (*_SOURCES, "config", "embedded", "push_to_hub"):
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="true")
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
     namespace, others = parser.parse_known_args(flags)
     typed = {name: value for name, value in vars(namespace).items() if value is not None}
     try:
@@ -229,7 +225,7 @@ def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bo
         return None
     user_options = {**{name: value for name, value in config.items() if value}, **typed}
     embedded, pushes = (
-        str(user_options.get(name, "false")).lower() in ("true", "1", "yes", "y", "t")
+        str(user_options.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
         for name in ("embedded", "push_to_hub")
     )
     defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
@@ -237,7 +233,8 @@ def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bo
     sources = {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
     is_local = bool(sources.get("dataset")) and not hub.names_repository(sources["dataset"])
     has_other_words = bool(others) or not typed.keys() <= {*_SOURCES}
-    return None if pushes else (sources, is_local or has_other_words)
+    is_unknown = pushes or "" in (typed.get(name) for name in _SOURCES)
+    return None if is_unknown else (sources, is_local or has_other_words)
 
 
 def _build(recipe: type[Recipe], options: Mapping[str, Any], report: Report) -> Recipe:

@@ -14,6 +14,7 @@ from finetune.data.files_of_splits import SPLITS, NoTrainSplit, guess_split
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import TextRecipe
+from finetune.recipe.options import EXCLUSIVE
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 from finetune.training.manifest import Statistics
@@ -92,7 +93,7 @@ def evaluate(
         data = _select_held_out(data, notes)
     data = None if data is None else memory.store(data)
     recipe = run.recipe()
-    for first, second in recipe.exclusive:
+    for first, second in EXCLUSIVE:
         if first in reading and second in reading:
             raise UserError(
                 f"--{first} {reading[first]} and --{second} {reading[second]}: give one of the two"

@@ -50,7 +50,6 @@ class Recipe(RecipeOptions):
         own_metrics: The names of what a custom :meth:`compute_metrics` returns.
         label_names: The names of the classes; a source that has these is brought into this order.
         ordered_labels: Whether that order means something: three of them or more are ordinal then.
-        exclusive: Pairs of options of which only one may be set.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -71,7 +70,6 @@ class Recipe(RecipeOptions):
     own_metrics: ClassVar[Sequence[str]] = ()
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
-    exclusive: ClassVar[Sequence[tuple[str, str]]] = (("group_column", "time_column"),)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -45,7 +45,8 @@ def imported(path: Path) -> ModuleType | None:
 
 
 def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = None) -> ModuleType:
-    """Import a file, which can import what is beside it: ``import costs``, ``from . import costs``.
+    """Import a file, which can import what is beside it: ``from .costs import COSTS``, and in a
+    recipe ``import costs``.
 
     Args:
         path: The file, absolute.
@@ -58,7 +59,8 @@ def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = No
     source, sha256 = read_source(path, kind)
     if tell is not None:
         tell(f"importing the {kind} {path} (sha256 {sha256})")
-    if (finder := _BesideFile(str(path.parent))) not in sys.meta_path:
+    finder = _BesideFile(str(path.parent))
+    if kind == "recipe" and finder not in sys.meta_path:
         sys.meta_path.append(finder)
     package = f"finetune_{kind}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:

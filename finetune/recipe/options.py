@@ -254,6 +254,12 @@ _DROPOUT: tuple[Callable[[Any], bool], str] = (
     lambda probability: 0 <= probability < 1,
     "a probability, 0 or more and below 1",
 )
+#: Options of which only one may be set.
+EXCLUSIVE = (
+    ("group_column", "time_column"),
+    ("label_column", "label_columns"),
+    ("text_column", "text_columns"),
+)
 #: Which values of the right type an option may have, and what a message calls them.
 _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "train_samples": _ROWS,
@@ -303,9 +309,9 @@ def _find_contradictions(recipe: Any) -> Sequence[str]:
     defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
     mistakes = [
         f"--{name} {values[name]} and --{other} {values[other]}: give one of the two"
-        for name, other in recipe.exclusive
-        if values[name] not in (None, defaults[name], recipe.embedded.get(name))
-        and values[other] is not None
+        for name, other in EXCLUSIVE
+        if values.get(name) not in (None, defaults.get(name), recipe.embedded.get(name))
+        and values.get(other) is not None
     ]
     if values["metrics"] and recipe.own_metrics:
         mistakes.append(f"--metrics {values['metrics']}: the recipe computes its own")

@@ -41,11 +41,6 @@ class TextRecipe(Recipe, TextOptions):
     """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
     packaged_model = "embedded:minilm"
-    exclusive = (
-        *Recipe.exclusive,
-        ("label_column", "label_columns"),
-        ("text_column", "text_columns"),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
