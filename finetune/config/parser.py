@@ -68,7 +68,9 @@ class RecipeParser(HfArgumentParser):
         self.recipe, self.more_flags = recipe, more_flags
         self.option_names = {field.name for field in dataclasses.fields(recipe)}
         self.names = {*self.option_names, *training_names(), *RUN_OPTIONS}
-        self.groups: dict[str, str] = {}  # of the help, by option
+        self.flags: dict[str, argparse.Action] = {}
+        self.defaults: dict[str, Any] = {}
+        self.groups: dict[str, str] = {}  # of the help
         super().__init__(
             [recipe, FinetuneArguments, RunOptions],  # type: ignore[list-item]
             allow_abbrev=False,
@@ -77,18 +79,15 @@ class RecipeParser(HfArgumentParser):
         )
         of_data = {name for name, group in self.groups.items() if group == "data"}
         self.unread = set() if _reads_dataset(recipe) else of_data
-        self.flags: dict[str, argparse.Action] = {}
-        self.defaults: dict[str, Any] = {}
-        for action in self._actions:
-            self.flags |= dict.fromkeys(action.option_strings, action)
-            if action.const is not False:  # not --no_NAME, whose default is that of leaving it out
-                self.defaults[action.dest] = action.default
-            action.default = argparse.SUPPRESS
 
-    def add_argument(self, *flags: str, group: str = "", **options: Any) -> argparse.Action:
-        """Add an option, with the topic that its field has."""
-        action = super().add_argument(*flags, **options)
-        self.groups.setdefault(action.dest, group)
+    def add_argument(
+        self, *flags: str, group: str = "", default: Any = None, **options: Any
+    ) -> argparse.Action:
+        """Add an option that is left out where it is not typed."""
+        action = super().add_argument(*flags, default=argparse.SUPPRESS, **options)
+        self.flags |= dict.fromkeys(flags, action)
+        if action.const is not False:  # not --no_NAME, whose default is that of leaving it out
+            self.defaults[action.dest], self.groups[action.dest] = default, group
         return action
 
     def read(self, words: Sequence[str], report: Report, file: str = "") -> dict[str, Any]:

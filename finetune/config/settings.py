@@ -59,12 +59,8 @@ class Settings:
     def from_command_line(
         cls, recipe: str, flags: Sequence[str], more_flags: Sequence[str] = ()
     ) -> Settings:
-        """Return the settings of ``python -m finetune RECIPE FLAGS``.
-
-        Args:
-            recipe: What :func:`~finetune.recipe.catalog.find` takes.
-            flags: The words after it.
-            more_flags: Flags of the subcommand, which are suggested for a misspelled one.
+        """Return the settings of ``python -m finetune RECIPE FLAGS``; for a misspelled flag
+        ``more_flags`` of the subcommand are suggested, too.
 
         Raises:
             UserError: If there is no such recipe. Other mistakes are in the report.
@@ -84,11 +80,8 @@ class Settings:
     def from_keywords(
         cls, recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]
     ) -> Settings:
-        """Return the settings of ``finetune.train(RECIPE, **options)``, whose options are values.
-
-        Args:
-            recipe: A name, a class, or an instance whose options count, too.
-            options: Options of the recipe, training arguments, ``embedded`` and ``config``.
+        """Return the settings of ``finetune.train(RECIPE, **options)``, whose options are values;
+        those of an instance of a recipe count, too.
 
         Raises:
             UserError: If there is no such recipe. Other mistakes are in the report.

@@ -47,10 +47,7 @@ def summary(name: str) -> str:
 
 
 def find(name: str) -> type[Recipe]:
-    """Return the recipe class of a name.
-
-    Args:
-        name: ``yelp``, ``path/to/mine.py`` or a registered entry point.
+    """Return the recipe class of a name: ``yelp``, ``path/to/mine.py`` or an entry point.
 
     Raises:
         UserError: If there is none, or if the file does not define exactly one recipe.
@@ -72,10 +69,6 @@ def find(name: str) -> type[Recipe]:
 
 def of_run(name: str, manifest: Path) -> type[Recipe]:
     """Return the recipe that a manifest names: it is data, and must not make code run.
-
-    Args:
-        name: As :func:`origin` returned it.
-        manifest: The file, for messages.
 
     Raises:
         UserError: If the recipe is neither installed nor imported by this process.

@@ -104,9 +104,6 @@ def trust(
         kind: What they are, for messages.
         sha256s: Of the files in the training; empty if they are not recorded.
         tell: Called with path and sha256 before a file is imported.
-
-    Raises:
-        UserError: If a file cannot be imported.
     """
     for path in dict.fromkeys(path.resolve() for path in paths):
         if path.is_file() and not imported(path):

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.data import ROW
-from finetune.errors import UserError
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import ImageOptions, option
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
     from finetune.data.image_batches import Augmentation
 
-#: Options that a folder of images has no use for.
-_OF_TABLES = ("image_column", "label_column", "dataset_revision", "csv_separator", "encoding")
 _BATCH_NORM = (
     "layers of BatchNorm normalise by the rows that a device computes at once: this model is not "
     "launch-invariant, its result depends on the number of processes and on accumulation"
@@ -57,9 +54,6 @@ class ImageRecipe(Recipe, ImageOptions):
 
         if not image_files.are_folders(self.dataset):
             return super().read()
-        for name in _OF_TABLES:
-            if value := getattr(self, name):
-                raise UserError(f"--{name} {value}: {self.dataset} is a folder of images")
         self.report.locate = lambda split, rows: ""  # messages name the files
         return image_files.read_folders(self.dataset, self.report)
 

@@ -40,39 +40,29 @@ _training = partial(option, group="training")
 class RecipeOptions:
     """Options of every recipe: rows, splits, loss and metrics."""
 
-    dataset: str = _data("", "data set on the Hub, or a local file, pattern of files or directory")
-    dataset_revision: str | None = _data(
-        None, "commit, tag or branch of the data set on the Hub (unset: the newest)"
-    )
+    dataset: str = _data("", "data set on the Hub, local file, pattern of files or directory")
+    dataset_revision: str | None = _data(None, "commit, tag or branch on the Hub (unset: newest)")
     dataset_config: str | None = _data(None, "configuration of a data set on the Hub")
     dataset_splits: str | None = _data(
         None,
-        "names of the splits in the source, if not train, validation and test; test=none splits "
-        "off another test set",
+        "names of the splits in the source; test=none splits off another test set",
         "test=NAME,validation=NAME",
     )
     csv_quoting: Literal["auto", "minimal", "none"] = _data(
-        "auto",
-        "quotation marks in a .csv or .tsv: minimal, they enclose fields; none, they are text",
+        "auto", "quotation marks in a .csv: minimal, they enclose fields; none, they are text"
     )
-    csv_separator: str | None = _data(
-        None, "separator of the fields of a .csv or .tsv, such as ';' or tab (unset: detected)"
-    )
+    csv_separator: str | None = _data(None, "separator in a .csv, ';' or tab (unset: detected)")
     encoding: str | None = _data(None, "encoding of a text file, such as cp1252 (unset: detected)")
     sheet: str | None = _data(None, "sheet of a spreadsheet (unset: the first that has rows)")
 
     train_samples: int | None = _splits(None, "train on this many rows, sampled by class")
-    eval_samples: int | None = _splits(
-        None, "evaluate on at most this many rows of validation and of test"
-    )
-    test_size: float | None = _splits(
-        None, "size of a test set that is split off: a share or a number of rows (unset: 0.2)"
-    )
+    eval_samples: int | None = _splits(None, "validate and test on at most this many rows each")
+    test_size: float | None = _splits(None, "test set split off: a share or rows (unset: 0.2)")
     validation_size: float | None = _splits(
         None, "the same for validation (unset: 0.1 of the rows left, at most 10,000)"
     )
     group_column: str | None = _splits(
-        None, "column of groups, such as authors or patients, that are kept within one split"
+        None, "column of groups, such as patients, kept in one split"
     )
     time_column: str | None = _splits(
         None, "column of dates or numbers: the newest rows become the test set, the next validation"
@@ -80,9 +70,7 @@ class RecipeOptions:
     keep_contradictions: Literal["none", "first"] = _splits(
         "none", "training rows with the same text but different labels: drop all, or keep the first"
     )
-    split_seed: int = _splits(
-        42, "seed of the splits and of the sampled rows (not of the training)"
-    )
+    split_seed: int = _splits(42, "seed of the splits and of sampled rows (not of the training)")
     relabel: str | None = _splits(
         None, "correct labels by the column new_label of a suspects.csv, filled in", "FILE,FILE"
     )
@@ -91,7 +79,7 @@ class RecipeOptions:
     loss_function: str | None = _training(None, "loss, one of those of the task (unset: its first)")
     class_weights: str = _training(
         "none",
-        "how much rows of a class count in the loss of training: balanced, none, or by name",
+        "weight of classes in the loss: balanced, none, or by name",
         "NAME=WEIGHT,NAME=WEIGHT",
     )
     metrics: str | None = _training(
@@ -104,16 +92,12 @@ class ModelOptions:
     """A column of labels, and a model that is trained further."""
 
     label_column: str = _labels("label", "column that holds the label")
-    label_map: str | None = _labels(
-        None, "rename labels; those with the same new name are merged", "LABEL=NAME,LABEL=NAME"
-    )
+    label_map: str | None = _labels(None, "rename or merge labels", "LABEL=NAME,LABEL=NAME")
     drop_invalid: bool = _labels(
         False, "drop rows without a text, an image or a label, instead of refusing them"
     )
     model: str = _model("", "name of a model on the Hub, a local directory, or embedded:NAME")
-    model_revision: str | None = _model(
-        None, "commit, tag or branch of the model on the Hub (unset: the newest)"
-    )
+    model_revision: str | None = _model(None, "commit, tag or branch on the Hub (unset: newest)")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -121,12 +105,10 @@ class TextOptions(ModelOptions):
     """Labels of any kind, columns of text, and how long texts are read."""
 
     label_columns: str | None = _labels(
-        None,
-        "several label columns instead: each of 0 and 1 (a class each), or of numbers",
-        "NAME,NAME",
+        None, "several label columns instead: each of 0 and 1, or of numbers", "NAME,NAME"
     )
     label_separator: str | None = _labels(
-        None, "separator of several labels in a cell of --label_column, such as ';'"
+        None, "separator of several labels in a cell, such as ';'"
     )
     thresholds: Literal["one", "label", "none"] = _labels(
         "one",
@@ -142,14 +124,10 @@ class TextOptions(ModelOptions):
         "exact", "keep one of the training rows with the same text; near: of nearly the same text"
     )
     drop_overlap: Literal["exact", "near"] = _splits(
-        "exact",
-        "drop training rows whose text is in the data's own validation or test split; near: "
-        "nearly the same text",
+        "exact", "drop training rows whose text is in a held-out split; near: nearly the same text"
     )
     text_column: str = _text("text", "column that holds the text")
-    text_columns: str | None = _text(
-        None, "several columns instead, of a pair for instance", "NAME,NAME"
-    )
+    text_columns: str | None = _text(None, "several columns instead, of a pair", "NAME,NAME")
     max_length: int = _text(512, "truncate texts to this many tokens")
     truncation: Literal["head", "tail", "head_tail"] = _text(
         "head", "tokens kept of a long text: the first, the last, or a quarter first and the last"
@@ -157,18 +135,12 @@ class TextOptions(ModelOptions):
     long_texts: Literal["cut", "windows"] = _text(
         "cut", "texts of more than max_length tokens: cut them, or read overlapping windows"
     )
-    stride: int | None = _text(
-        None, "tokens that neighbouring windows share (unset: a quarter of max_length)"
-    )
-    pooling: Literal["mean", "max"] = _text(
-        "mean", "what makes one prediction of a text's windows: mean or maximum of the logits"
-    )
+    stride: int | None = _text(None, "tokens that windows share (unset: a quarter of max_length)")
+    pooling: Literal["mean", "max"] = _text("mean", "logits of a text's windows: mean or maximum")
     preprocessing_num_workers: int | None = _text(
         None, "processes that tokenize (unset: one a core, fewer for few rows)"
     )
-    hidden_dropout: float | None = _model(
-        None, "dropout of the hidden states (unset: the model's own)"
-    )
+    hidden_dropout: float | None = _model(None, "dropout of hidden states (unset: the model's own)")
     attention_dropout: float | None = _model(
         0.0, "dropout of the attention probabilities; above 0 a CPU has no fused kernel for it"
     )
@@ -178,15 +150,11 @@ class TextOptions(ModelOptions):
 class ImageOptions(ModelOptions):
     """The column of images, and what training changes in them."""
 
-    image_column: str = _image(
-        "", "column that holds the image or its path (unset: the one that obviously does)"
-    )
+    image_column: str = _image("", "column of images or paths (unset: the one that obviously is)")
     crop_scale: float = _image(
         0.5, "least share of the area that random crops of training keep (1: no crops)"
     )
-    horizontal_flip: bool = _image(
-        True, "mirror every other image of training; false where left and right mean something"
-    )
+    horizontal_flip: bool = _image(True, "mirror every other training image (not digits or text)")
 
 
 def comma_lists(recipe: Any) -> dict[str, str]:

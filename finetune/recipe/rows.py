@@ -62,13 +62,7 @@ def add_labels(
 ) -> tuple[DatasetDict, str]:
     """Return the rows with ``label`` instead of the columns of labels, and their task.
 
-    A single text is then called ``text``.
-
-    Args:
-        recipe: Its report takes the findings.
-        dataset: With the columns of labels.
-        texts: The columns of texts, none of whose values may be missing.
-        options: How labels are written; the task may be open.
+    A single text is then called ``text``; no value of ``texts`` may be missing.
 
     Raises:
         UserError: If a label cannot be read, or it is not clear which task they are.

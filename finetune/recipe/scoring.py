@@ -174,10 +174,7 @@ class _Metric:
     def compute(self, outputs: Any, targets: Any, *, is_trial: bool = False) -> dict[str, float]:
         """Return what it computes, by name; one number alone has the name of the metric.
 
-        Args:
-            outputs: Of a model, shape ``(rows, outputs)``.
-            targets: Of as many rows, see :meth:`~finetune.tasks.base.Task.targets`.
-            is_trial: Whether the rows are made up: then any error is a mistake of the user.
+        In a trial the rows are made up: then any error is a mistake of the user.
 
         Raises:
             UserError: If a module of the user's fails, or does not return numbers by name.
@@ -285,12 +282,8 @@ def choose_best(recipe: Recipe, user_options: Mapping[str, Any]) -> dict[str, An
 def without_counted(
     compute: Compute, scoring: Mapping[str, Mapping[str, Any]], task: Task[Any]
 ) -> Compute:
-    """Return a function of the metrics whose intervals the task does not compute itself.
-
-    Args:
-        compute: The metrics of a recipe.
-        scoring: The metrics that it is made of; empty for a recipe's own ``compute_metrics``.
-        task: Of the labels.
+    """Return a function of the metrics of ``compute`` whose intervals the task does not compute
+    itself; ``scoring`` is empty for a recipe's own ``compute_metrics``.
     """
     counted = task.counted(scoring)
     uncounted = {name: options for name, options in scoring.items() if name not in counted}

@@ -128,13 +128,7 @@ class TextRecipe(Recipe, TextOptions):
         )
 
     def refuse_other_columns(self, reader: object, text_column: Any, text_columns: Any) -> None:
-        """Refuse names of columns of other data that are not as many as those of the training.
-
-        Args:
-            reader: What reads them, for the message.
-            text_column: As typed, or None.
-            text_columns: Likewise.
-        """
+        """Refuse columns of other data, as typed or None, that are not as many as the trained."""
         from finetune.data.columns import parse_names
 
         columns, names = self.columns_read(), parse_names("--text_columns", text_columns)

@@ -41,20 +41,14 @@ class FinetuneArguments(TrainingArguments):
     per_device_eval_batch_size: int | None = _option(  # type: ignore[assignment]
         None, "rows per batch on one device in evaluation (unset: 32 on a CPU, 128 elsewhere)"
     )
-    global_batch_size: int | None = _option(
-        None, "rows per optimizer step, over all devices and micro-batches"
-    )
+    global_batch_size: int | None = _option(None, "rows per optimizer step, over all devices")
     max_tokens_per_batch: int | None = _option(
         None, "tokens per optimizer step, padding included, instead of a number of rows"
     )
     class_sampling: str = _option(
-        "none",
-        "rows of an epoch: none, each at most once; or balanced, as many of each class, where rows "
-        "of rare classes repeat",
+        "none", "rows of an epoch: none, each at most once; balanced, as many of each class"
     )
-    save_every: int = _option(
-        1, "keep a checkpoint every N epochs; the last and the best are always kept"
-    )
+    save_every: int = _option(1, "keep a checkpoint every N epochs, and the last and the best")
     resume: bool = _option(
         False, "continue the run in --output_dir from its newest complete checkpoint, if it has one"
     )
@@ -68,22 +62,14 @@ class FinetuneArguments(TrainingArguments):
         20.0, "seconds after SIGTERM, SIGINT, SIGHUP or SIGUSR1 to finish a step and save"
     )
     early_stopping_patience: int | None = _option(
-        None,
-        "stop after N evaluations in a row without a better metric_for_best_model; the learning-"
-        "rate schedule still spans all epochs",
+        None, "stop after N evaluations in a row without a better metric_for_best_model"
     )
-    num_threads: int | None = _option(
-        None, "CPU threads per process (unset: cores of the machine divided by its processes)"
-    )
+    num_threads: int | None = _option(None, "CPU threads per process (unset: a share of the cores)")
     precision: str = _option(
-        "auto",
-        "precision of matrix products: auto, fp32, bf16 or fp16 (auto: bf16 where the device "
-        "supports it natively); --bf16 and --fp16 take precedence",
+        "auto", "of matrix products: auto (bf16 where the device has it), fp32, bf16 or fp16"
     )
     cpu_kernels: str = _option(
-        "auto",
-        "on a CPU: auto for the kernels of this toolkit where they support the model, off for "
-        "those of the libraries",
+        "auto", "on a CPU: auto for those of this toolkit, off for those of the libraries"
     )
     profile: int | None = _option(None, "profile N steps after the first two")
     baseline: bool = _option(True, "fit a bag-of-words baseline on the same rows, to compare with")
@@ -145,11 +131,8 @@ def training_names() -> set[str]:
 
 
 def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]) -> ArgumentValues:
-    """Return the values of the training arguments, checked, without touching the device.
-
-    Args:
-        defaults: Those of a recipe.
-        user_options: They go over the defaults.
+    """Return the values of the training arguments: those of a user over the defaults of a recipe,
+    checked, without touching the device.
 
     Raises:
         UserError: If one is unknown, or if they contradict each other.
@@ -212,9 +195,6 @@ def resolve_values(options: Mapping[str, Any]) -> ArgumentValues:
 
 def resolve(values: Any) -> None:
     """Fill in what depends on launch and device, in place; doing it again changes nothing.
-
-    Args:
-        values: Training arguments, or their values before they are built.
 
     Raises:
         UserError: If a global batch does not divide.
