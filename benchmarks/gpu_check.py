@@ -7,26 +7,22 @@ weights, the probabilities of the test rows. What the GPUs of this machine do no
 listed as unverified; without a GPU that is everything. The exit status is 1 if a check failed.
 """
 
-import argparse
 import contextlib
 import functools
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
-
-if not __package__:  # started as a script, whose directory is all that is on the path
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks import differences
-from benchmarks.differences import Incomparable
+from safetensors.numpy import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS, GLOBAL_BATCH = 20, 32
@@ -41,52 +37,37 @@ TRAINING = (
 )
 WHOLE = ((f"--max_steps={STEPS}",),)
 INTERRUPTED = (("--max_steps=10",), (f"--max_steps={STEPS}", "--resume_from_checkpoint=last"))
+EXPLODES = ("--learning_rate=1e30", "--warmup_steps=0", "--save_strategy=steps", "--save_steps=1")
+
+
+class Incomparable(Exception):
+    """A command failed, or two runs did not do the same thing."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One way to train.
+    """One way to train."""
 
-    Attributes:
-        name: Of the run directory.
-        mode: How ``parallel_mode`` in ``run.json`` begins.
-        gpus: How many are visible; 0 is the CPU.
-        processes: How many ``torchrun`` starts; 0 is without it.
-        flags: More of them.
-        precision: Of the matrix products.
-        stages: Flags of each of the commands that follow each other in one directory.
-    """
-
-    name: str
-    mode: str = "one device"
-    gpus: int = 1
-    processes: int = 0
+    name: str  # of the run directory
+    mode: str = "one device"  # how `parallel_mode` in run.json begins
+    gpus: int = 1  # that are visible; 0 is the CPU
+    processes: int = 0  # that torchrun starts; 0 is without it
     flags: tuple[str, ...] = ()
-    precision: str = "fp32"
-    stages: tuple[tuple[str, ...], ...] = WHOLE
+    precision: str = "fp32"  # of the matrix products
+    stages: tuple[tuple[str, ...], ...] = WHOLE  # flags of commands that follow each other
 
 
 @dataclass
 class Launcher:
-    """Starts the command line on some of the GPUs, in one directory.
-
-    Attributes:
-        directory: Where the runs are written.
-        visible: Names of the GPUs, as in ``CUDA_VISIBLE_DEVICES``.
-        data: Recipe, data and model.
-    """
+    """Starts the command line on some of the GPUs, in one directory."""
 
     directory: Path
-    visible: Sequence[str] = ()
+    visible: Sequence[str] = ()  # names of the GPUs, as in CUDA_VISIBLE_DEVICES
     data: Sequence[str] = DATA
     _runs: dict[str, Path] = field(default_factory=dict)
 
     def train(self, launch: Launch) -> Path:
-        """Return the run directory, trained at the first call.
-
-        Raises:
-            Incomparable: if the command failed, or trained in another way than was asked for.
-        """
+        """Return the run directory, trained at the first call."""
         if launch.name not in self._runs:
             run = self.directory / launch.name
             for stage in launch.stages:
@@ -105,16 +86,12 @@ class Launcher:
         return output
 
     def start(self, launch: Launch, *words: str) -> None:
-        """Run ``finetune WORDS`` as the launch says.
-
-        Raises:
-            Incomparable: with the last lines of its output, if it failed.
-        """
+        """Run ``finetune WORDS`` as the launch says."""
         torchrun = ["torch.distributed.run", "--standalone", f"--nproc_per_node={launch.processes}"]
         start = [*torchrun, "-m", "finetune"] if launch.processes else ["finetune"]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         visible = ",".join(self.visible[: launch.gpus])
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", *start, *words],
             cwd=self.directory,
             env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": visible},
@@ -123,161 +100,187 @@ class Launcher:
             text=True,
             check=False,
         )
-        if done.returncode:
-            last = "\n    ".join(done.stdout.splitlines()[-15:])
-            raise Incomparable(f"exit status {done.returncode}\n    {last}")
+        if process.returncode:
+            last = "\n    ".join(process.stdout.splitlines()[-15:])
+            raise Incomparable(f"exit status {process.returncode}\n    {last}")
+
+
+def read_manifest(run: Path) -> dict[str, Any]:
+    """Return ``run.json``."""
+    content: dict[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    return content
 
 
 def refuse_other(launch: Launch, run: Path) -> None:
-    """Refuse a run that was not made as the launch says; it would compare the wrong thing.
-
-    Raises:
-        Incomparable: with what differs.
-    """
-    facts = differences.manifest(run)
-    made = facts["launch"]
+    """Refuse a run that was not made as the launch says; it would compare the wrong thing."""
+    manifest = read_manifest(run)
+    actual = manifest["launch"]
     expected = {
-        "status": (facts["status"], "finished"),
-        "steps": (facts["steps"], STEPS),
-        "mode": (made["parallel_mode"][: len(launch.mode)], launch.mode),
-        "device": (made["device"].partition(":")[0], "cuda" if launch.gpus else "cpu"),
-        "processes": (made["world_size"], launch.processes or 1),
-        "precision": (made["precision"], launch.precision),
-        "steps before it was resumed": (facts["steps_before"] > 0, len(launch.stages) > 1),
+        "status": (manifest["status"], "finished"),
+        "steps": (manifest["steps"], STEPS),
+        "mode": (actual["parallel_mode"][: len(launch.mode)], launch.mode),
+        "device": (actual["device"].partition(":")[0], "cuda" if launch.gpus else "cpu"),
+        "processes": (actual["world_size"], launch.processes or 1),
+        "precision": (actual["precision"], launch.precision),
+        "resumed": (manifest["steps_before"] > 0, len(launch.stages) > 1),
     }
-    if other := [
-        f"{name} {is_}, expected {be}" for name, (is_, be) in expected.items() if is_ != be
-    ]:
+    if other := [f"{name} {a}, expected {b}" for name, (a, b) in expected.items() if a != b]:
         raise Incomparable("; ".join(other))
 
 
-@dataclass(frozen=True)
-class Line:
-    """One comparison: what was compared, how far apart, and how far it may be."""
+def loss_difference(run: Path, reference: Path) -> float:
+    """Return the largest difference between the logged losses of a step."""
+    losses = [
+        [
+            (entry["step"], entry["loss"])
+            for entry in read_manifest(path)["history"]
+            if "loss" in entry
+        ]
+        for path in (run, reference)
+    ]
+    ours, theirs = (np.array(pairs).reshape(-1, 2) for pairs in losses)
+    if not len(ours) or not np.array_equal(ours[:, 0], theirs[:, 0]):
+        raise Incomparable(f"losses of the steps {ours[:, 0]} and {theirs[:, 0]}")
+    return float(np.abs(ours[:, 1] - theirs[:, 1]).max())
 
-    what: str
-    difference: float
-    tolerance: float
 
-    @property
-    def verified(self) -> bool:
-        """Whether it is close enough; a difference that is no number is not."""
-        return self.difference <= self.tolerance
+def weight_difference(run: Path, reference: Path) -> float:
+    """Return the norm of the difference of all weights, as a share of the reference's norm."""
+    ours, theirs = (load_file(path / "model.safetensors") for path in (run, reference))
+    shapes = [{(name, array.shape) for name, array in file.items()} for file in (ours, theirs)]
+    if shapes[0] != shapes[1]:
+        names = ", ".join(sorted({name for name, _ in shapes[0] ^ shapes[1]}))
+        raise Incomparable(f"weights of other names or shapes: {names}")
+    one, other = (
+        np.concatenate([file[name].ravel() for name in sorted(file)]).astype(np.float64)
+        for file in (ours, theirs)
+    )
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+def table_difference(file: Path, reference: Path) -> float:
+    """Return the largest difference between probabilities, row by row.
+
+    The predicted labels are left out: a row near the boundary may have either.
+    """
+    ours, theirs = (pd.read_parquet(path) for path in (file, reference))
+    if list(ours.columns) != list(theirs.columns) or len(ours) != len(theirs) or ours.empty:
+        raise Incomparable(f"{ours.shape} and {theirs.shape} rows and columns")
+    for name in ("id", "text"):
+        if name in ours and not (ours[name] == theirs[name]).all():
+            raise Incomparable(f"column '{name}' has other values or another order")
+    numbers = list(ours.select_dtypes("floating"))
+    return float(np.abs(ours[numbers].to_numpy() - theirs[numbers].to_numpy()).max())
+
+
+def row_difference(run: Path, reference: Path) -> float:
+    """Return the largest difference between the probabilities of the test rows."""
+    return table_difference(run / "predictions.parquet", reference / "predictions.parquet")
 
 
 Tolerances = dict[str, float]
+#: What was compared, how far apart it is, and how far it may be.
+Line = tuple[str, float, float]
+Measure = Callable[[Launcher, int], list[Line]]
 #: Sums in another order.
 SAME: Tolerances = {"losses": 1e-4, "weights": 1e-5, "rows": 1e-3}
 #: Other kernels for everything.
 OTHER_DEVICE: Tolerances = {"losses": 1e-3, "weights": 1e-4, "rows": 1e-2}
 #: 8 and 11 bits of precision, and the first steps that fp16 skips until its scale fits.
 HALF: Tolerances = {"losses": 5e-2, "weights": 5e-3, "rows": 1e-1}
-COMPARISONS = {
-    "losses": differences.in_losses,
-    "weights": differences.in_weights,
-    "rows": differences.in_rows,
-}
-
-
-def trained(
-    launcher: Launcher, launch: Launch, reference: Launch, within: Tolerances
-) -> list[Line]:
-    """Compare two trainings."""
-    run, other = launcher.train(launch), launcher.train(reference)
-    return [Line(what, COMPARISONS[what](run, other), most) for what, most in within.items()]
-
-
-def predicted(launcher: Launcher, launch: Launch, reference: Launch, model: Launch) -> list[Line]:
-    """Compare what two launches of ``predict`` say with the model of one run."""
-    run = launcher.train(model)
-    tables = [launcher.predict(each, run) for each in (launch, reference)]
-    return [Line("rows", differences.in_tables(*tables), OTHER_DEVICE["rows"])]
-
-
-def diverged(launcher: Launcher, launch: Launch) -> list[Line]:
-    """Check that a training whose weights explode is stopped, and that no checkpoint is broken."""
-    with contextlib.suppress(Incomparable):  # its exit status is 1
-        launcher.train(launch)
-    run = launcher.directory / launch.name
-    status = differences.manifest(run)["status"]
-    step = int(re.findall(r"step (\d+)", differences.manifest(run)["failure"])[0])
-    saved = [int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*")]
-    return [
-        Line("status", float(status != "diverged"), 0.0),
-        Line("checkpoints of it or later", sum(number >= step for number in saved), 0.0),
-    ]
-
-
-CPU = Launch("cpu", gpus=0)
-ONE = Launch("one")
-RESUMED = Launch("resumed", stages=INTERRUPTED)
+COMPARISONS = {"losses": loss_difference, "weights": weight_difference, "rows": row_difference}
+CPU, ONE = Launch("cpu", gpus=0), Launch("one")
 DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
 
 
-@dataclass(frozen=True)
-class Check:
-    """What is verified, on how many GPUs at least.
+def trained(launch: Launch, reference: Launch, tolerances: Tolerances, **on_all: bool) -> Measure:
+    """Compare two trainings; with ``on_all`` the first one takes all GPUs."""
 
-    Attributes:
-        name: As README has it.
-        gpus: The fewest that it needs.
-        measure: Given where to launch and how many GPUs to take, makes the lines of the table.
-    """
-
-    name: str
-    gpus: int
-    measure: Callable[[Launcher, int], list[Line]]
-
-
-def _of(launch: Launch, reference: Launch, within: Tolerances) -> Callable[..., list[Line]]:
-    return lambda launcher, _: trained(launcher, launch, reference, within)
-
-
-def _on_all(name: str, mode: str, torchrun: bool = True, **more: Any) -> Callable[..., list[Line]]:
     def measure(launcher: Launcher, count: int) -> list[Line]:
-        processes = count if torchrun else 0
-        launch = Launch(name, mode, gpus=count, processes=processes, **more)
-        return trained(launcher, launch, ONE, SAME)
+        processes = count if on_all.get("torchrun") else launch.processes
+        new = replace(launch, gpus=count, processes=processes) if on_all else launch
+        runs = launcher.train(new), launcher.train(reference)
+        return [(name, COMPARISONS[name](*runs), most) for name, most in tolerances.items()]
 
     return measure
 
 
-def _predict_on_all(launcher: Launcher, count: int) -> list[Line]:
-    launch = Launch("predicted-on-all", gpus=count, processes=count)
-    return predicted(launcher, launch, Launch("predicted-on-one"), ONE)
+def predicted(launch: Launch, reference: Launch, *, on_all: bool = False) -> Measure:
+    """Compare what two launches of ``predict`` answer with the model of one run."""
+
+    def measure(launcher: Launcher, count: int) -> list[Line]:
+        new = replace(launch, gpus=count, processes=count) if on_all else launch
+        run = launcher.train(ONE)
+        tables = [launcher.predict(each, run) for each in (new, reference)]
+        return [("rows", table_difference(*tables), OTHER_DEVICE["rows"])]
+
+    return measure
 
 
-EXPLODES = ("--learning_rate=1e30", "--warmup_steps=0", "--save_strategy=steps", "--save_steps=1")
-#: Everything that is verified on GPUs; README names the same.
-CHECKS = (
-    Check("one GPU in fp32 against the CPU", 1, _of(ONE, CPU, OTHER_DEVICE)),
-    Check("bf16", 1, _of(Launch("bf16", precision="bf16"), ONE, HALF)),
-    Check("fp16", 1, _of(Launch("fp16", precision="fp16"), ONE, HALF)),
-    Check(
-        "a loss that is not finite",
-        1,
-        lambda launcher, _: diverged(launcher, Launch("diverges", flags=EXPLODES)),
+def diverged(launcher: Launcher, _: int) -> list[Line]:
+    """Check that a training whose weights explode is stopped, and that no checkpoint is broken."""
+    with contextlib.suppress(Incomparable):  # its exit status is 1
+        launcher.train(Launch("diverges", flags=EXPLODES))
+    run = launcher.directory / "diverges"
+    manifest = read_manifest(run)
+    step = int(re.findall(r"step (\d+)", manifest["failure"])[0])
+    saved = [int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*")]
+    return [
+        ("status", float(manifest["status"] != "diverged"), 0.0),
+        ("checkpoints of it or later", sum(number >= step for number in saved), 0.0),
+    ]
+
+
+_ONE_PROCESS, _SHARDED = Launch("nccl-1", processes=1), ("--fsdp=true",)
+_FSDP_ONE = Launch("fsdp-1", FSDP, processes=1, flags=_SHARDED)
+_ON_GPU, _ON_CPU = Launch("predicted-on-gpu"), Launch("predicted-on-cpu", gpus=0)
+#: Everything that is verified on GPUs, as README has it: the fewest GPUs, and how.
+CHECKS: dict[str, tuple[int, Measure]] = {
+    "one GPU in fp32 against the CPU": (1, trained(ONE, CPU, OTHER_DEVICE)),
+    "bf16": (1, trained(Launch("bf16", precision="bf16"), ONE, HALF)),
+    "fp16": (1, trained(Launch("fp16", precision="fp16"), ONE, HALF)),
+    "a loss that is not finite": (1, diverged),
+    "resume": (1, trained(Launch("resumed", stages=INTERRUPTED), ONE, SAME)),
+    "predict": (1, predicted(_ON_GPU, _ON_CPU)),
+    "torchrun with one process": (1, trained(_ONE_PROCESS, ONE, SAME)),
+    "FSDP with one process": (1, trained(_FSDP_ONE, ONE, SAME)),
+    "DataParallel": (2, trained(Launch("dp", "DataParallel"), ONE, SAME, torchrun=False)),
+    "DDP over NCCL": (2, trained(Launch("ddp", DDP), ONE, SAME, torchrun=True)),
+    "FSDP": (2, trained(Launch("fsdp", FSDP, flags=_SHARDED), ONE, SAME, torchrun=True)),
+    "resume under DDP": (
+        2,
+        trained(Launch("ddp-resumed", DDP, stages=INTERRUPTED), ONE, SAME, torchrun=True),
     ),
-    Check("resume", 1, _of(RESUMED, ONE, SAME)),
-    Check(
-        "predict",
-        1,
-        lambda launcher, _: predicted(
-            launcher, Launch("predicted-on-gpu"), Launch("predicted-on-cpu", gpus=0), ONE
-        ),
-    ),
-    Check("torchrun with one process", 1, _of(Launch("nccl-1", processes=1), ONE, SAME)),
-    Check(
-        "FSDP with one process",
-        1,
-        _of(Launch("fsdp-1", FSDP, processes=1, flags=("--fsdp=true",)), ONE, SAME),
-    ),
-    Check("DataParallel", 2, _on_all("dp", "DataParallel", torchrun=False)),
-    Check("DDP over NCCL", 2, _on_all("ddp", DDP)),
-    Check("FSDP", 2, _on_all("fsdp", FSDP, flags=("--fsdp=true",))),
-    Check("resume under DDP", 2, _on_all("ddp-resumed", DDP, stages=INTERRUPTED)),
-    Check("predict under torchrun", 2, _predict_on_all),
-)
+    "predict under torchrun": (2, predicted(Launch("predicted-on-all"), _ON_GPU, on_all=True)),
+}
+
+
+def report(
+    checks: dict[str, tuple[int, Measure]], launcher: Launcher, say: Callable[..., object]
+) -> int:
+    """Run every check that the GPUs suffice for, list the others, and return the exit status."""
+    failed, present = False, len(launcher.visible)
+    count = max((n for n in range(1, present + 1) if GLOBAL_BATCH % n == 0), default=0)
+    row = "{:<32} {:<28} {:>10} {:>10}  {}".format
+    if count:
+        say(row("check", "compared", "difference", "tolerance", "result"))
+    for name, (fewest, measure) in checks.items():
+        if fewest > count:
+            continue
+        try:
+            for compared, difference, tolerance in measure(launcher, count):
+                is_close = difference <= tolerance  # no number is not
+                failed |= not is_close
+                figures = f"{difference:.1e}", f"{tolerance:.1e}"
+                say(row(name, compared, *figures, "verified" if is_close else "failed"))
+        except Incomparable as error:
+            failed = True
+            say(row(name, "", "", "", f"failed: {error}"))
+    if unable := {name: fewest for name, (fewest, _) in checks.items() if fewest > count}:
+        say(f"unverified, on a machine with {present} GPU{'s' * (present != 1)}:")
+        for name, fewest in unable.items():
+            say(f"  {name} (needs {fewest} GPU{'s' * (fewest > 1)})")
+    return int(failed)
 
 
 def visible_gpus() -> list[str]:
@@ -285,51 +288,11 @@ def visible_gpus() -> list[str]:
     import torch
 
     numbers = [str(number) for number in range(torch.cuda.device_count())]
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return named[: len(numbers)] or numbers
-
-
-def report(checks: Sequence[Check], launcher: Launcher, say: Callable[..., object]) -> int:
-    """Run every check that the GPUs suffice for, and list the others.
-
-    Returns:
-        The exit status: 1 if a check failed.
-    """
-    failed = 0
-    count = max(
-        (n for n in range(1, len(launcher.visible) + 1) if GLOBAL_BATCH % n == 0), default=0
-    )
-    able = [check for check in checks if check.gpus <= count]
-    row = "{:<32} {:<28} {:>10} {:>10}  {}".format
-    if able:
-        say(row("check", "compared", "difference", "tolerance", "result"))
-    for check in able:
-        try:
-            for line in check.measure(launcher, count):
-                figures = (f"{line.difference:.1e}", f"{line.tolerance:.1e}")
-                result = "verified" if line.verified else "failed"
-                failed += not line.verified
-                say(row(check.name, line.what, *figures, result))
-        except Incomparable as error:
-            failed += 1
-            say(row(check.name, "", "", "", f"failed: {error}"))
-    if unable := [check for check in checks if check.gpus > count]:
-        there = f"{len(launcher.visible)} GPU{'s' * (len(launcher.visible) != 1)}"
-        say(f"unverified, on a machine with {there}:")
-        for check in unable:
-            say(f"  {check.name} (needs {check.gpus} GPU{'s' * (check.gpus > 1)})")
-    return int(failed > 0)
-
-
-def main() -> int:
-    """Print the table."""
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        launcher = Launcher(Path(directory), visible_gpus())
-        return report(CHECKS, launcher, functools.partial(print, flush=True))
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return names[: len(numbers)] or numbers
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    with tempfile.TemporaryDirectory() as scratch:
+        launcher = Launcher(Path(scratch), visible_gpus())
+        sys.exit(report(CHECKS, launcher, functools.partial(print, flush=True)))

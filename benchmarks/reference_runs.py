@@ -1,250 +1,171 @@
-"""Reference runs of a tree of this repository, driven by its command line from the outside.
+"""Losses, weights and metrics of ten reference runs, against the recorded ones.
 
-A tree is a checkout. Each training and each prediction is a process of its own, started from an
-empty directory with `PYTHONPATH=TREE` and this interpreter.
+    python benchmarks/reference_runs.py                          # prints what differs
+    python benchmarks/reference_runs.py --only "sentiment fp32"
+    python benchmarks/reference_runs.py --record                 # writes reference_runs.json
+
+Each training is a process of the command line. The fp32 runs are trained again without dropout and
+CPU kernels (`exact`): their figures agree up to rounding on any processor, on the recorded one to
+the bit. Recorded are every logged loss and score by step, the norm of every weight, a digest of all
+weights, the metrics and their intervals.
+
+Exit status 1 if an `exact` figure differs by more than 1e-6 of its size.
 """
 
+import argparse
+import hashlib
+import json
 import os
-import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from PIL import Image
-from run_differences import read_table
+from safetensors.numpy import load_file
 
-#: Starts the command line of a tree without a switch for its kernels.
-WITHOUT_KERNELS = '''
-import sys
-from finetune import cli
-from finetune.cpu import allocator, attention, casts, dropout, exchange, gelu, unpadded
-from finetune.predicting import engine
-
-def nothing(*given, **named):
-    """Change no model, and say so."""
-    return False
-
-allocator.keep_large_blocks = nothing
-casts.share = engine.pack = nothing
-for kernel in (attention, dropout, exchange, gelu, unpadded):
-    kernel.use = nothing
-raise SystemExit(cli.main())
-'''
+ROOT, RECORD = Path(__file__).parent.parent, Path(__file__).with_suffix(".json")
+TOLERANCE, STEPS = 1e-6, 24
+SPEED = ("runtime", "per_second", "flos", "memory_mib")
+SHORT = ("--train_samples=512", "--eval_samples=200", f"--max_steps={STEPS}")
+LONG = ("--train_samples=192", "--eval_samples=100", f"--max_steps={STEPS // 3}")
+SAVING = ("--save_strategy=steps", "--eval_strategy=steps", f"--eval_steps={STEPS // 2}")
+SAVING += (f"--save_steps={STEPS // 2}",)
+#: By name: the recipe and its flags; "in two processes" and "resumed" say how it is trained.
+REFERENCES: dict[str, tuple[str, ...]] = {
+    "sentiment": ("sentiment", *SHORT),
+    "sentiment in two processes": ("sentiment", *SHORT),
+    "sentiment resumed": ("sentiment", *SHORT, *SAVING),
+    "yelp with accumulation": ("yelp", *LONG, "--gradient_accumulation_steps=2"),
+    "mnist": ("mnist", *SHORT),
+}
+Figures = dict[str, float | str]
 
 
-class Failed(Exception):
-    """A process of one of the trees did not end well."""
+def references() -> dict[str, list[str]]:
+    """Return the words of each training, by name."""
+    runs = {}
+    for name, (recipe, *flags) in REFERENCES.items():
+        dropout = [] if recipe == "mnist" else ["--hidden_dropout=0"]
+        words = [recipe, "--embedded", *flags, "--logging_steps=1", "--disable_tqdm=true"]
+        exact = [*words, "--precision=fp32", *dropout, "--cpu_kernels=off"]
+        runs[f"{name} fp32 exact"] = exact
+        runs |= {f"{name} {bits}": [*words, f"--precision={bits}"] for bits in ("fp32", "bf16")}
+    return runs
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A process that ended well.
+def train(name: str, words: list[str], home: Path) -> Path:
+    """Train a reference run in an empty directory; return its own.
 
-    Attributes:
-        output: What it wrote to standard output and standard error.
-        memory: Peak resident memory of its largest process, in MiB.
+    Raises:
+        SystemExit: With the end of its output, if it failed.
     """
-
-    output: str
-    memory: float
-
-
-class Tree:
-    """A checkout, run from the outside.
-
-    Args:
-        name: What the tables call it.
-        path: Its root.
-        scratch: An empty directory for everything that its processes write.
-    """
-
-    def __init__(self, name: str, path: Path, scratch: Path) -> None:
-        self.name, self.path, self.scratch = name, path.resolve(), scratch
-        scratch.mkdir(parents=True)
-        (scratch / "without_kernels.py").write_text(WITHOUT_KERNELS, encoding="utf-8")
-        self._number = 0
-        found = self._run([sys.executable, "-c", "import finetune; print(finetune.__file__)"])
-        if not Path(found.output.strip()).is_relative_to(self.path):
-            raise Failed(f"{path} is no tree of this repository: {found.output.strip()}")
-        help_text = self._run([sys.executable, "-m", "finetune", "sentiment", "--help"]).output
-        self.has_switch = "--cpu_kernels" in help_text
-
-    def run(
-        self,
-        *words: str | Path,
-        kernels: bool = True,
-        processes: int = 1,
-        kill_at: Path | None = None,
-    ) -> Finished:
-        """Run one command of the command line.
-
-        Args:
-            *words: What is typed behind `python -m finetune`.
-            kernels: Whether kernels for CPUs may be used.
-            processes: How many torchrun starts; without it where it is one.
-            kill_at: Kill the process as soon as this file exists.
-
-        Raises:
-            Failed: if its exit status is not 0, or it ended before it could be killed.
-        """
-        start: list[str | Path] = ["-m", "finetune"]
-        if not kernels and self.has_switch:
-            words = (*words, "--cpu_kernels", "off")
-        elif not kernels:
-            start = [self.scratch / "without_kernels.py"]
-        launcher: list[str | Path] = [sys.executable]
-        if processes > 1:
-            launcher += ["-m", "torch.distributed.run", "--standalone"]
-            launcher += [f"--nproc_per_node={processes}"]
-        return self._run([*launcher, *start, *words], kill_at)
-
-    def _run(self, command: Sequence[str | Path], kill_at: Path | None = None) -> Finished:
-        self._number += 1
-        log = self.scratch / f"{self._number}.log"
-        (home := self.scratch / f"cwd-{self._number}").mkdir()
-        environment = os.environ | {
-            "PYTHONPATH": str(self.path),
-            "HF_HOME": str(self.scratch / "cache"),
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        with log.open("w", encoding="utf-8") as file:
+    run, command = home / "run", [sys.executable, "-m"]
+    if "in two processes" in name:
+        command += ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
+    command += ["finetune", *words, f"--output_dir={run}"]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "HF_HOME": str(home.parent / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    log = home / "log"
+    for stage in (["kill"] if "resumed" in name else []) + ["train"]:
+        with log.open("w") as file:
             process = subprocess.Popen(
-                list(map(str, command)), cwd=home, env=environment, stdout=file, stderr=file
+                command, cwd=home, env=environment, stdout=file, stderr=subprocess.STDOUT
             )
-            while kill_at is not None and not kill_at.exists() and process.poll() is None:
+            checkpoint = run / f"checkpoint-{STEPS // 2}" / "checkpoint.json"
+            while stage == "kill" and not checkpoint.exists() and process.poll() is None:
                 time.sleep(0.01)
-            if kill_at is not None:
+            if stage == "kill":
                 process.kill()
-                if process.wait() == -signal.SIGKILL:
-                    return Finished(log.read_text(encoding="utf-8"), 0)
-                raise Failed(f"{self.name}: ended before {kill_at}\n{log.read_text()[-3000:]}")
-            _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        output = log.read_text(encoding="utf-8")
-        if process.returncode:
-            typed = " ".join(map(str, command))
-            raise Failed(
-                f"{self.name}: {typed}\nexit status {process.returncode}\n{output[-3000:]}"
+                command += ["--resume"]
+            if process.wait() and stage == "train":
+                raise SystemExit(f"{name}: exit status {process.returncode}\n{log.read_text()}")
+    return run
+
+
+def figures(run: Path) -> Figures:
+    """Return the figures of a finished run by name."""
+    history = json.loads((run / "run.json").read_text("utf-8"))["history"]
+    metrics = json.loads((run / "metrics.json").read_text("utf-8"))
+    weights, digest = load_file(run / "model.safetensors"), hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode() + weights[name].tobytes())
+    values: dict[str, Any] = {
+        f"{name} at step {entry['step']}": value
+        for entry in history
+        for name, value in entry.items()
+        if name != "step" and not name.endswith(SPEED) and isinstance(value, int | float)
+    }
+    values |= {f"norm of {name}": np.linalg.norm(array) for name, array in weights.items()}
+    for split in ("validation", "test"):
+        values |= {f"{split} {name}": value for name, value in metrics[split].items()}
+    for name, estimate in metrics["statistics"]["metrics"].items():
+        for end in ("low", "high"):
+            if isinstance(estimate.get(end), int | float):
+                values[f"statistics.metrics.{name}.{end}"] = estimate[end]
+    rounded: Figures = {name: float(f"{value:.9g}") for name, value in values.items()}
+    return rounded | {"digest of the weights": digest.hexdigest()}
+
+
+def largest_difference(old: Figures, new: Figures) -> tuple[float, str]:
+    """Return the largest difference relative to the recorded value (at least 1e-3), and its name.
+
+    A figure that is missing differs infinitely; interval ends and digests are not compared.
+    """
+    differences = [(0.0, "")]
+    for name, value in old.items():
+        if not isinstance(value, str) and not name.startswith("statistics."):
+            other = new.get(name)
+            size = max(abs(value), 1e-3)
+            difference = abs(other - value) / size if isinstance(other, float) else float("inf")
+            differences.append((difference, name))
+    return max(differences)
+
+
+def main() -> int:
+    """Record or compare; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
+    parser.add_argument("--only", default="", help="part of the names of the runs")
+    options = parser.parse_args()
+    if options.record and options.only:
+        parser.error("--record writes all runs: leave --only out")
+    recorded = {} if options.record else json.loads(RECORD.read_text("utf-8"))["runs"]
+    runs: dict[str, Figures] = {}
+    failed = False
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, words in references().items():
+            if options.only not in name:
+                continue
+            (home := Path(scratch) / name.replace(" ", "-")).mkdir()
+            runs[name] = new = figures(train(name, words, home))
+            if options.record:
+                print(f"{name}: {len(new)} figures", flush=True)
+                continue
+            old = recorded[name]
+            difference, place = largest_difference(old, new)
+            same = old["digest of the weights"] == new["digest of the weights"]
+            moved = sum(new.get(key) != old[key] for key in old if key.startswith("statistics."))
+            print(
+                f"{name}: weights {'identical' if same else 'differ'}, largest relative "
+                f"difference {difference:.2g} {place}, {moved} interval ends differ",
+                flush=True,
             )
-        return Finished(output, used.ru_maxrss / 2**10)
+            failed |= name.endswith("exact") and difference > TOLERANCE
+    if options.record:
+        from bench import machine
+
+        content = {"machine": machine() | {"torch": version("torch")}, "steps": STEPS, "runs": runs}
+        RECORD.write_text(json.dumps(content, indent=0) + "\n", encoding="utf-8")
+    return int(failed)
 
 
-@dataclass(frozen=True)
-class Reference:
-    """A training and the prediction after it.
-
-    Attributes:
-        name: What the tables call it.
-        recipe: Its name.
-        precision: `fp32` or `bf16`, of training and prediction; empty for the default of each.
-        flags: Of the training.
-        processes: Of the training and of the prediction.
-        resumed: Whether it is killed at its checkpoint in the middle, and resumed.
-    """
-
-    name: str
-    recipe: str
-    precision: str
-    flags: tuple[str, ...]
-    processes: int = 1
-    resumed: bool = False
-
-
-def references(steps: int) -> list[Reference]:
-    """Return the reference runs.
-
-    Args:
-        steps: Of each; a third of them for the recipe with long rows.
-    """
-    short = ("--train_samples", "512", "--eval_samples", "200", "--max_steps", str(steps))
-    long = ("--train_samples", "192", "--eval_samples", "100", "--max_steps", str(-(-steps // 3)))
-    half = str(steps // 2)
-    saving = ("--save_strategy", "steps", "--save_steps", half)
-    saving += ("--eval_strategy", "steps", "--eval_steps", half)
-    accumulated = (*long, "--gradient_accumulation_steps", "2")
-    every = []
-    for precision in ("fp32", "bf16"):
-        every += [
-            Reference(f"sentiment {precision}", "sentiment", precision, short),
-            Reference(f"sentiment in two processes {precision}", "sentiment", precision, short, 2),
-            Reference(f"sentiment resumed {precision}", "sentiment", precision, (*short, *saving),
-                      resumed=True),
-            Reference(f"yelp with accumulation {precision}", "yelp", precision, accumulated),
-            Reference(f"mnist {precision}", "mnist", precision, short),
-        ]  # fmt: skip
-    return every
-
-
-def train(
-    tree: Tree, reference: Reference, directory: Path, kernels: bool
-) -> tuple[Path, Finished]:
-    """Train a reference run; return its directory, and what became of its process."""
-    words = [reference.recipe, "--embedded", *reference.flags, *_precision(reference)]
-    words += ["--logging_steps", "1", "--disable_tqdm", "true"]
-    how: dict[str, Any] = {"kernels": kernels, "processes": reference.processes}
-    run = directory / tree.name
-    if reference.resumed:
-        steps = reference.flags[reference.flags.index("--save_steps") + 1]
-        tree.run(
-            *words, "--output_dir", run, kill_at=run / f"checkpoint-{steps}/checkpoint.json", **how
-        )
-        words.append("--resume")
-    return run, tree.run(*words, "--output_dir", run, **how)
-
-
-def predict(
-    tree: Tree, reference: Reference, run: Path, rows: Path, kernels: bool
-) -> tuple[Path, Finished]:
-    """Predict rows with the model of a run; return the file of the predictions."""
-    output = rows.with_name(f"predicted-{tree.name}.csv")
-    words = ["predict", run, rows, "--output", output, "--all_probabilities"]
-    words += _precision(reference)
-    return output, tree.run(*words, kernels=kernels, processes=reference.processes)
-
-
-def _precision(reference: Reference) -> list[str]:
-    return ["--precision", reference.precision] if reference.precision else []
-
-
-def write_rows(run: Path, directory: Path, count: int | None = None) -> Path:
-    """Write rows to predict: texts of the test set of ``run``, or images of noise without any.
-
-    Args:
-        run: A finished run.
-        directory: Where a file or folder `rows` is written.
-        count: How many; more texts than there are in the test set are pairs of them. None for all.
-    """
-    columns = read_table(run / "predictions.parquet")
-    if "text" in columns:
-        texts = columns["text"].tolist()
-        pairs = (f"{one} {other}" for one in texts for other in texts)
-        chosen = texts if count is None else [text for text, _ in zip(pairs, range(count))]  # noqa: B905
-        file = directory / "rows.csv"
-        pd.DataFrame({"text": chosen}).to_csv(file, index=False)
-        return file
-    generator = np.random.default_rng(0)
-    (folder := directory / "rows").mkdir()
-    for number in range(count or 50):
-        pixels = generator.integers(256, size=(28, 28), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return folder
-
-
-def speed_references(steps: int) -> list[Reference]:
-    """Return the trainings to measure: long and short rows, in one process and in two."""
-    quiet = ("--eval_samples", "100", "--eval_strategy", "no", "--load_best_model_at_end", "false")
-    quiet += ("--save_strategy", "no", "--baseline", "false", "--max_steps", str(steps))
-    short, long = ("--train_samples", "2048", *quiet), ("--train_samples", "1024", *quiet)
-    return [
-        Reference("yelp", "yelp", "bf16", long),
-        Reference("sentiment", "sentiment", "bf16", short),
-        Reference("yelp in two processes", "yelp", "bf16", long, 2),
-        Reference("sentiment in two processes", "sentiment", "bf16", short, 2),
-    ]
+if __name__ == "__main__":
+    sys.exit(main())

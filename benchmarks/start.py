@@ -1,13 +1,10 @@
-"""How long it takes from the start of a process to its first step, on data that is cached.
+"""From the start of a process to its first training step, on cached data.
 
-    python benchmarks/start.py          # about two minutes
-
-Processes take turns that only import what everybody must, that run the stock script, and that run
-the toolkit: each alone, and as two workers of torchrun, counted from the start of the worker. Each
-says when it was ready; the start of a process is what the operating system says.
+Processes take turns that only import what every script does, that run the stock script, and that
+run the toolkit: alone, and as two workers of torchrun. The start of a process is what the operating
+system says.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -15,26 +12,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROWS, MAX_LENGTH = 2000, 256
-IMPORTS, IN_TWO = "imports alone", ", two workers of torchrun"
-_READY = "FINETUNE_BENCHMARK_READY"
-_RECIPE = '''
+from turns import ROOT
+
+IN_TWO, MAX_LENGTH, ROWS = ", two workers of torchrun", 256, 2000
+READY = "FINETUNE_BENCHMARK_READY"
+RECIPE = f'''
 """Reviews, until the first step."""
 
-from benchmarks.start import StopAtFirstStep
+import sys
+
+sys.path.append("{Path(__file__).parent}")
+from start import StopAtFirstStep
+
 from finetune import TextRecipe
 
 
 class Reviews(TextRecipe):
     """Reviews, good or bad."""
 
-    dataset: str = {data!r}
-    model: str = "embedded:minilm"
-    max_length: int = {max_length}
     training = dict(global_batch_size=32, num_train_epochs=1)
 
     def trainer_kwargs(self, model=None):
@@ -43,127 +41,96 @@ class Reviews(TextRecipe):
 
 
 class StopAtFirstStep:
-    """A callback of either trainer: notes the time and ends the process."""
+    """A callback of either trainer that ends the process."""
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("on_"):
             raise AttributeError(name)
-        return self._end if name == "on_step_begin" else self._go_on
-
-    def _go_on(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        pass
-
-    def _end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        ready()
+        return end if name == "on_step_begin" else (lambda *arguments, **others: None)
 
 
-def ready() -> None:
-    """Write how long this process has been there, and end it; rank 0 only writes."""
+def end(*arguments: Any, **others: Any) -> None:
+    """Write how old this process is, on rank 0, and end it."""
     import psutil
 
-    took = time.time() - psutil.Process().create_time()
+    seconds = time.time() - psutil.Process().create_time()
     if int(os.environ.get("RANK", 0)) == 0:
-        Path(os.environ[_READY]).write_text(json.dumps(took))
+        Path(os.environ[READY]).write_text(json.dumps(seconds))
     os._exit(0)
 
 
-def imports() -> None:
+def run_imports() -> None:
     """Import what every script of this kind imports."""
     import datasets  # noqa: F401
     from transformers import Trainer  # noqa: F401
 
-    ready()
+    end()
 
 
-def stock(data: str) -> None:
+def run_stock(file: str) -> None:
     """Run the tutorial's script."""
-    from datasets import load_dataset
+    from training import stock_trainer
 
-    from benchmarks import stock
-    from finetune.data import embedded
-
-    trainer = stock.trainer(
-        str(embedded.model_directory()),
-        load_dataset("parquet", data_files=data, split="train"),
+    stock_trainer(
+        file,
         MAX_LENGTH,
         output_dir=tempfile.mkdtemp(),
         per_device_train_batch_size=32,
         callbacks=[StopAtFirstStep()],
-    )
-    trainer.train()
+    ).train()
 
 
-def measure(rounds: int) -> dict[str, float]:
-    """Median seconds of each kind."""
-    import datasets
+def measure(rounds: int, other: Path | None) -> list[dict[str, Any]]:
+    """Return a line for each way, medians of the rounds after one that fills the caches."""
+    from training import write_rows
 
-    from finetune.data.sources import Source
-
-    with tempfile.TemporaryDirectory() as name:
-        home = Path(name)
-        rows = Source("embedded:imdb").load()["train"].shuffle(seed=1).select(range(ROWS))
-        data = home / "reviews.parquet"
-        datasets.Dataset.from_dict({k: rows[k][:] for k in ("text", "label")}).to_parquet(data)
-        recipe = home / "reviews.py"
-        recipe.write_text(_RECIPE.format(data=str(data), max_length=MAX_LENGTH))
-        this, ours = [str(Path(__file__))], ["-m", "finetune", str(recipe)]
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-        kinds = {
-            IMPORTS: [*this, "--imports"],
-            "stock": [*this, "--stock", str(data)],
-            "ours": ours,
-            f"{IMPORTS}{IN_TWO}": [*torchrun, *this, "--imports"],
-            f"stock{IN_TWO}": [*torchrun, *this, "--stock", str(data)],
-            f"ours{IN_TWO}": [*torchrun, *ours],
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory)
+        write_rows("imdb", ROWS, file := home / "reviews.parquet")
+        (home / "reviews.py").write_text(RECIPE)
+        script = str(Path(__file__))
+        toolkit = ["-m", "finetune", str(home / "reviews.py"), f"--dataset={file}"]
+        toolkit += ["--model=embedded:minilm", f"--max_length={MAX_LENGTH}"]
+        trees = {"toolkit": ROOT} | ({"toolkit of the other tree": other} if other else {})
+        ways: dict[str, tuple[list[str], Path]] = {
+            "imports alone": ([script], ROOT),
+            "stock": ([script, str(file)], ROOT),
+            **{name: (toolkit, tree) for name, tree in trees.items()},
         }
-        return timed(kinds, home, rounds)
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        ways |= {f"{name}{IN_TWO}": ([*torchrun, *way], tree) for name, (way, tree) in ways.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(1 + rounds):
+            for name, (words, tree) in ways.items():
+                took = start(words, tree, home)
+                seconds[name] += [took] * (number > 0)
+    medians = {name: statistics.median(took) for name, took in seconds.items()}
+    return [
+        {
+            "case": f"start to first step, {ROWS:,} cached reviews",
+            "way": name,
+            "s": median,
+            "s beyond the imports": median - medians["imports alone" + IN_TWO * (IN_TWO in name)],
+            "times stock": median / medians["stock" + IN_TWO * (IN_TWO in name)],
+        }
+        for name, median in medians.items()
+    ]
 
 
-def timed(kinds: Mapping[str, Sequence[str]], home: Path, rounds: int) -> dict[str, float]:
-    """Median seconds until each kind of process calls :func:`ready`.
-
-    Args:
-        kinds: By name, what Python is called with.
-        home: Where they run and cache.
-        rounds: Turns that count; one before them fills the caches.
-    """
-    house = Path(__file__).resolve().parent.parent
+def start(words: list[str], tree: Path, home: Path) -> float:
+    """Return the seconds until a process with these words calls :func:`end`."""
     environment = {
         **os.environ,
-        "PYTHONPATH": f"{house}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "PYTHONPATH": str(tree),
         "HF_HOME": str(home / "cache"),
         "HF_HUB_OFFLINE": "1",
-        _READY: str(home / "ready"),
+        READY: str(home / "ready"),
     }
-    found: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for turn in range(1 + rounds):
-        for kind, words in kinds.items():
-            subprocess.run(
-                [sys.executable, *words],
-                cwd=home,
-                env=environment,
-                check=True,
-                capture_output=True,
-            )
-            if turn:
-                found[kind].append(json.loads((home / "ready").read_text()))
-    return {kind: statistics.median(seconds) for kind, seconds in found.items()}
-
-
-def main() -> None:
-    """Print them, or be one of them."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--imports", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--stock", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.imports:
-        imports()
-    if given.stock:
-        stock(given.stock)
-    for kind, seconds in measure(given.rounds).items():
-        print(f"{kind:40}{seconds:6.2f} s")
+    subprocess.run(
+        [sys.executable, *words], cwd=home, env=environment, check=True, capture_output=True
+    )
+    return float((home / "ready").read_text())
 
 
 if __name__ == "__main__":
-    main()
+    run_stock(sys.argv[1]) if sys.argv[1:] else run_imports()

@@ -1,9 +1,16 @@
-"""Trainings to measure: the stock script's and ours, of the same rows, batch and steps."""
+"""Steps of the stock script, of the toolkit and of the toolkit of another tree, in turns.
 
-import math
+The stock script is what the tutorials of Hugging Face say: ``Trainer`` with its default arguments
+and ``DataCollatorWithPadding``.
+"""
+
+import os
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from turns import ROOT, Turns, Work, take
 
 #: Nothing but steps is timed.
 QUIET: dict[str, Any] = dict(
@@ -13,243 +20,123 @@ QUIET: dict[str, Any] = dict(
     report_to="none",
     disable_tqdm=True,
 )
-#: Sets of texts, and the tokens that they are truncated to.
-LONG, SHORT = ("embedded:imdb", 256), ("embedded:rotten-tomatoes", 64)
-#: The recipes that read them.
-RECIPES = {"embedded:imdb": "yelp", "embedded:rotten-tomatoes": "sentiment"}
-EPOCH: dict[str, Any] = dict(num_train_epochs=1, learning_rate=1e-4)
-MODEL = "embedded:minilm"
-VALIDATED = 500  # rows at most
+#: Embedded texts, the tokens that they are truncated to, and the steps of a turn.
+CASES = {"long reviews": ("imdb", 256, 8), "sentences": ("rotten-tomatoes", 64, 32)}
+BATCH = 32
 
 
-def recipe_of(data: str, max_length: int) -> Any:
-    """Return the recipe over a set of texts, as a user would have it."""
-    return recipe_over(
-        RECIPES[data],
-        dataset=data,
-        model=MODEL,
-        max_length=max_length,
-        text_column="text",
-        label_column="label",
-    )
+def measure(rounds: int, other: Path | None) -> list[dict[str, Any]]:
+    """Return a line for each way; two processes have one core each."""
+    lines = []
+    with tempfile.TemporaryDirectory() as directory:
+        for name, (data, max_length, steps) in CASES.items():
+            file = Path(directory) / f"{data}.parquet"
+            write_rows(data, BATCH * steps, file)
+            job = (str(file), max_length, steps)
+            ways = {"stock": [Work(stock, job)], "toolkit": [Work(toolkit, job)]}
+            if other:
+                ways["toolkit of the other tree"] = [Work(toolkit, job, other)]
+            lines += compared(f"training, {name}", take(ways, rounds, warm_up=1), BATCH * steps)
+            pairs = {"toolkit": ROOT} | ({"toolkit of the other tree": other} if other else {})
+            # below those that the system gives to whoever asks for any
+            ports = (20_000 + os.getpid() % 10_000, 30_000 + os.getpid() % 2_000)
+            ways = {
+                way: [Work(toolkit, (*job, rank, port), tree) for rank in (0, 1)]
+                for port, (way, tree) in zip(ports, pairs.items(), strict=False)
+            }
+            ways = {"one process of one core": [Work(toolkit, (*job, 0, 0))]} | ways
+            title = f"training in two processes, {name}"
+            lines += compared(title, take(ways, rounds, warm_up=1), BATCH * steps)
+    return lines
 
 
-def recipe_over(name: str, **options: Any) -> Any:
-    """Return a recipe with these options, which prints nothing."""
-    import datasets
-    import transformers
-
-    from finetune.cli import console
-    from finetune.recipe import catalog
-
-    console.quiet()
-    datasets.disable_progress_bars()
-    transformers.logging.disable_progress_bar()
-    return catalog.find(name)(**options)
-
-
-def drawn(rows: Any, count: int) -> Any:
-    """So many of the rows, the same ones each time; they lie sorted by class."""
-    import numpy as np
-
-    return rows.select(np.random.default_rng(0).permutation(len(rows))[:count])
+def compared(case: str, turns: dict[str, Turns], rows: int) -> list[dict[str, Any]]:
+    """Return a line of speed and memory for each way, against the first."""
+    base = next(iter(turns.values()))
+    return [
+        {
+            "case": case,
+            "way": name,
+            "rows/s": rows / way.seconds,
+            "times the first": 1 / way.ratio(base),
+            "times, processor": base.processor_seconds / way.processor_seconds,
+            "MiB": way.memory,
+            "of its memory": way.memory / base.memory,
+        }
+        for name, way in turns.items()
+    ]
 
 
-def of_stock(
-    data: str, max_length: int, batch: int, steps: int, padded: bool = False
-) -> Callable[[], float]:
-    """Return the steps of the tutorial's script; its loss over them."""
-    trainer = _stock(
-        recipe_of(data, max_length),
-        batch * steps,
-        padded,
-        per_device_train_batch_size=batch,
+def write_rows(data: str, rows: int, file: Path) -> None:
+    """Write that many distinct embedded texts with their labels, drawn by a seed."""
+    from finetune.data import embedded
+
+    table = embedded.read(f"embedded:{data}")["train"].to_pandas()[["text", "label"]]
+    table.drop_duplicates("text").sample(rows + 200, random_state=1).to_parquet(file)
+
+
+def stock(file: str, max_length: int, steps: int) -> Callable[[], float]:
+    """Return the steps of the tutorial's script."""
+    trainer = stock_trainer(
+        file,
+        max_length,
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=BATCH,
         max_steps=steps,
+        **QUIET,
     )
     return lambda: float(trainer.train().training_loss)
 
 
-def of_ours(
-    data: str, max_length: int, batch: int, steps: int, **more: Any
-) -> Callable[[], tuple[float, float]]:
-    """Return the same of the toolkit, with the defaults of the recipe and ``more``.
-
-    Returns:
-        What trains, and returns seconds of the steps, and of those in which rows were counted,
-        gradients exchanged, and other processes waited for.
-    """
-    trainer = ours(
-        recipe_of(data, max_length), batch * steps, global_batch_size=batch, max_steps=steps, **more
+def stock_trainer(file: str, max_length: int, callbacks: Any = None, **arguments: Any) -> Any:
+    """Return the trainer of the tutorial's script over a Parquet file."""
+    from datasets import load_dataset
+    from transformers import (
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainingArguments,
     )
 
-    def turn() -> tuple[float, float]:
-        trainer.train()
-        return trainer.throughput.seconds, math.nan  # of the exchange nothing is measured
-
-    return turn
-
-
-def of_rank(rank: int, processes: int, port: int, *given: Any) -> Callable[[], tuple[float, float]]:
-    """Return what :func:`of_ours` does, by one process of one core of a job.
-
-    Args:
-        rank: Of this process.
-        processes: Of the job.
-        port: Of this machine, at which they meet.
-        *given: To :func:`of_ours`.
-    """
-    import os
-
-    names = "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR"
-    values = rank, rank, processes, processes, port, "127.0.0.1"
-    if processes > 1:
-        os.environ |= dict(zip(names, map(str, values), strict=True))
-    return of_ours(*given, num_threads=1, use_cpu=True)
-
-
-def scored_stock(data: str, max_length: int, rows: int, seed: int) -> float:
-    """Accuracy of the tutorial's script on validation rows, after an epoch."""
-    recipe = recipe_of(data, max_length)
-    trainer = _stock(recipe, rows, per_device_train_batch_size=32, seed=seed, **EPOCH)
-    return _accuracy(trainer, recipe)
-
-
-def scored_ours(data: str, max_length: int, rows: int, seed: int) -> float:
-    """Return the same of the toolkit, over the same rows."""
-    recipe = recipe_of(data, max_length)
-    return _accuracy(ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH), recipe)
-
-
-def prepared_by_stock(rows: int, max_length: int) -> Callable[[], int]:
-    """Return the script's tokenization of so many reviews; how many there are."""
-    from datasets import Dataset, disable_caching
-    from transformers import AutoTokenizer
-
     from finetune.data import embedded
-    from finetune.data.sources import Source
 
-    disable_caching()
-    texts = Dataset.from_dict(drawn(Source(LONG[0]).load()["train"], rows)[:])
-    tokenizer = AutoTokenizer.from_pretrained(str(embedded.model_directory()))
-
-    def turn() -> int:
-        found = texts.map(
+    model = str(embedded.model_directory())
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rows = load_dataset("parquet", data_files=file, split="train")
+    return Trainer(
+        model=AutoModelForSequenceClassification.from_pretrained(model, num_labels=2),
+        args=TrainingArguments(**arguments),
+        train_dataset=rows.map(
             lambda batch: tokenizer(batch["text"], truncation=True, max_length=max_length),
             batched=True,
-        )
-        return len(found)
-
-    recipe_of(LONG[0], max_length)  # without progress bars
-    return turn
-
-
-def prepared_by_ours(rows: int, max_length: int) -> Callable[[], int]:
-    """Return the same by a recipe, which looks for duplicates and for invalid rows, splits,
-    and hashes the rows besides.
-    """
-    import dataclasses
-
-    from datasets import DatasetDict, disable_caching
-
-    from finetune.data.sources import Source
-
-    disable_caching()
-    recipe = recipe_of(LONG[0], max_length)
-    read = DatasetDict(train=drawn(Source(LONG[0]).load()["train"], rows))
-
-    def turn() -> int:
-        fresh = dataclasses.replace(recipe)
-        fresh.read = lambda: read
-        return sum(map(len, fresh.prepared.values()))
-
-    return turn
-
-
-def until(way: str, accuracy: float, rows: int) -> Callable[[], float | None]:
-    """Trainings with one seed after the other; each returns its seconds until an evaluation, every
-    ten steps, finds that accuracy.
-
-    Evaluations are not counted; None if an epoch ends before.
-    """
-    import itertools
-    import time
-
-    from transformers import TrainerCallback
-
-    recipe, seeds = recipe_of(*SHORT), itertools.count(1)
-    found: list[float] = []
-
-    class Clock(TrainerCallback):
-        """Runs while steps are made."""
-
-        def __init__(self) -> None:
-            self.seconds, self.began = 0.0, 0.0
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-            self.began = time.perf_counter()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-            self.seconds += time.perf_counter() - self.began
-            control.should_evaluate = state.global_step % 10 == 0
-
-        def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-            if others["metrics"]["eval_accuracy"] >= accuracy:
-                found.append(self.seconds)
-                control.should_training_stop = True
-
-    def turn() -> float | None:
-        found.clear()
-        seed = next(seeds)
-        if way == "stock":
-            trainer = _stock(recipe, rows, per_device_train_batch_size=32, seed=seed, **EPOCH)
-            trainer.compute_metrics = recipe.compute_metrics
-        else:
-            trainer = ours(recipe, rows, global_batch_size=32, seed=seed, **EPOCH)
-        trainer.eval_dataset = drawn(recipe.prepared["validation"], VALIDATED)
-        trainer.add_callback(Clock())
-        trainer.train()
-        return found[0] if found else None
-
-    return turn
-
-
-def _stock(recipe: Any, rows: int, padded: bool = False, **arguments: Any) -> Any:
-    import stock
-    from datasets import Dataset
-
-    from finetune.data import embedded
-
-    train = drawn(recipe.splits["train"], rows)
-    return stock.trainer(
-        str(embedded.model_directory()),
-        Dataset.from_dict({"text": train["text"][:], "label": train["label"][:]}),
-        recipe.max_length,
-        padded,
-        output_dir=tempfile.mkdtemp(),
-        **QUIET,
-        **arguments,
+        ),
+        data_collator=DataCollatorWithPadding(tokenizer),
+        processing_class=tokenizer,
+        callbacks=callbacks,
     )
 
 
-def ours(recipe: Any, rows: int, **training: Any) -> Any:
-    """Return the trainer of a recipe over so many of its rows."""
-    from finetune.training.defaults import argument_values
-    from finetune.training.trainer import build_trainer
+def toolkit(
+    file: str, max_length: int, steps: int, rank: int | None = None, port: int = 0
+) -> Callable[[], float]:
+    """Return the same of a recipe with its defaults; by one of two processes with a port."""
+    one_core: dict[str, Any] = {} if rank is None else {"num_threads": 1, "use_cpu": True}
+    if port:
+        values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+        values |= {"MASTER_PORT": port, "MASTER_ADDR": "127.0.0.1"}
+        os.environ |= {name: str(value) for name, value in values.items()}
+    from finetune import TextRecipe
 
-    defaults = {**recipe.defaults(), "load_best_model_at_end": False}
-    given = {"output_dir": tempfile.mkdtemp(), **QUIET, **training}
-    arguments = argument_values(defaults, given).build()
-
-    def parts() -> dict[str, Any]:
-        found = recipe.trainer_kwargs()
-        return {**found, "train_dataset": drawn(found["train_dataset"], rows)}
-
-    return build_trainer(parts, arguments, recipe.adapt)
-
-
-def _accuracy(trainer: Any, recipe: Any) -> float:
-    import numpy as np
-
-    trainer.train()
-    output = trainer.predict(drawn(recipe.prepared["validation"], VALIDATED))
-    return float((np.argmax(output.predictions, axis=1) == output.label_ids).mean())
+    recipe = TextRecipe(
+        dataset=file, model="embedded:minilm", max_length=max_length, eval_samples=100
+    )
+    trainer = recipe.trainer(
+        output_dir=tempfile.mkdtemp(),
+        global_batch_size=BATCH,
+        max_steps=steps,
+        load_best_model_at_end=False,
+        **QUIET,
+        **one_core,
+    )
+    return lambda: float(trainer.train().training_loss)

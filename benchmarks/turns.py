@@ -1,11 +1,11 @@
 """Ways to do the same, each in a process of its own, that take turns.
 
-What one way sets for its process (threads, the allocator, precision) does not help another so, and
-a busy machine disturbs all of them alike. Only one way computes at a time.
+What one way sets for its process (threads, the allocator, precision) does not help another, and a
+busy machine disturbs all of them alike. Only one way computes at a time.
 """
 
 import multiprocessing
-import resource
+import os
 import statistics
 import sys
 import time
@@ -14,30 +14,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Called once in the process; what it returns is called at every turn.
-Make = Callable[..., Callable[[], Any]]
-Work = tuple[Make, tuple[Any, ...]]
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a process does at each turn: what ``make(*arguments)`` returned once."""
+
+    make: Callable[..., Callable[[], Any]]
+    arguments: tuple[Any, ...]
+    tree: Path = ROOT  # the checkout whose toolkit is imported
+    environment: Mapping[str, str] = field(default_factory=dict)  # set before the imports
 
 
 @dataclass
-class Way:
-    """What one way took, turn by turn.
+class Turns:
+    """What the turns of one way took; of several processes, together."""
 
-    Attributes:
-        clock: Seconds of each turn.
-        processor: Seconds of all cores in each turn.
-        answers: What each turn returned; of several processes, a tuple.
-        memory: Peak of the process in MiB; of several, the largest.
-    """
-
-    clock: list[float] = field(default_factory=list)
-    processor: list[float] = field(default_factory=list)
-    answers: list[Any] = field(default_factory=list)
-    memory: float = 0.0
+    clock: list[float] = field(default_factory=list)  # seconds
+    processor: list[float] = field(default_factory=list)  # of all cores and child processes
+    answers: list[Any] = field(default_factory=list)  # of the first process
+    memory: float = 0.0  # peak of a process in MiB
 
     @property
     def seconds(self) -> float:
-        """The median turn."""
+        """Of the median turn."""
         return statistics.median(self.clock)
 
     @property
@@ -45,70 +46,77 @@ class Way:
         """Of the median turn."""
         return statistics.median(self.processor)
 
+    def ratio(self, base: "Turns") -> float:
+        """Return the median of the ratios to the clock of ``base``, round by round."""
+        return statistics.median(b / a for a, b in zip(base.clock, self.clock, strict=True))
 
-def take(ways: Mapping[str, Work | list[Work]], rounds: int, *, warm_up: int = 0) -> dict[str, Way]:
+
+def take(ways: Mapping[str, list[Work]], rounds: int, *, warm_up: int = 0) -> dict[str, Turns]:
     """Let every way take its turn, round after round.
 
     Args:
-        ways: By name: a function at the top of its module, and what it is called with; or several,
-            in processes that take each turn together.
-        rounds: How many turns each has.
+        ways: By name, the processes that take each turn together.
+        rounds: Turns of each way.
         warm_up: Turns before those, which do not count.
     """
     context = multiprocessing.get_context("spawn")
-    found: dict[str, Way] = {}
-    lines: dict[str, list[Any]] = {}
-    processes = []
-    for name, way in ways.items():
-        lines[name] = []
-        for make, arguments in way if isinstance(way, list) else [way]:
-            mine, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
-            process.start()
-            theirs.close()
-            lines[name].append(mine)
-            processes.append(process)
-        for line in lines[name]:
-            line.recv()  # it is ready; the next one loads its model in peace
-        found[name] = Way()
-    for turn in range(warm_up + rounds):
-        for name, group in lines.items():
-            for line in group:
-                line.send(True)
-            clock, processor, answers, memory = zip(*(line.recv() for line in group), strict=True)
-            if turn >= warm_up:
-                found[name].clock.append(max(clock))
-                found[name].processor.append(sum(processor))
-                together = isinstance(ways[name], list)
-                found[name].answers.append(answers if together else answers[0])
-                found[name].memory = max(memory)
-    for group in lines.values():
-        for line in group:
-            line.send(False)
-    for process in processes:
-        process.join()
-    return found
+    turns = {name: Turns() for name in ways}
+    pipes: dict[str, list[Any]] = {name: [] for name in ways}
+    processes: list[Any] = []
+    try:
+        for name, group in ways.items():
+            for work in group:
+                pipe, other = context.Pipe()
+                process = context.Process(target=_serve, args=(other, work))
+                process.start()
+                other.close()
+                pipes[name].append(pipe)
+                processes.append(process)
+            for pipe in pipes[name]:  # when it is ready, the next one loads its model alone
+                pipe.recv()
+        for number in range(warm_up + rounds):
+            for name, group in pipes.items():
+                for pipe in group:
+                    pipe.send(True)
+                replies = [pipe.recv() for pipe in group]
+                clock, processor, answers, memory = zip(*replies, strict=True)
+                if number >= warm_up:
+                    turns[name].clock.append(max(clock))
+                    turns[name].processor.append(sum(processor))
+                    turns[name].answers.append(answers[0])
+                turns[name].memory = max(memory)
+        for pipe in (pipe for group in pipes.values() for pipe in group):
+            pipe.send(False)
+        for process in processes:
+            process.join()
+    finally:
+        for process in processes:
+            process.kill()
+    return turns
 
 
-def _serve(line: Any, make: Make, arguments: tuple[Any, ...]) -> None:
+def _serve(pipe: Any, work: Work) -> None:
     sys.stdout = sys.stderr  # a trainer prints a line for each training
-    turn = make(*arguments)
-    line.send(True)
-    while line.recv():
-        started = time.perf_counter(), time.process_time()
+    os.environ |= work.environment | {"PYTHONPATH": str(work.tree), "HF_HUB_OFFLINE": "1"}
+    sys.path.insert(0, str(work.tree))
+    turn = work.make(*work.arguments)
+    pipe.send(True)
+    while pipe.recv():
+        started, processor = time.perf_counter(), sum(os.times()[:4])
         answer = turn()
-        took = time.perf_counter() - started[0], time.process_time() - started[1]
-        line.send((*took, answer, peak_memory()))
+        took = time.perf_counter() - started, sum(os.times()[:4]) - processor
+        pipe.send((*took, answer, peak_memory()))
 
 
 def peak_memory() -> float:
-    """Resident, of this process, in MiB.
+    """Return the resident memory of this process at its peak, in MiB (Linux only).
 
-    Linux hands the peak that ``getrusage`` tells down from the parent, that in ``/proc`` it does
-    not.
+    The peak of ``getrusage`` begins with that of the parent.
     """
-    status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
+    return next(int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM:"))
+
+
+def forget_peak() -> None:
+    """Start the peak of this process again (Linux only)."""
+    Path("/proc/self/clear_refs").write_text("5")

@@ -30,13 +30,6 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
     assert found[LABELS].mean() == pytest.approx(1)
 
 
-def test_a_class_that_does_not_occur_changes_no_balanced_weight() -> None:
-    found = weights.of_classes("balanced", [*NAMES, "none"], LABELS)
-    assert found is not None
-    np.testing.assert_array_equal(found[:3], weights.of_classes("balanced", NAMES, LABELS))
-    assert found[3] == 1
-
-
 def test_named_weights_keep_their_ratios_and_are_1_on_average() -> None:
     found = weights.of_classes("bad=9, good=0.5", NAMES, LABELS)
     assert found is not None
@@ -54,11 +47,6 @@ def test_positive_weights_are_the_negatives_for_each_positive() -> None:
     targets = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]], dtype=np.float32)
     np.testing.assert_allclose(weights.of_positives("balanced", NAMES, targets), [3, 1, 1])
     np.testing.assert_allclose(weights.of_positives("bad=2.5", NAMES, targets), [2.5, 1, 1])
-
-
-def test_none_are_no_weights() -> None:
-    assert weights.of_classes("none", NAMES, LABELS) is None
-    assert weights.of_positives("none", NAMES, np.ones((4, 3))) is None
 
 
 HOW = "expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, found"
@@ -104,24 +92,8 @@ def test_weights_that_float32_cannot_hold_are_refused(text: str) -> None:
         weights.of_classes(text, NAMES, LABELS)
 
 
-def test_weights_of_labels_that_float32_cannot_hold_are_refused() -> None:
-    with pytest.raises(UserError, match="--class_weights a=1e39: too far apart or too large"):
-        weights.of_positives("a=1e39", ["a", "b"], np.eye(2))
-
-
 def test_a_weight_without_effect_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"^--class_weights: no training row is of the class 'new'$"
     ):
         weights.of_classes("new=3", [*NAMES, "new"], LABELS)
-
-
-def test_the_note_names_the_weights_of_up_to_twelve_classes() -> None:
-    found = weights.of_classes("balanced", NAMES, LABELS)
-    assert found is not None
-    assert weights.note("balanced", NAMES, found) == (
-        "class weights (balanced): bad 4, fair 1.333, good 0.5; the evaluation loss is not weighted"
-    )
-    many = weights.note("a=2", [str(each) for each in range(15)], np.ones(15))
-    assert many.startswith("class weights: 0 1, 1 1, ")
-    assert "11 1 and 3 more; " in many

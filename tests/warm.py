@@ -4,8 +4,7 @@ The imports of one start take six seconds, which is more than most commands of t
 are done once for all commands with one environment, and of these seconds two thirds, for libraries
 that read no variable of the Hub, once for all environments. Each command is still a process of its
 own, with its own arguments, environment, directory and files; under torchrun a rank is, too. What a
-start itself does, its imports and their order, is tested where `LAUNCHERS` or `in_fresh_processes`
-is used.
+start itself does, its imports and their order, is tested where `LAUNCHERS` is used.
 
     python tests/warm.py serve SOCKET MODULES    # imports, then forks whoever asks
     python tests/warm.py SOCKET MODULE WORDS    # as `python -m MODULE WORDS`: asks, and waits
@@ -21,11 +20,9 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
-Result = TypeVar("Result")
 #: How the variables begin that the libraries read as they are imported.
 READ = ("CUDA", "DATASETS", "HF_", "HOME", "HUGGING", "MKL", "MPL", "OMP", "OPENBLAS", "TOKENIZERS")
 READ += ("TRANSFORMERS", "XDG_")
@@ -213,36 +210,6 @@ class Servers:
     def close(self) -> None:
         for server in reversed(self._started):  # the first forked the others
             server.communicate()
-
-
-def in_warm_processes(
-    num_processes: int, work: Callable[..., Result], *arguments: Any
-) -> list[Result]:
-    """``in_fresh_processes``, but that the processes are forked from one with all imports."""
-    import functools
-    import multiprocessing
-    from unittest import mock
-
-    from torch.distributed.launcher import api
-
-    from finetune.pipeline.launch import in_fresh_processes
-
-    multiprocessing.set_forkserver_preload(["tests.warm", *IMPORTS])
-    configuration = functools.partial(_configured, api.LaunchConfig)
-    with mock.patch.object(api, "LaunchConfig", configuration):
-        return in_fresh_processes(num_processes, _frozen, work, *arguments)
-
-
-def _frozen(work: Callable[..., Result], *arguments: Any) -> Result:
-    """Trainings look for garbage, but not among all that was imported."""
-    import gc
-
-    gc.freeze()
-    return work(*arguments)
-
-
-def _configured(configuration: Callable[..., Any], **given: Any) -> Any:
-    return configuration(**given | {"start_method": "forkserver"})
 
 
 if __name__ == "__main__":
