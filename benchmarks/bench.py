@@ -92,6 +92,7 @@ def held_against_limits(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for case, way, column, most in LIMITS
         for line in lines
         if line["case"].startswith(case) and line["way"].startswith(way) and column in line
+        if "other tree" not in line["way"]
     ]
 
 

@@ -35,7 +35,6 @@ TRAINING = (
     *("--logging_steps=1", "--eval_strategy=no", "--load_best_model_at_end=false"),
     *("--save_strategy=steps", "--save_steps=10", "--no_baseline"),
 )
-WHOLE = ((f"--max_steps={STEPS}",),)
 INTERRUPTED = (("--max_steps=10",), (f"--max_steps={STEPS}", "--resume_from_checkpoint=last"))
 EXPLODES = ("--learning_rate=1e30", "--warmup_steps=0", "--save_strategy=steps", "--save_steps=1")
 
@@ -54,7 +53,9 @@ class Launch:
     processes: int = 0  # that torchrun starts; 0 is without it
     flags: tuple[str, ...] = ()
     precision: str = "fp32"  # of the matrix products
-    stages: tuple[tuple[str, ...], ...] = WHOLE  # flags of commands that follow each other
+    stages: tuple[tuple[str, ...], ...] = (
+        (f"--max_steps={STEPS}",),
+    )  # flags of commands that follow each other
 
 
 @dataclass
@@ -107,8 +108,7 @@ class Launcher:
 
 def read_manifest(run: Path) -> dict[str, Any]:
     """Return ``run.json``."""
-    content: dict[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    return content
+    return dict(json.loads((run / "run.json").read_text(encoding="utf-8")))
 
 
 def refuse_other(launch: Launch, run: Path) -> None:
@@ -159,11 +159,12 @@ def weight_difference(run: Path, reference: Path) -> float:
 
 
 def table_difference(file: Path, reference: Path) -> float:
-    """Return the largest difference between probabilities, row by row.
+    """Return the largest difference between probabilities of two runs or files, row by row.
 
     The predicted labels are left out: a row near the boundary may have either.
     """
-    ours, theirs = (pd.read_parquet(path) for path in (file, reference))
+    paths = [p / "predictions.parquet" if p.is_dir() else p for p in (file, reference)]
+    ours, theirs = map(pd.read_parquet, paths)
     if list(ours.columns) != list(theirs.columns) or len(ours) != len(theirs) or ours.empty:
         raise Incomparable(f"{ours.shape} and {theirs.shape} rows and columns")
     for name in ("id", "text"):
@@ -173,27 +174,23 @@ def table_difference(file: Path, reference: Path) -> float:
     return float(np.abs(ours[numbers].to_numpy() - theirs[numbers].to_numpy()).max())
 
 
-def row_difference(run: Path, reference: Path) -> float:
-    """Return the largest difference between the probabilities of the test rows."""
-    return table_difference(run / "predictions.parquet", reference / "predictions.parquet")
-
-
-Tolerances = dict[str, float]
 #: What was compared, how far apart it is, and how far it may be.
 Line = tuple[str, float, float]
 Measure = Callable[[Launcher, int], list[Line]]
 #: Sums in another order.
-SAME: Tolerances = {"losses": 1e-4, "weights": 1e-5, "rows": 1e-3}
+SAME = {"losses": 1e-4, "weights": 1e-5, "rows": 1e-3}
 #: Other kernels for everything.
-OTHER_DEVICE: Tolerances = {"losses": 1e-3, "weights": 1e-4, "rows": 1e-2}
+OTHER_DEVICE = {"losses": 1e-3, "weights": 1e-4, "rows": 1e-2}
 #: 8 and 11 bits of precision, and the first steps that fp16 skips until its scale fits.
-HALF: Tolerances = {"losses": 5e-2, "weights": 5e-3, "rows": 1e-1}
-COMPARISONS = {"losses": loss_difference, "weights": weight_difference, "rows": row_difference}
+HALF = {"losses": 5e-2, "weights": 5e-3, "rows": 1e-1}
+COMPARISONS = {"losses": loss_difference, "weights": weight_difference, "rows": table_difference}
 CPU, ONE = Launch("cpu", gpus=0), Launch("one")
 DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
 
 
-def trained(launch: Launch, reference: Launch, tolerances: Tolerances, **on_all: bool) -> Measure:
+def trained(
+    launch: Launch, reference: Launch, tolerances: dict[str, float], **on_all: bool
+) -> Measure:
     """Compare two trainings; with ``on_all`` the first one takes all GPUs."""
 
     def measure(launcher: Launcher, count: int) -> list[Line]:
@@ -283,16 +280,11 @@ def report(
     return int(failed)
 
 
-def visible_gpus() -> list[str]:
-    """Return the names of the GPUs, as in ``CUDA_VISIBLE_DEVICES``."""
+if __name__ == "__main__":
     import torch
 
     numbers = [str(number) for number in range(torch.cuda.device_count())]
     names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return names[: len(numbers)] or numbers
-
-
-if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        launcher = Launcher(Path(scratch), visible_gpus())
+        launcher = Launcher(Path(scratch), names[: len(numbers)] or numbers)
         sys.exit(report(CHECKS, launcher, functools.partial(print, flush=True)))

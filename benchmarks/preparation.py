@@ -48,7 +48,7 @@ def measure(rounds: int, other: Path | None) -> list[dict[str, Any]]:
                     }
                 )
         file = Path(directory) / "reviews.csv"
-        write_reviews(file)
+        reviews().to_csv(file, index=False)
         for deep in (False, True):
             work = Work(check, (str(file), deep), environment={"HF_HOME": f"{directory}/{deep}"})
             turns = take({"": [work]}, 1)[""]
@@ -83,9 +83,7 @@ def compose(rows: int, file: Path) -> Path:
     import numpy as np
     import pandas as pd
 
-    from finetune.data import embedded
-
-    words = [text.split() for text in embedded.read("embedded:imdb")["train"]["text"]]
+    words = [text.split() for text in reviews()["text"]]
     generator = np.random.default_rng(0)
     sizes = np.clip(generator.lognormal(math.log(WORDS), SPREAD, rows).astype(int), 5, 900)
     texts = []
@@ -101,12 +99,11 @@ def compose(rows: int, file: Path) -> Path:
     return file
 
 
-def write_reviews(file: Path) -> None:
-    """Write the 25,000 embedded reviews, which are long, as a CSV."""
+def reviews() -> Any:
+    """Return the 25,000 embedded reviews, which are long, as a frame."""
     from finetune.data import embedded
 
-    table = embedded.read("embedded:imdb")["train"].to_pandas()
-    table[["text", "label"]].to_csv(file, index=False)
+    return embedded.read("embedded:imdb")["train"].to_pandas()[["text", "label"]]
 
 
 def tokenize_alone(file: str) -> Callable[[], float]:

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +57,13 @@ def references() -> dict[str, list[str]]:
 
 
 def train(name: str, words: list[str], home: Path) -> Path:
-    """Train a reference run in an empty directory; return its own.
-
-    Raises:
-        SystemExit: With the end of its output, if it failed.
-    """
+    """Train a reference run in an empty directory; return its own."""
     run, command = home / "run", [sys.executable, "-m"]
     if "in two processes" in name:
         command += ["torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m"]
     command += ["finetune", *words, f"--output_dir={run}"]
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "HF_HOME": str(home.parent / "cache"),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(home.parent / "cache")}
+    environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     log = home / "log"
     for stage in (["kill"] if "resumed" in name else []) + ["train"]:
         with log.open("w") as file:
@@ -162,7 +153,7 @@ def main() -> int:
     if options.record:
         from bench import machine
 
-        content = {"machine": machine() | {"torch": version("torch")}, "steps": STEPS, "runs": runs}
+        content = {"machine": machine(), "steps": STEPS, "runs": runs}
         RECORD.write_text(json.dumps(content, indent=0) + "\n", encoding="utf-8")
     return int(failed)
 

@@ -59,27 +59,6 @@ def end(*arguments: Any, **others: Any) -> None:
     os._exit(0)
 
 
-def run_imports() -> None:
-    """Import what every script of this kind imports."""
-    import datasets  # noqa: F401
-    from transformers import Trainer  # noqa: F401
-
-    end()
-
-
-def run_stock(file: str) -> None:
-    """Run the tutorial's script."""
-    from training import stock_trainer
-
-    stock_trainer(
-        file,
-        MAX_LENGTH,
-        output_dir=tempfile.mkdtemp(),
-        per_device_train_batch_size=32,
-        callbacks=[StopAtFirstStep()],
-    ).train()
-
-
 def measure(rounds: int, other: Path | None) -> list[dict[str, Any]]:
     """Return a line for each way, medians of the rounds after one that fills the caches."""
     from training import write_rows
@@ -133,4 +112,12 @@ def start(words: list[str], tree: Path, home: Path) -> float:
 
 
 if __name__ == "__main__":
-    run_stock(sys.argv[1]) if sys.argv[1:] else run_imports()
+    import datasets  # noqa: F401
+    from transformers import Trainer  # noqa: F401
+
+    if not sys.argv[1:]:
+        end()
+    from training import stock_trainer
+
+    options = {"output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": 32}
+    stock_trainer(sys.argv[1], MAX_LENGTH, [StopAtFirstStep()], **options).train()

@@ -52,12 +52,9 @@ class Turns:
 
 
 def take(ways: Mapping[str, list[Work]], rounds: int, *, warm_up: int = 0) -> dict[str, Turns]:
-    """Let every way take its turn, round after round.
+    """Let every way, processes that take each turn together, take its turn, round after round.
 
-    Args:
-        ways: By name, the processes that take each turn together.
-        rounds: Turns of each way.
-        warm_up: Turns before those, which do not count.
+    The first ``warm_up`` rounds do not count.
     """
     context = multiprocessing.get_context("spawn")
     turns = {name: Turns() for name in ways}

@@ -42,7 +42,7 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
 #: are slow. What users rely on is in the acceptance tests.
 QUICK = {
     *("augmentation", "class_weights", "cpu", "docs", "estimates", "exchange", "gpu_check", "head"),
-    *("kernels", "losses", "number_losses", "recipe", "rooms", "words"),
+    *("kernels", "losses", "recipe", "rooms"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

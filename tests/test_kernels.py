@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForTokenClassification
 from transformers.models.bert.modeling_bert import BertEncoder
 
-from finetune.models.cpu import attention, dropout, packing, unpadded
+from finetune.models.cpu import attention, unpadded
 from finetune.recipe import catalog
 from tests.models import drawn, padded_pair, small, watched_layer
 
@@ -164,32 +164,7 @@ def test_a_model_that_failed_half_way_returns_padded_states_after_it() -> None:
 # ---- dropout -------------------------------------------------------------------------------------
 
 
-def test_dropout_in_place_stays_torchs() -> None:
-    model = torch.nn.Sequential(torch.nn.Dropout(0.5, inplace=True), torch.nn.Dropout(0.5))
-    dropout.use(model)
-    assert [type(each) for each in model] == [torch.nn.Dropout, dropout.Dropout]
-    model[1].inplace = True  # later on
-    ones = torch.ones(100)
-    assert model[1](ones) is ones
-    assert set(ones.tolist()) == {0.0, 2.0}
-
-
 # ---- packing -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("odd", ["float64", "parametrized", "mixed"])
-def test_odd_layers_are_not_packed(odd: str) -> None:
-    model = small("bert").eval()
-    dense = model.classifier
-    if odd == "float64":
-        dense.double()
-    elif odd == "parametrized":
-        torch.nn.utils.parametrizations.weight_norm(dense)
-    else:
-        dense.bias.data = dense.bias.data.bfloat16()
-    packing.pack(model)
-    assert model.classifier is dense
-    assert type(model.bert.pooler.dense) is packing.PackedLinear
 
 
 # ---- the exchange --------------------------------------------------------------------------------

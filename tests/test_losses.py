@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.nn import functional
 
-from finetune.tasks import losses
+from finetune.tasks import losses, number_losses
 
 ROWS, CLASSES = 12, 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -117,3 +117,12 @@ def test_squared_earth_movers_distance_by_hand() -> None:
     logits = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64).log()
     found = losses.squared_earth_movers_distance(logits, torch.tensor([1]))
     assert found.item() == pytest.approx(0.2**2 + 0.3**2)
+
+
+def test_losses_of_numbers_by_hand() -> None:
+    outputs, targets = torch.tensor([[0.5, 3.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [1, 1]])
+    found = {name: loss(outputs, targets).tolist() for name, loss in number_losses.LOSSES.items()}
+    assert list(found) == ["mse", "mae", "huber"]  # the first is the default
+    assert found["mse"] == [pytest.approx((0.25 + 9) / 2), 0]
+    assert found["mae"] == [pytest.approx((0.5 + 3) / 2), 0]
+    assert found["huber"] == [pytest.approx((0.125 + 2.5) / 2), 0]

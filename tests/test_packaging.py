@@ -1,14 +1,12 @@
 """What the repository says of itself on the outside: distribution, version, licence, hosted CI."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from email.message import Message
 from email.parser import Parser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +18,6 @@ from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGED = ("pyproject.toml", "README.md", "LICENSE", "finetune", "recipes", "metrics")
-OLDEST = ".venv-oldest"  # of `make test-oldest`
-TEXTS = [
-    path
-    for path in ROOT.rglob("*")
-    if path.suffix in (".py", ".md", ".ipynb", ".toml", ".jinja", ".yml", ".yaml", ".sbatch")
-    and not {".venv", OLDEST, "runs", "build"} & set(path.relative_to(ROOT).parts)
-]
 
 
 def read_yaml(name: str) -> dict[str, Any]:
@@ -63,18 +54,6 @@ def test_the_distribution_has_the_name_version_and_licence_of_the_package(
     assert metadata["Version"] == finetune.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata.get_all("License-File") == ["LICENSE"]
-
-
-def test_advice_to_install_names_the_distribution() -> None:
-    install = re.compile(r"pip install[^`\"\n]*?'?([\w.-]+)(?:\\)?\[embedded")
-    advised = {
-        (path.name, name)
-        for path in TEXTS
-        for name in install.findall(path.read_text(encoding="utf-8"))
-        if path != Path(__file__)
-    }
-    assert {file for file, _ in advised} >= {"README.md", "quickstart.ipynb", "test_embedded.py"}
-    assert {name for _, name in advised} == {".", DISTRIBUTION}
 
 
 def test_the_citation_agrees_with_the_package() -> None:
