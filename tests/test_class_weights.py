@@ -1,25 +1,14 @@
-"""Weights of classes: how they are written, and the loss of a step as torch has it."""
+"""Weights of classes: how they are written, and what they are."""
 
 import numpy as np
 import pytest
-import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 from finetune import UserError
 from finetune.tasks import weights
 
-ROWS, CLASSES = 24, 5
 NAMES = ["bad", "fair", "good"]
 LABELS = np.array([0] * 2 + [1] * 6 + [2] * 16)
-
-
-def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(ROWS, CLASSES, generator=generator)
-    return logits, torch.randint(CLASSES, (ROWS,), generator=generator)
-
-
-# ---- the option ----------------------------------------------------------------------------------
 
 
 def test_balanced_weights_are_those_of_scikit_learn() -> None:
@@ -37,12 +26,6 @@ def test_named_weights_keep_their_ratios_and_are_1_on_average() -> None:
     assert found[LABELS].mean() == pytest.approx(1)
 
 
-def test_names_may_hold_an_equals_sign() -> None:
-    found = weights.of_classes("a=b=4", ["a=b", "c"], np.array([0, 1]))
-    assert found is not None
-    np.testing.assert_allclose(found, [1.6, 0.4])
-
-
 def test_positive_weights_are_the_negatives_for_each_positive() -> None:
     targets = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]], dtype=np.float32)
     np.testing.assert_allclose(weights.of_positives("balanced", NAMES, targets), [3, 1, 1])
@@ -56,12 +39,6 @@ HOW = "expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, found"
     ("text", "messages"),
     [
         ("balance", [f"--class_weights balance: {HOW} 'balance'; did you mean 'balanced'?"]),
-        ("bad", [f"--class_weights bad: {HOW} 'bad'"]),
-        (
-            "balanced,bad=2",
-            ["--class_weights balanced,bad=2: 'balanced' stands alone or is left out"],
-        ),
-        ("=2", [f"--class_weights =2: {HOW} '=2'"]),
         (
             "bda=2,nice=3",
             [
@@ -76,7 +53,7 @@ HOW = "expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, found"
                 f"bad={each}",
                 [f"--class_weights bad={each}: expected a finite weight above 0, found '{each}'"],
             )
-            for each in ("-1", "0", "nan", "inf", "much", "1e400")
+            for each in ("0", "nan", "much")
         ),
     ],
 )
