@@ -7,16 +7,15 @@ weights, the probabilities of the test rows. What the GPUs of this machine do no
 listed as unverified; without a GPU that is everything. The exit status is 1 if a check failed.
 """
 
-import contextlib
-import functools
+from __future__ import annotations
+
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,264 +26,237 @@ from safetensors.numpy import load_file
 ROOT = Path(__file__).resolve().parent.parent
 STEPS, GLOBAL_BATCH = 20, 32
 #: Real sentences and MiniLM; 352 rows are 11 steps, so that the steps go over the end of an epoch.
-DATA = ("sentiment", "--embedded", "--train_samples=352", "--eval_samples=200", "--max_length=64")
 #: Plain SGD, no clipping, no dropout: a factor in the gradient shows in the weights.
-TRAINING = (
-    *("--hidden_dropout=0", "--attention_dropout=0", "--optim=sgd", "--learning_rate=0.1"),
-    *("--max_grad_norm=0", "--lr_scheduler_type=constant", f"--global_batch_size={GLOBAL_BATCH}"),
-    *("--logging_steps=1", "--eval_strategy=no", "--load_best_model_at_end=false"),
-    *("--save_strategy=steps", "--save_steps=10", "--no_baseline"),
-)
-INTERRUPTED = (("--max_steps=10",), (f"--max_steps={STEPS}", "--resume_from_checkpoint=last"))
-EXPLODES = ("--learning_rate=1e30", "--warmup_steps=0", "--save_strategy=steps", "--save_steps=1")
-
-
-class Incomparable(Exception):
-    """A command failed, or two runs did not do the same thing."""
+TRAINING = f"""sentiment --embedded --train_samples=352 --eval_samples=200 --max_length=64
+--hidden_dropout=0 --attention_dropout=0 --optim=sgd --learning_rate=0.1 --max_grad_norm=0
+--lr_scheduler_type=constant --global_batch_size={GLOBAL_BATCH} --logging_steps=1 --no_baseline
+--eval_strategy=no --load_best_model_at_end=false --save_strategy=steps --save_steps=10""".split()
+DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One way to train."""
+    """One way to train.
 
-    name: str  # of the run directory
-    mode: str = "one device"  # how `parallel_mode` in run.json begins
-    gpus: int = 1  # that are visible; 0 is the CPU
-    processes: int = 0  # that torchrun starts; 0 is without it
+    Attributes:
+        name: Of the check and of the run directory.
+        gpus: The fewest that it needs; 0 is the CPU. More than one: all that there are.
+        torchrun: Whether it starts a process for each of them.
+        mode: How ``parallel_mode`` in ``run.json`` begins.
+        precision: Of the matrix products.
+        flags: More of them.
+        interrupted: Whether it ends after half of the steps, and is resumed.
+        within: The largest differences from the reference: other sums, or other kernels.
+    """
+
+    name: str
+    gpus: int = 1
+    torchrun: bool = False
+    mode: str = "one device"
+    precision: str = "fp32"
     flags: tuple[str, ...] = ()
-    precision: str = "fp32"  # of the matrix products
-    stages: tuple[tuple[str, ...], ...] = (
-        (f"--max_steps={STEPS}",),
-    )  # flags of commands that follow each other
+    interrupted: bool = False
+    within: tuple[float, float, float] = (1e-4, 1e-5, 1e-3)
 
 
-@dataclass
-class Launcher:
-    """Starts the command line on some of the GPUs, in one directory."""
+CPU = Launch("CPU", gpus=0)
+#: Its reference is the CPU; it is that of all others.
+ONE = Launch("one GPU in fp32 against the CPU", within=(1e-3, 1e-4, 1e-2))
+_HALF = (5e-2, 5e-3, 1e-1)  # 8 and 11 bits of precision; fp16 skips steps until its scale fits
+LAUNCHES = (
+    Launch("bf16", precision="bf16", within=_HALF),
+    Launch("fp16", precision="fp16", within=_HALF),
+    Launch("resume", interrupted=True),
+    Launch("torchrun with one process", torchrun=True),
+    Launch("FSDP with one process", torchrun=True, mode=FSDP, flags=("--fsdp=true",)),
+    Launch("DataParallel", gpus=2, mode="DataParallel"),
+    Launch("DDP over NCCL", gpus=2, torchrun=True, mode=DDP),
+    Launch("FSDP", gpus=2, torchrun=True, mode=FSDP, flags=("--fsdp=true",)),
+    Launch("resume under DDP", gpus=2, torchrun=True, mode=DDP, interrupted=True),
+)
+EXPLODES = Launch(
+    "a loss that is not finite",
+    flags=("--learning_rate=1e30", "--warmup_steps=0", "--save_steps=1"),
+)
+PREDICTIONS = (Launch("predict"), Launch("predict under torchrun", gpus=2, torchrun=True))
 
-    directory: Path
-    visible: Sequence[str] = ()  # names of the GPUs, as in CUDA_VISIBLE_DEVICES
-    data: Sequence[str] = DATA
-    _runs: dict[str, Path] = field(default_factory=dict)
 
-    def train(self, launch: Launch) -> Path:
-        """Return the run directory, trained at the first call."""
-        if launch.name not in self._runs:
-            run = self.directory / launch.name
-            for stage in launch.stages:
-                words = [*self.data, *TRAINING, *launch.flags, *stage]
-                self.start(launch, *words, f"--precision={launch.precision}", f"--output_dir={run}")
-            refuse_other(launch, run)
-            self._runs[launch.name] = run
-        return self._runs[launch.name]
+class Failed(Exception):
+    """A command failed, or two runs cannot be compared."""
 
-    def predict(self, launch: Launch, run: Path) -> Path:
-        """Return the file of predictions of the test texts, by the model of a run."""
-        texts, output = self.directory / "texts.parquet", self.directory / f"{launch.name}.parquet"
-        pd.read_parquet(run / "predictions.parquet", columns=["text"]).to_parquet(texts)
-        flags = ["--all_probabilities", "--precision=fp32", f"--output={output}"]
-        self.start(launch, "predict", str(run), str(texts), "--trust_recipe", *flags)
-        return output
+
+class Check:
+    """Runs checks in a directory and prints a line for each.
+
+    Args:
+        directory: Of the runs.
+        gpus: The names of the GPUs, as in ``CUDA_VISIBLE_DEVICES``.
+    """
+
+    def __init__(self, directory: Path, gpus: Sequence[str]) -> None:
+        self.directory, self.gpus, self.failed = directory, gpus, 0
 
     def start(self, launch: Launch, *words: str) -> None:
         """Run ``finetune WORDS`` as the launch says."""
-        torchrun = ["torch.distributed.run", "--standalone", f"--nproc_per_node={launch.processes}"]
-        start = [*torchrun, "-m", "finetune"] if launch.processes else ["finetune"]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        visible = ",".join(self.visible[: launch.gpus])
-        process = subprocess.run(
-            [sys.executable, "-m", *start, *words],
+        count = len(self.gpus) if launch.gpus > 1 else launch.gpus
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={count}", "-m"]
+        done = subprocess.run(
+            [sys.executable, "-m", *(launcher if launch.torchrun else ()), "finetune", *words],
             cwd=self.directory,
-            env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": visible},
+            env=os.environ
+            | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ",".join(self.gpus[:count])},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
         )
-        if process.returncode:
-            last = "\n    ".join(process.stdout.splitlines()[-15:])
-            raise Incomparable(f"exit status {process.returncode}\n    {last}")
+        if done.returncode:
+            last = "\n    ".join(done.stdout.splitlines()[-15:])
+            raise Failed(f"exit status {done.returncode}\n    {last}")
+
+    def train(self, launch: Launch) -> Path:
+        """Return the run directory, trained at the first call."""
+        run = self.directory / launch.name.replace(" ", "-")
+        if run.exists():
+            return run
+        words = [*TRAINING, *launch.flags, f"--precision={launch.precision}"]
+        words.append(f"--output_dir={run}")
+        if launch.interrupted:
+            self.start(launch, *words, f"--max_steps={STEPS // 2}")
+            words.append("--resume_from_checkpoint=last")
+        self.start(launch, *words, f"--max_steps={STEPS}")
+        manifest = read_manifest(run)
+        device = manifest["launch"]["device"].partition(":")[0]
+        found = manifest["launch"]["parallel_mode"], device, manifest["launch"]["precision"]
+        expected = launch.mode, "cuda" if launch.gpus else "cpu", launch.precision
+        if not found[0].startswith(expected[0]) or found[1:] != expected[1:]:
+            raise Failed(f"trained as {found}, expected {expected}")
+        return run
+
+    def compare(self, launch: Launch, reference: Launch) -> None:
+        """Compare two trainings."""
+        run, other = self.train(launch), self.train(reference)
+        tables = [path / "predictions.parquet" for path in (run, other)]
+        differences = (in_losses(run, other), in_weights(run, other), in_tables(*tables))
+        for what, difference, most in zip(
+            ("losses", "weights", "rows"), differences, launch.within, strict=True
+        ):
+            self.show(launch.name, what, difference, most)
+
+    def predict(self, launch: Launch) -> Path:
+        """Return the file of predictions of the test texts by the model of the reference."""
+        texts, output = self.directory / "texts.parquet", self.directory / f"{launch.name}.parquet"
+        run = self.train(ONE)
+        pd.read_parquet(run / "predictions.parquet", columns=["text"]).to_parquet(texts)
+        flags = ["--all_probabilities", "--precision=fp32", f"--output={output}"]
+        self.start(launch, "predict", str(run), str(texts), *flags)
+        return output
+
+    def explode(self) -> None:
+        """Check that a training whose weights explode is stopped, and no checkpoint is broken."""
+        try:
+            self.train(EXPLODES)
+        except Failed:
+            manifest = read_manifest(run := self.directory / EXPLODES.name.replace(" ", "-"))
+            is_other = manifest["status"] != "diverged"
+            self.show(EXPLODES.name, "status", float(is_other), 0.0)
+            for path in run.glob("checkpoint-*/model.safetensors"):
+                is_broken = not all(np.isfinite(w).all() for w in load_file(path).values())
+                self.show(EXPLODES.name, path.parent.name, float(is_broken), 0.0)
+            return
+        raise Failed("it was not stopped")
+
+    def show(self, name: str, what: str, difference: float, most: float) -> None:
+        """Print a line; a difference that is no number is a failure."""
+        is_verified = difference <= most
+        self.failed += not is_verified
+        result = "verified" if is_verified else "FAILED"
+        print(f"{name:<32} {what:<14} {difference:>8.1e} {most:>8.1e}  {result}", flush=True)
 
 
 def read_manifest(run: Path) -> dict[str, Any]:
     """Return ``run.json``."""
-    return dict(json.loads((run / "run.json").read_text(encoding="utf-8")))
+    content: dict[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    return content
 
 
-def refuse_other(launch: Launch, run: Path) -> None:
-    """Refuse a run that was not made as the launch says; it would compare the wrong thing."""
-    manifest = read_manifest(run)
-    actual = manifest["launch"]
-    expected = {
-        "status": (manifest["status"], "finished"),
-        "steps": (manifest["steps"], STEPS),
-        "mode": (actual["parallel_mode"][: len(launch.mode)], launch.mode),
-        "device": (actual["device"].partition(":")[0], "cuda" if launch.gpus else "cpu"),
-        "processes": (actual["world_size"], launch.processes or 1),
-        "precision": (actual["precision"], launch.precision),
-        "resumed": (manifest["steps_before"] > 0, len(launch.stages) > 1),
-    }
-    if other := [f"{name} {a}, expected {b}" for name, (a, b) in expected.items() if a != b]:
-        raise Incomparable("; ".join(other))
-
-
-def loss_difference(run: Path, reference: Path) -> float:
+def in_losses(run: Path, reference: Path) -> float:
     """Return the largest difference between the logged losses of a step."""
-    losses = [
-        [
-            (entry["step"], entry["loss"])
+    ours, theirs = (
+        {
+            entry["step"]: entry["loss"]
             for entry in read_manifest(path)["history"]
             if "loss" in entry
-        ]
+        }
         for path in (run, reference)
-    ]
-    ours, theirs = (np.array(pairs).reshape(-1, 2) for pairs in losses)
-    if not len(ours) or not np.array_equal(ours[:, 0], theirs[:, 0]):
-        raise Incomparable(f"losses of the steps {ours[:, 0]} and {theirs[:, 0]}")
-    return float(np.abs(ours[:, 1] - theirs[:, 1]).max())
+    )
+    if len(ours) != STEPS or ours.keys() != theirs.keys():
+        raise Failed(f"losses of the steps {sorted(ours)} and {sorted(theirs)}")
+    return max(abs(ours[step] - theirs[step]) for step in ours)
 
 
-def weight_difference(run: Path, reference: Path) -> float:
+def in_weights(run: Path, reference: Path) -> float:
     """Return the norm of the difference of all weights, as a share of the reference's norm."""
     ours, theirs = (load_file(path / "model.safetensors") for path in (run, reference))
-    shapes = [{(name, array.shape) for name, array in file.items()} for file in (ours, theirs)]
-    if shapes[0] != shapes[1]:
-        names = ", ".join(sorted({name for name, _ in shapes[0] ^ shapes[1]}))
-        raise Incomparable(f"weights of other names or shapes: {names}")
-    one, other = (
-        np.concatenate([file[name].ravel() for name in sorted(file)]).astype(np.float64)
-        for file in (ours, theirs)
-    )
-    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+    if ours.keys() != theirs.keys():
+        raise Failed(f"weights of other names: {sorted(ours.keys() ^ theirs.keys())}")
+    apart = {name: ours[name].astype(np.float64) - theirs[name] for name in theirs}
+    return _norm(apart) / _norm(theirs)
 
 
-def table_difference(file: Path, reference: Path) -> float:
-    """Return the largest difference between probabilities of two runs or files, row by row.
+def _norm(arrays: Mapping[str, np.ndarray]) -> float:
+    squares = [np.square(array.astype(np.float64)).sum() for array in arrays.values()]
+    return float(np.sqrt(sum(squares)))
 
-    The predicted labels are left out: a row near the boundary may have either.
+
+def in_tables(file: Path, reference: Path) -> float:
+    """Return the largest difference between probabilities, row by row.
+
+    Predicted labels are left out: a row near the boundary may have either.
     """
-    paths = [p / "predictions.parquet" if p.is_dir() else p for p in (file, reference)]
-    ours, theirs = map(pd.read_parquet, paths)
+    ours, theirs = (pd.read_parquet(path) for path in (file, reference))
     if list(ours.columns) != list(theirs.columns) or len(ours) != len(theirs) or ours.empty:
-        raise Incomparable(f"{ours.shape} and {theirs.shape} rows and columns")
-    for name in ("id", "text"):
-        if name in ours and not (ours[name] == theirs[name]).all():
-            raise Incomparable(f"column '{name}' has other values or another order")
-    numbers = list(ours.select_dtypes("floating"))
+        raise Failed(f"{ours.shape} and {theirs.shape} rows and columns")
+    if not (ours["text"] == theirs["text"]).all():
+        raise Failed("the rows are others, or in another order")
+    numbers = [name for name in ours if pd.api.types.is_float_dtype(ours[name])]
     return float(np.abs(ours[numbers].to_numpy() - theirs[numbers].to_numpy()).max())
 
 
-#: What was compared, how far apart it is, and how far it may be.
-Line = tuple[str, float, float]
-Measure = Callable[[Launcher, int], list[Line]]
-#: Sums in another order.
-SAME = {"losses": 1e-4, "weights": 1e-5, "rows": 1e-3}
-#: Other kernels for everything.
-OTHER_DEVICE = {"losses": 1e-3, "weights": 1e-4, "rows": 1e-2}
-#: 8 and 11 bits of precision, and the first steps that fp16 skips until its scale fits.
-HALF = {"losses": 5e-2, "weights": 5e-3, "rows": 1e-1}
-COMPARISONS = {"losses": loss_difference, "weights": weight_difference, "rows": table_difference}
-CPU, ONE = Launch("cpu", gpus=0), Launch("one")
-DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
+def visible_gpus() -> list[str]:
+    """Return the names of as many GPUs as divide the global batch."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    names = named[:count] or [str(number) for number in range(count)]
+    return names[: max((n for n in range(1, count + 1) if GLOBAL_BATCH % n == 0), default=0)]
 
 
-def trained(
-    launch: Launch, reference: Launch, tolerances: dict[str, float], **on_all: bool
-) -> Measure:
-    """Compare two trainings; with ``on_all`` the first one takes all GPUs."""
-
-    def measure(launcher: Launcher, count: int) -> list[Line]:
-        processes = count if on_all.get("torchrun") else launch.processes
-        new = replace(launch, gpus=count, processes=processes) if on_all else launch
-        runs = launcher.train(new), launcher.train(reference)
-        return [(name, COMPARISONS[name](*runs), most) for name, most in tolerances.items()]
-
-    return measure
-
-
-def predicted(launch: Launch, reference: Launch, *, on_all: bool = False) -> Measure:
-    """Compare what two launches of ``predict`` answer with the model of one run."""
-
-    def measure(launcher: Launcher, count: int) -> list[Line]:
-        new = replace(launch, gpus=count, processes=count) if on_all else launch
-        run = launcher.train(ONE)
-        tables = [launcher.predict(each, run) for each in (new, reference)]
-        return [("rows", table_difference(*tables), OTHER_DEVICE["rows"])]
-
-    return measure
-
-
-def diverged(launcher: Launcher, _: int) -> list[Line]:
-    """Check that a training whose weights explode is stopped, and that no checkpoint is broken."""
-    with contextlib.suppress(Incomparable):  # its exit status is 1
-        launcher.train(Launch("diverges", flags=EXPLODES))
-    run = launcher.directory / "diverges"
-    manifest = read_manifest(run)
-    step = int(re.findall(r"step (\d+)", manifest["failure"])[0])
-    saved = [int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*")]
-    return [
-        ("status", float(manifest["status"] != "diverged"), 0.0),
-        ("checkpoints of it or later", sum(number >= step for number in saved), 0.0),
-    ]
-
-
-_ONE_PROCESS, _SHARDED = Launch("nccl-1", processes=1), ("--fsdp=true",)
-_FSDP_ONE = Launch("fsdp-1", FSDP, processes=1, flags=_SHARDED)
-_ON_GPU, _ON_CPU = Launch("predicted-on-gpu"), Launch("predicted-on-cpu", gpus=0)
-#: Everything that is verified on GPUs, as README has it: the fewest GPUs, and how.
-CHECKS: dict[str, tuple[int, Measure]] = {
-    "one GPU in fp32 against the CPU": (1, trained(ONE, CPU, OTHER_DEVICE)),
-    "bf16": (1, trained(Launch("bf16", precision="bf16"), ONE, HALF)),
-    "fp16": (1, trained(Launch("fp16", precision="fp16"), ONE, HALF)),
-    "a loss that is not finite": (1, diverged),
-    "resume": (1, trained(Launch("resumed", stages=INTERRUPTED), ONE, SAME)),
-    "predict": (1, predicted(_ON_GPU, _ON_CPU)),
-    "torchrun with one process": (1, trained(_ONE_PROCESS, ONE, SAME)),
-    "FSDP with one process": (1, trained(_FSDP_ONE, ONE, SAME)),
-    "DataParallel": (2, trained(Launch("dp", "DataParallel"), ONE, SAME, torchrun=False)),
-    "DDP over NCCL": (2, trained(Launch("ddp", DDP), ONE, SAME, torchrun=True)),
-    "FSDP": (2, trained(Launch("fsdp", FSDP, flags=_SHARDED), ONE, SAME, torchrun=True)),
-    "resume under DDP": (
-        2,
-        trained(Launch("ddp-resumed", DDP, stages=INTERRUPTED), ONE, SAME, torchrun=True),
-    ),
-    "predict under torchrun": (2, predicted(Launch("predicted-on-all"), _ON_GPU, on_all=True)),
-}
-
-
-def report(
-    checks: dict[str, tuple[int, Measure]], launcher: Launcher, say: Callable[..., object]
-) -> int:
-    """Run every check that the GPUs suffice for, list the others, and return the exit status."""
-    failed, present = False, len(launcher.visible)
-    count = max((n for n in range(1, present + 1) if GLOBAL_BATCH % n == 0), default=0)
-    row = "{:<32} {:<28} {:>10} {:>10}  {}".format
-    if count:
-        say(row("check", "compared", "difference", "tolerance", "result"))
-    for name, (fewest, measure) in checks.items():
-        if fewest > count:
-            continue
-        try:
-            for compared, difference, tolerance in measure(launcher, count):
-                is_close = difference <= tolerance  # no number is not
-                failed |= not is_close
-                figures = f"{difference:.1e}", f"{tolerance:.1e}"
-                say(row(name, compared, *figures, "verified" if is_close else "failed"))
-        except Incomparable as error:
-            failed = True
-            say(row(name, "", "", "", f"failed: {error}"))
-    if unable := {name: fewest for name, (fewest, _) in checks.items() if fewest > count}:
-        say(f"unverified, on a machine with {present} GPU{'s' * (present != 1)}:")
-        for name, fewest in unable.items():
-            say(f"  {name} (needs {fewest} GPU{'s' * (fewest > 1)})")
-    return int(failed)
+def main() -> int:
+    """Print the table; return the exit status."""
+    with tempfile.TemporaryDirectory() as directory:
+        check = Check(Path(directory), visible_gpus())
+        unverified = []
+        for launch in (ONE, *LAUNCHES, EXPLODES, *PREDICTIONS):
+            if launch.gpus > len(check.gpus):
+                unverified.append(f"  {launch.name} (needs {launch.gpus})")
+                continue
+            try:
+                if launch is EXPLODES:
+                    check.explode()
+                elif launch in PREDICTIONS:
+                    tables = check.predict(launch), check.predict(CPU)
+                    check.show(launch.name, "rows", in_tables(*tables), ONE.within[2])
+                else:
+                    check.compare(launch, CPU if launch is ONE else ONE)
+            except Failed as error:
+                check.failed += 1
+                print(f"{launch.name:<32} FAILED: {error}", flush=True)
+    if unverified:
+        print(f"unverified, with {len(check.gpus)} GPUs:", *unverified, sep="\n")
+    return int(check.failed > 0)
 
 
 if __name__ == "__main__":
-    import torch
-
-    numbers = [str(number) for number in range(torch.cuda.device_count())]
-    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    with tempfile.TemporaryDirectory() as scratch:
-        launcher = Launcher(Path(scratch), names[: len(numbers)] or numbers)
-        sys.exit(report(CHECKS, launcher, functools.partial(print, flush=True)))
+    sys.exit(main())

@@ -1,94 +1,175 @@
-"""Files as people have them: each is read and checked, and what is found in it is printed.
+"""Files as people have them, each checked and trained on: how it was read is printed.
 
-    python benchmarks/bench.py odd-files
+    python benchmarks/odd_files.py                # about two minutes on two cores
+    python benchmarks/odd_files.py DIRECTORY      # keeps files and runs there
 
-They are written here, from the same 400 sentences of Rotten Tomatoes, some of them with accents,
-quotation marks and commas, and what is read is compared with what was written.
+No such files are published in a package, so they are written here, from the same 400 sentences of
+Rotten Tomatoes, some of them with accents, quotation marks and commas. What is read is compared
+with what was written: a difference ends the script with status 1.
 """
 
+import argparse
 import datetime
 import gzip
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import openpyxl
+import pandas as pd
+
+import finetune
+from finetune.data import embedded
+from finetune.data.sources import Source
 
 ROWS, SEED = 400, 0
 #: Words of the sentences that are written with accents.
 ACCENTS = {"cliche": "cliché", "role": "rôle", "naive": "naïve", "fiance": "fiancé"}
 
 
-def measure(rounds: int, other: Path | None) -> list[dict[str, Any]]:
-    """Return a line for each file, read once."""
-    with tempfile.TemporaryDirectory() as directory:
-        return [look_at(file, table) for file, table in write(Path(directory)).items()]
-
-
-def write(directory: Path) -> dict[Path, Any]:
-    """Write the files; return the rows of each, ``body`` and ``queue``, in their order."""
-    import openpyxl
-    import pandas as pd
-
-    from finetune.data import embedded
-
+def rows() -> pd.DataFrame:
+    """Return the rows that every file holds: ``body``, of several lines in part, and ``queue``."""
     table = embedded.read("embedded:rotten-tomatoes")["train"].to_pandas()
-    table = table.sample(ROWS, random_state=SEED).reset_index(drop=True)
+    some = table.sample(ROWS, random_state=SEED).reset_index(drop=True)
     # some have dashes and quotes of Windows-1252 that were read as Latin-1
-    texts = table["text"].str.replace(
-        r"[\x80-\x9f]", lambda match: match[0].encode("latin-1").decode("cp1252"), regex=True
+    texts = some["text"].str.replace(
+        r"[\x80-\x9f]", lambda found: found[0].encode("latin-1").decode("cp1252"), regex=True
     )
-    queue = table["label"].map({0: "negative", 1: "positive"})
-    table = pd.DataFrame({"body": texts.replace(ACCENTS, regex=True), "queue": queue})
-    files: dict[Path, Any] = {}
+    texts = texts.replace(ACCENTS, regex=True)
+    queue = some["label"].map({0: "negative", 1: "positive"})
+    return pd.DataFrame({"body": texts, "queue": queue})
 
-    def add(name: str, rows: Any = table) -> Path:
-        files[directory / name] = rows[["body", "queue"]].reset_index(drop=True)
-        return directory / name
 
+def index_column(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Write the index of a shuffled frame, as ``to_csv`` writes it."""
     shuffled = table.sample(frac=1, random_state=SEED)
-    shuffled.to_csv(add("index_column.csv", shuffled))
-    quoted = table.assign(body='"' + table["body"].str.replace(", ", ",\n", n=1) + '"')
-    quoted.to_csv(add("line_ends.csv", quoted), index=False)
-    decimal = table.assign(share=[f"{n % 10},5" for n in range(ROWS)])
-    decimal.to_csv(add("semicolons.csv"), index=False, sep=";")
-    table.to_csv(add("windows_1252.csv"), index=False, encoding="cp1252", lineterminator="\r\n")
-    table.to_csv(add("utf_16.csv"), index=False, sep="\t", encoding="utf-16")
-    add("compressed.tsv.gz").write_bytes(
-        gzip.compress(table.to_csv(index=False, sep="\t").encode())
-    )
-    without = table.assign(queue=table["queue"].where(table.index % 20 != 7, None))
-    without.to_json(add("null_labels.jsonl", without), orient="records", lines=True)
+    shuffled.to_csv(path / "index_column.csv")
+    return shuffled
+
+
+def line_ends(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Write line ends, commas and quotation marks within quoted fields."""
+    table = table.assign(body='"' + table["body"].str.replace(", ", ",\n", n=1) + '"')
+    table.to_csv(path / "line_ends.csv", index=False)
+    return table
+
+
+def semicolons(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Write semicolons, as spreadsheets do in countries of decimal commas."""
+    table = table.assign(share=[f"{n % 10},5" for n in range(len(table))])
+    table.to_csv(path / "semicolons.csv", index=False, sep=";")
+    return table
+
+
+def windows_1252(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Write the encoding of Windows, and its line ends."""
+    file = path / "windows_1252.csv"
+    table.to_csv(file, index=False, encoding="cp1252", lineterminator="\r\n")
+    return table
+
+
+def utf_16(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Write the Unicode text of a spreadsheet: UTF-16 with a byte order mark, and tabs."""
+    table.to_csv(path / "utf_16.csv", index=False, sep="\t", encoding="utf-16")
+    return table
+
+
+def export(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Write a spreadsheet with a title page, dates and an empty row."""
     book = openpyxl.Workbook()
-    sheet = book.worksheets[0]
+    book.worksheets[0].title = "About"
+    book.worksheets[0].append(["Tickets of 2024"])
+    sheet = book.create_sheet("Tickets")
     sheet.append(["body", "queue", "date"])
     for number, row in enumerate(table.itertuples(index=False)):
         if number == ROWS // 2:
             sheet.append([])
         sheet.append([*row, datetime.date(2024, 1, 1) + datetime.timedelta(number)])
-    book.save(add("empty_row.xlsx"))
-    return files
+    book.save(path / "export.xlsx")
+    return table
 
 
-def look_at(file: Path, written: Any) -> dict[str, Any]:
-    """Read and check a file, and print what is found in it."""
-    import finetune
+def compressed(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Write tabs, in gzip."""
+    content = table.to_csv(index=False, sep="\t")
+    (path / "compressed.tsv.gz").write_bytes(gzip.compress(content.encode()))
+    return table
 
-    options: dict[str, Any] = {"dataset": str(file), "model": "embedded:minilm", "max_length": 64}
-    options |= {"text_column": "body", "label_column": "queue"}
-    found = finetune.TextRecipe(**options).read()["train"].to_pandas()[["body", "queue"]]
-    print(f"\n{file.name}")
-    status = []
+
+def null_labels(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """Write null for every twentieth label."""
+    table = table.assign(queue=table["queue"].where(table.index % 20 != 7, None))
+    table.to_json(path / "null_labels.jsonl", orient="records", lines=True)
+    return table
+
+
+FILES: dict[str, Callable[[Path, pd.DataFrame], pd.DataFrame]] = {
+    "index_column.csv": index_column,
+    "line_ends.csv": line_ends,
+    "semicolons.csv": semicolons,
+    "windows_1252.csv": windows_1252,
+    "utf_16.csv": utf_16,
+    "export.xlsx": export,
+    "compressed.tsv.gz": compressed,
+    "null_labels.jsonl": null_labels,
+}
+
+
+def differs(path: Path, written: pd.DataFrame) -> bool:
+    """Return whether what is read of a file is not what was written."""
+    columns = ["body", "queue"]
+    found = Source(str(path)).load()["train"].to_pandas()[columns]
+    expected = written[columns].reset_index(drop=True)
+    return not found.astype(object).equals(expected.astype(object))
+
+
+def looked_at(path: Path, directory: Path) -> None:
+    """Check a file, train on it and print what is said of it."""
+    given: dict[str, Any] = {"dataset": str(path), "model": "embedded:minilm", "max_length": 64}
+    given |= {"text_column": "body", "label_column": "queue"}
     for drop_invalid in (False, True):
-        check = finetune.check("text", drop_invalid=drop_invalid, **options)
-        status.append(str(check.status))
-        for finding in check.findings:
-            print(f"    {finding.severity:8} {finding.message.replace(f'{file.parent}/', '')}")
-        if check.status != 2:
+        given["drop_invalid"] = drop_invalid
+        found = finetune.check("text", **given)
+        print(f"  check: status {found.status}{', --drop_invalid' * drop_invalid}")
+        for each in found.findings:
+            fix = f" -> {each.fix}" * bool(each.fix)
+            print(f"    {each.severity:8} {each.message}{fix}".replace(f"{path.parent}/", ""))
+        if found.status != 2:
             break
-    columns = (written.astype(object), found.astype(object))
-    same = len(written) == len(found) and (columns[0].fillna("") == columns[1].fillna("")).all(1)
-    return {
-        "case": "odd files",
-        "way": file.name,
-        "rows that differ": ROWS - int(getattr(same, "sum", lambda: 0)()),
-        "check": ", then ".join(status),
-    }
+    run = finetune.train(
+        "text",
+        **given,
+        max_steps=20,
+        global_batch_size=16,
+        baseline=False,
+        output_dir=str(directory / f"run of {path.name}"),
+        disable_tqdm=True,
+    )
+    counts = ", ".join(f"{split} {count}" for split, count in run.manifest.data.rows.items())
+    print(f"  trained 20 steps; rows: {counts}")
+    for note in run.manifest.data.notes:
+        print(f"    {note}".replace(f"{path.parent}/", ""))
+
+
+def main() -> int:
+    """Write the files, check and train on each; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("directory", type=Path, nargs="?")
+    with tempfile.TemporaryDirectory() as own:
+        directory = parser.parse_args().directory or Path(own)
+        directory.mkdir(parents=True, exist_ok=True)
+        wrong = []
+        for name, write in FILES.items():
+            written = write(directory, rows())
+            print(f"\n{name}: {(write.__doc__ or '')[6:].partition('.')[0]}")
+            if differs(directory / name, written):
+                wrong.append(name)
+            looked_at(directory / name, directory)
+    print(f"\nread as written: {len(FILES) - len(wrong)} of {len(FILES)} files", *wrong)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,38 +1,40 @@
-"""From the start of a process to its first training step, on cached data.
+"""Seconds from the start of a process to its first step, on data that is cached.
 
-Processes take turns that only import what every script does, that run the stock script, and that
-run the toolkit: alone, and as two workers of torchrun. The start of a process is what the operating
-system says.
+    python benchmarks/start.py          # about two minutes
+
+In turns: a process that only imports what every script of this kind imports, the stock script, and
+the toolkit, each alone and as two workers of torchrun.
 """
 
-import json
+from __future__ import annotations
+
+import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from turns import ROOT
+from trees import ROOT, TORCHRUN, processor, run
 
-IN_TWO, MAX_LENGTH, ROWS = ", two workers of torchrun", 256, 2000
-READY = "FINETUNE_BENCHMARK_READY"
-RECIPE = f'''
-"""Reviews, until the first step."""
+ROWS, MAX_LENGTH, FIRST_STEP = 2000, 256, "first step after"
+_RECIPE = f'''"""Reviews, until the first step."""
 
 import sys
-
-sys.path.append("{Path(__file__).parent}")
-from start import StopAtFirstStep
+sys.path.insert(0, "{ROOT}/benchmarks")
 
 from finetune import TextRecipe
+from start import StopAtFirstStep
 
 
 class Reviews(TextRecipe):
     """Reviews, good or bad."""
 
+    dataset: str = "DATA"
+    model: str = "embedded:minilm"
+    max_length: int = {MAX_LENGTH}
     training = dict(global_batch_size=32, num_train_epochs=1)
 
     def trainer_kwargs(self, model=None):
@@ -40,84 +42,73 @@ class Reviews(TextRecipe):
 '''
 
 
+def stop() -> None:
+    """Print how long this process has been there, on rank 0, and end it."""
+    import psutil
+
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(f"{FIRST_STEP} {time.time() - psutil.Process().create_time():.3f} s", flush=True)
+    os._exit(0)
+
+
 class StopAtFirstStep:
-    """A callback of either trainer that ends the process."""
+    """A callback that ends the process at its first step."""
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("on_"):
             raise AttributeError(name)
-        return end if name == "on_step_begin" else (lambda *arguments, **others: None)
+        return lambda *args, **kwargs: stop() if name == "on_step_begin" else None
 
 
-def end(*arguments: Any, **others: Any) -> None:
-    """Write how old this process is, on rank 0, and end it."""
-    import psutil
+def main() -> None:
+    """Print the medians."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--way", choices=("imports", "stock"), help=argparse.SUPPRESS)
+    parser.add_argument("--data", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.way == "imports":
+        import datasets
+        from transformers import Trainer  # noqa: F401
 
-    seconds = time.time() - psutil.Process().create_time()
-    if int(os.environ.get("RANK", 0)) == 0:
-        Path(os.environ[READY]).write_text(json.dumps(seconds))
-    os._exit(0)
+        stop()
+    from finetune.data import embedded
 
+    if given.way == "stock":
+        import stock
 
-def measure(rounds: int, other: Path | None) -> list[dict[str, Any]]:
-    """Return a line for each way, medians of the rounds after one that fills the caches."""
-    from training import write_rows
+        stock.Clock = StopAtFirstStep  # type: ignore[assignment, misc]
+        stock.train(given.data, str(embedded.model_directory()), MAX_LENGTH, output_dir="stock")
+    import datasets
 
-    with tempfile.TemporaryDirectory() as directory:
-        home = Path(directory)
-        write_rows("imdb", ROWS, file := home / "reviews.parquet")
-        (home / "reviews.py").write_text(RECIPE)
-        script = str(Path(__file__))
-        toolkit = ["-m", "finetune", str(home / "reviews.py"), f"--dataset={file}"]
-        toolkit += ["--model=embedded:minilm", f"--max_length={MAX_LENGTH}"]
-        trees = {"toolkit": ROOT} | ({"toolkit of the other tree": other} if other else {})
-        ways: dict[str, tuple[list[str], Path]] = {
-            "imports alone": ([script], ROOT),
-            "stock": ([script, str(file)], ROOT),
-            **{name: (toolkit, tree) for name, tree in trees.items()},
+    from finetune.data.sources import Source
+
+    print(processor())
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        rows = Source("embedded:imdb").load()["train"].shuffle(seed=1).select(range(ROWS))
+        data, recipe, this = home / "reviews.parquet", home / "reviews.py", Path(__file__).resolve()
+        datasets.Dataset.from_dict({k: rows[k][:] for k in ("text", "label")}).to_parquet(data)
+        recipe.write_text(_RECIPE.replace("DATA", str(data)), encoding="utf-8")
+        ways: dict[str, list[Any]] = {
+            "imports": [this, "--way", "imports"],
+            "stock": [this, "--way", "stock", "--data", data],
+            "toolkit": ["-m", "finetune", recipe],
         }
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-        ways |= {f"{name}{IN_TWO}": ([*torchrun, *way], tree) for name, (way, tree) in ways.items()}
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        for number in range(1 + rounds):
-            for name, (words, tree) in ways.items():
-                took = start(words, tree, home)
-                seconds[name] += [took] * (number > 0)
-    medians = {name: statistics.median(took) for name, took in seconds.items()}
-    return [
-        {
-            "case": f"start to first step, {ROWS:,} cached reviews",
-            "way": name,
-            "s": median,
-            "s beyond the imports": median - medians["imports alone" + IN_TWO * (IN_TWO in name)],
-            "times stock": median / medians["stock" + IN_TWO * (IN_TWO in name)],
-        }
-        for name, median in medians.items()
-    ]
-
-
-def start(words: list[str], tree: Path, home: Path) -> float:
-    """Return the seconds until a process with these words calls :func:`end`."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(tree),
-        "HF_HOME": str(home / "cache"),
-        "HF_HUB_OFFLINE": "1",
-        READY: str(home / "ready"),
-    }
-    subprocess.run(
-        [sys.executable, *words], cwd=home, env=environment, check=True, capture_output=True
-    )
-    return float((home / "ready").read_text())
+        ways |= {f"{way}, two": [*TORCHRUN, *words] for way, words in ways.items()}
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        for number in range(given.rounds + 1):  # the first fills caches
+            for way, words in ways.items():
+                output = run(words, home / "scratch").output
+                if number:
+                    seconds[way].append(float(output.rpartition(FIRST_STEP)[2].split()[0]))
+    for way, turns in seconds.items():
+        base = seconds["stock, two" if way.endswith("two") else "stock"]
+        ratios = [mine / other for mine, other in zip(turns, base, strict=True)]
+        print(
+            f"{way:16} {statistics.median(turns):6.2f} s  {statistics.median(ratios):5.2f} of stock"
+        )
 
 
 if __name__ == "__main__":
-    import datasets  # noqa: F401
-    from transformers import Trainer  # noqa: F401
-
-    if not sys.argv[1:]:
-        end()
-    from training import stock_trainer
-
-    options = {"output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": 32}
-    stock_trainer(sys.argv[1], MAX_LENGTH, [StopAtFirstStep()], **options).train()
+    sys.exit(main())

@@ -124,13 +124,13 @@ def leave_with_parent() -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    now = time.monotonic()
+    time_of_signal = time.monotonic()
     if _state.request is not None:
-        if now - _state.requested_at > _SAME_REQUEST:
+        if time_of_signal - _state.requested_at > _SAME_REQUEST:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         return
-    _state.request, _state.requested_at = signal.Signals(number).name, now
+    _state.request, _state.requested_at = signal.Signals(number).name, time_of_signal
     if not _state.is_deferred:
         raise Stopped(_state.request)
     _state.timer = threading.Timer(_state.grace_seconds, _end, [_state.give_up, _state.request])

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import EvalPrediction
 
 from finetune.data.label_columns import list_names
 from finetune.statistics import estimates, functions
@@ -32,6 +31,9 @@ from finetune.statistics.functions import Function
 from finetune.statistics.ranking import PRECISION, ROC
 from finetune.statistics.scored import Kind, ScoredLabels, ScoredNumbers, ScoredRows
 
+if TYPE_CHECKING:
+    from transformers import EvalPrediction
+
 #: Rows of a class, and of the others, below which it is rare, and the share of rare classes above
 #: which a mean over classes has no interval: it would cover less than 93% (benchmarks/coverage.py).
 FEWEST_OF_CLASS, MOST_RARE, FEWEST_WRONG = 5, 0.1, 10
@@ -39,7 +41,7 @@ FEWEST_OF_CLASS, MOST_RARE, FEWEST_WRONG = 5, 0.1, 10
 MOST_CONFUSED, MOST_TOGETHER = 200, 100
 #: The share of the squared error from which on a single row is named.
 _OF_SQUARES, _DOMINANT = ("r2", "mse", "rmse", "pearson"), 0.5
-Compute = Callable[[EvalPrediction], dict[str, float]]
+Compute = Callable[["EvalPrediction"], dict[str, float]]
 #: The arguments of local metrics, by their names.
 Scoring = Mapping[str, Mapping[str, Any]]
 #: The key of the folder in ``metrics/`` among the arguments of a metric of another name.
@@ -122,8 +124,8 @@ DIRECTIONS: Mapping[str, int] = {
 
 def module_of(name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the folder in ``metrics/`` of a metric, and the arguments of its ``compute``."""
-    others = {key: value for key, value in arguments.items() if key != MODULE}
-    return str(arguments.get(MODULE, name)), others
+    options = {key: value for key, value in arguments.items() if key != MODULE}
+    return str(arguments.get(MODULE, name)), options
 
 
 def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
@@ -134,18 +136,18 @@ def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
 
 def _find(kind: Kind, module: str, arguments: dict[str, Any]) -> Metric | None:
     """Return a row by the folder in ``metrics/`` and arguments of ``compute``; None of others."""
-    name, others = module, dict(arguments)
+    name, options = module, dict(arguments)
     if module in AVERAGED:
-        name = f"{module}_{others.pop('average', 'binary')}"
-        positive = int(others.pop("pos_label", 1))
-        if name.endswith("_binary") and positive != 1 and kind == "classes" and not others:
+        name = f"{module}_{options.pop('average', 'binary')}"
+        positive = int(options.pop("pos_label", 1))
+        if name.endswith("_binary") and positive != 1 and kind == "classes" and not options:
             function = functions.of_class(module, positive)
             return replace(METRICS[kind, name], function=function, of_class=positive)
-    elif module in ("roc_auc", "average_precision") and others == {"average": "macro"}:
-        others = {}
+    elif module in ("roc_auc", "average_precision") and options == {"average": "macro"}:
+        options = {}
     elif module == "accuracy" and kind == "labels":
         name = "subset_accuracy"
-    return None if others else METRICS.get((kind, name))
+    return None if options else METRICS.get((kind, name))
 
 
 def with_standard(kind: Kind, metrics: Metrics) -> dict[str, Metric]:
@@ -189,9 +191,9 @@ def rare_classes(rows: ScoredRows | ScoredLabels) -> list[str]:
     """Return the classes with too few rows for the interval of a mean over classes; none where they
     are so small a part of all that it holds.
     """
-    few = np.minimum(rows.supports, len(rows) - rows.supports) < FEWEST_OF_CLASS
-    is_few = few.mean() > MOST_RARE
-    return [rows.names[number] for number in np.flatnonzero(few)] if is_few else []
+    is_rare = np.minimum(rows.supports, len(rows) - rows.supports) < FEWEST_OF_CLASS
+    is_few = is_rare.mean() > MOST_RARE
+    return [rows.names[number] for number in np.flatnonzero(is_rare)] if is_few else []
 
 
 def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
@@ -205,13 +207,13 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
 def _estimate_difference(first: Any, second: Any, metric: Metric) -> Estimate:
     if metric.scale is PROPORTION:
         return estimates.newcombe(first.right, second.right)
-    one, other = metric.function(first), metric.function(second)
+    before, after = metric.function(first), metric.function(second)
     if metric.name in _OVER_CLASSES and rare_classes(first):
-        return Estimate(float(other[0] - one[0]))
+        return Estimate(float(after[0] - before[0]))
     different = None
     if first.kind == "classes" and metric.name not in _STANDARD["classes"]:
         different = int((first.classes != second.classes).sum())
-    return estimates.difference(one, other, metric.scale, len(first), different)
+    return estimates.difference(before, after, metric.scale, len(first), different)
 
 
 def describe_gaps(
@@ -313,6 +315,8 @@ def custom_replicates(
     Metrics that are not a single number are left out. Where one fails without a group, because a
     class is missing, the replicate is NaN.
     """
+    from transformers import EvalPrediction
+
     names = list[str]()
 
     def evaluate(predictions: np.ndarray, label_ids: np.ndarray) -> list[float]:

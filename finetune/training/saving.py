@@ -150,8 +150,8 @@ class CheckpointTrainer(transformers.Trainer):
             with _explain_loading(checkpoint):
                 super()._load_rng_state(checkpoint)
         else:
-            drawn = self.state.global_step * self.args.world_size
-            set_seed(self.args.seed + drawn + self.args.process_index)
+            steps_of_processes = self.state.global_step * self.args.world_size
+            set_seed(self.args.seed + steps_of_processes + self.args.process_index)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library goes on with a warning."""

@@ -17,11 +17,11 @@ from filelock import FileLock
 
 from finetune import Run, UserError, cli
 from finetune.pipeline import resumption
-from finetune.pipeline.launch import in_fresh_processes
 from finetune.runtime import distributed
 from finetune.training import checkpoint
 from finetune.training.directory import clear_way
 from tests.faults.conftest import Faulty
+from tests.warm import in_warm_processes
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 
@@ -180,11 +180,11 @@ def test_machines_go_back_to_what_is_whole_on_all(
     for name in ("checkpoint-18/optimizer.pt", "checkpoint-15/scheduler.pt"):
         (tmp_path / "1" / name).unlink()
     shutil.rmtree(tmp_path / "0" / "checkpoint-12")
-    found = in_fresh_processes(2, agree, str(tmp_path))
+    found = in_warm_processes(2, agree, str(tmp_path))
     assert [each[0] for each in found] == [9, 9]
     assert ["scheduler.pt" in note for note in found[1][1]] == [False, True]
     shutil.rmtree(tmp_path / "1")
-    for told in in_fresh_processes(2, agree, str(tmp_path)):
+    for told in in_warm_processes(2, agree, str(tmp_path)):
         assert isinstance(told, str)
         assert "rank 1 has no complete checkpoint there, and rank 0 has checkpoint-18" in told
 
@@ -213,7 +213,7 @@ def test_a_machine_that_is_finished_goes_on_with_one_that_is_not(
             for name in ("metrics.json", "model.safetensors", "predictions.parquet"):
                 (killed / name).unlink()
         before = [(run / "run.json").read_bytes() for run in runs if run.exists()]
-        ended = in_fresh_processes(2, resume, [*words, *flags], str(tmp_path))
+        ended = in_warm_processes(2, resume, [*words, *flags], str(tmp_path))
         assert [status for status, _ in ended] == [0, 0], ended
         assert [Run.load(run).manifest.status for run in runs] == ["finished", "finished"]
         assert (runs[0] / "metrics.json").read_bytes() == (runs[1] / "metrics.json").read_bytes()

@@ -1,0 +1,181 @@
+"""Records the figures of the reference runs, or holds this tree against the recorded ones.
+
+    python benchmarks/reference_figures.py --record      # writes reference_figures.json
+    python benchmarks/reference_figures.py               # prints what differs from it
+    python benchmarks/reference_figures.py --only "sentiment fp32"
+
+Each run is a process of its own; the fp32 runs are made again without dropout and CPU kernels
+(`exact`). Recorded of each: every logged loss and score by step, the norm of every weight, a digest
+of all weights, the metrics, and the interval ends of the metrics. This needs only the file, on any
+processor: there figures agree up to rounding, on the recorded processor to the bit.
+
+Exit status 1 if an `exact` figure differs by more than 1e-6 of its size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+from trees import TORCHRUN, processor, run
+
+RECORD = Path(__file__).with_suffix(".json")
+STEPS, TOLERANCE = 24, 1e-6
+#: Ends of the names in the history that are about speed, and differ from run to run.
+_SPEED = ("runtime", "per_second", "flos", "memory_mib")
+Figures = dict[str, float | str]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A training.
+
+    Attributes:
+        name: What is printed.
+        recipe: Its name.
+        flags: Of the training.
+        processes: One, or the two of torchrun.
+        resumed: Whether it is killed at its checkpoint in the middle, and resumed.
+    """
+
+    name: str
+    recipe: str
+    flags: str
+    processes: int = 1
+    resumed: bool = False
+
+
+def list_references() -> list[Reference]:
+    """Return the reference runs, those without dropout and kernels first."""
+    short = f"--train_samples 512 --eval_samples 200 --max_steps {STEPS}"
+    long = f"--train_samples 192 --eval_samples 100 --max_steps {STEPS // 3}"
+    half = f"--save_strategy steps --eval_strategy steps --save_steps {STEPS // 2}"
+    half += f" --eval_steps {STEPS // 2}"
+    runs = []
+    for precision in ("fp32", "bf16"):
+        flags = f"{short} --precision {precision}"
+        accumulated = f"{long} --gradient_accumulation_steps 2 --precision {precision}"
+        runs += [
+            Reference(f"sentiment {precision}", "sentiment", flags),
+            Reference(f"sentiment in two processes {precision}", "sentiment", flags, 2),
+            Reference(
+                f"sentiment resumed {precision}", "sentiment", f"{flags} {half}", resumed=True
+            ),
+            Reference(f"yelp with accumulation {precision}", "yelp", accumulated),
+            Reference(f"mnist {precision}", "mnist", flags),
+        ]
+    exact = [
+        replace(
+            reference,
+            name=f"{reference.name} exact",
+            flags=f"{reference.flags} --cpu_kernels off"
+            + " --hidden_dropout 0" * (reference.recipe != "mnist"),
+        )
+        for reference in runs
+        if reference.name.endswith("fp32")
+    ]
+    return [*exact, *runs]
+
+
+def train(reference: Reference, scratch: Path) -> Path:
+    """Train a reference run; return its directory."""
+    directory = scratch / reference.name.replace(" ", "-")
+    words = [*(TORCHRUN if reference.processes > 1 else ()), "-m", "finetune", reference.recipe]
+    words += ["--embedded", *reference.flags.split(), "--logging_steps", "1"]
+    words += ["--disable_tqdm", "true", "--output_dir", str(directory)]
+    if reference.resumed:
+        run(words, scratch, kill_at=directory / f"checkpoint-{STEPS // 2}" / "checkpoint.json")
+        words.append("--resume")
+    run(words, scratch)
+    return directory
+
+
+def read_figures(directory: Path) -> Figures:
+    """Return the figures of a finished run by name."""
+    manifest, metrics = (
+        json.loads((directory / name).read_text(encoding="utf-8"))
+        for name in ("run.json", "metrics.json")
+    )
+    weights, digest = load_file(directory / "model.safetensors"), hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode() + weights[name].tobytes())
+    values: dict[str, Any] = {
+        f"{name} at step {entry['step']}": value
+        for entry in manifest["history"]
+        for name, value in entry.items()
+        if name != "step" and not name.endswith(_SPEED) and isinstance(value, int | float)
+    }
+    values |= {f"norm of {name}": np.linalg.norm(array) for name, array in weights.items()}
+    for split in ("validation", "test"):
+        values |= {f"{split} {name}": value for name, value in metrics[split].items()}
+    for name, estimate in metrics["statistics"]["metrics"].items():
+        ends = {end: estimate[end] for end in ("low", "high") if estimate[end] is not None}
+        values |= {f"statistics.metrics.{name}.{end}": value for end, value in ends.items()}
+    rounded: Figures = {name: float(f"{value:.9g}") for name, value in values.items()}
+    return rounded | {"digest of the weights": digest.hexdigest()}
+
+
+def largest_difference(old: Figures, new: Figures) -> tuple[float, str]:
+    """Return the largest difference relative to the recorded value (at least 1e-3), and its name.
+
+    A figure that is missing differs infinitely; interval ends and digests are not compared.
+    """
+    differences = [(0.0, "")]
+    for name, value in old.items():
+        if isinstance(value, str) or name.startswith("statistics."):
+            continue
+        other = new.get(name)
+        size = max(abs(value), 1e-3)
+        difference = abs(other - value) / size if isinstance(other, float) else float("inf")
+        differences.append((difference, name))
+    return max(differences)
+
+
+def main() -> int:
+    """Record or compare; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
+    parser.add_argument("--only", default="", help="part of the names of the runs")
+    options = parser.parse_args()
+    if options.record and options.only:
+        parser.error("--record writes all runs: leave --only out")
+    recorded = {} if options.record else json.loads(RECORD.read_text(encoding="utf-8"))["runs"]
+    runs: dict[str, Figures] = {}
+    failed = False
+    with tempfile.TemporaryDirectory() as scratch:
+        for reference in list_references():
+            if options.only not in reference.name:
+                continue
+            runs[reference.name] = new = read_figures(train(reference, Path(scratch)))
+            if options.record:
+                print(f"{reference.name}: {len(new)} figures", flush=True)
+                continue
+            old = recorded[reference.name]
+            difference, name = largest_difference(old, new)
+            same = old["digest of the weights"] == new["digest of the weights"]
+            moved = sum(new.get(key) != old[key] for key in old if key.startswith("statistics."))
+            print(
+                f"{reference.name}: weights {'identical' if same else 'differ'}, largest relative "
+                f"difference {difference:.2g} {name}, {moved} interval ends differ",
+                flush=True,
+            )
+            failed |= reference.name.endswith("exact") and difference > TOLERANCE
+    if options.record:
+        libraries = {name: version(name) for name in ("torch", "transformers", "accelerate")}
+        machine = {"processor": processor(), **libraries}
+        content = {"machine": machine, "steps": STEPS, "runs": runs}
+        RECORD.write_text(json.dumps(content, indent=0) + "\n", encoding="utf-8")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
