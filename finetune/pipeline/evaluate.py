@@ -194,7 +194,7 @@ def _recipe_over(
     data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
-    from finetune.data import image_files, requirements
+    from finetune.data import images, requirements
     from finetune.data.sources import Source, number_rows
 
     options = _read_options(data, recipe, task, reading, notes)
@@ -215,7 +215,7 @@ def _recipe_over(
     notes += [note if "test" in dataset else _without_split(note, data) for note in source.notes]
     if not len(rows):
         raise UserError(f"--data {data}: no rows")
-    is_class_folders = len(dataset) == 1 and image_files.are_classes(data)
+    is_class_folders = len(dataset) == 1 and images.are_class_folders(data)
     if not (Source(data).is_one_split or (split_name == "train" and is_class_folders)):
         skipped_splits = sorted(set(dataset) - {split})
         reason = "" if split_name == "test" else f", as {data} has no test split"
@@ -242,7 +242,7 @@ def _read_options(
     data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> dict[str, Any]:
     """Return the options of a recipe with which its rows are read from ``data``."""
-    from finetune.data import image_files
+    from finetune.data import images
 
     names = _option_names(recipe)
     if unknown := [
@@ -265,7 +265,7 @@ def _read_options(
         options |= dict.fromkeys(("dataset_config", "dataset_splits"))
         if formats.suffix(data) not in formats.SEPARATORS:
             options["csv_quoting"] = "auto"
-    if "image_column" in names and image_files.are_folders(data):
+    if "image_column" in names and images.are_folders(data):
         options |= {"image_column": "", "label_column": ""}  # which are those of the run's table
     return {**options, **reading}
 
