@@ -244,8 +244,8 @@ MUTATIONS = (
     ),
     Mutation(
         "missing texts and labels are refused without their lines",
-        "finetune/data/columns.py",
-        "report.error(message, split=split, rows=places, fix=fix)",
+        "finetune/data/row_findings.py",
+        "report.error(message, split=split, rows=rows, fix=fix)",
         "report.error(message, split=split, fix=fix)",
         ("C5",),
     ),

@@ -21,6 +21,7 @@ from finetune.data.label_columns import (
     source_rows,
 )
 from finetune.data.prediction_columns import is_own
+from finetune.data.row_findings import refuse_or_drop
 from finetune.errors import Report, UserError, suggestion
 
 #: Rows that are looked at to find a column, spread over the data.
@@ -97,26 +98,16 @@ def _require_texts(dataset: DatasetDict, flag: str, column: str, report: Report)
             return
 
 
-def drop_clashes(
-    dataset: DatasetDict, columns: Sequence[str], report: Report, split_by: Sequence[str] = ()
-) -> DatasetDict:
-    """Return ``dataset`` without columns that only some splits have or that the toolkit writes.
-
-    Those of the texts and the labels, ``columns``, stay, and those that training rows are split by.
-    """
-    shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
-    clashing = [
-        name
-        for name in dataset["train"].column_names
-        if name not in {ROW, *columns} and (is_own(name) or name not in {*shared, *split_by})
-    ]
-    if clashing:
-        why = "not in every split, or called as a column of the toolkit: rename to keep"
-        report.info(f"dropped from the data: {list_names(clashing)} ({why})")
-    names = [name for name in dataset["train"].column_names if name not in clashing]
+def drop_own_columns(dataset: DatasetDict, columns: Sequence[str], report: Report) -> DatasetDict:
+    """Return ``dataset`` without columns that the toolkit writes, unless they are ``columns``."""
+    names = dict.fromkeys(name for rows in dataset.values() for name in rows.column_names)
+    taken = [name for name in names if is_own(name) and name not in columns]
+    if taken:
+        why = "the toolkit writes columns of these names; rename to keep"
+        report.info(f"dropped from the data: {list_names(taken)} ({why})")
     return DatasetDict(
         {
-            split: rows.select_columns([name for name in names if name in rows.column_names])
+            split: rows.remove_columns([name for name in taken if name in rows.column_names])
             for split, rows in dataset.items()
         }
     )
@@ -146,14 +137,11 @@ def find_valid_rows(
         for kind, has_value in columns:
             missing = np.flatnonzero(~has_value)
             message = f"{len(missing):,} of {len(rows):,} {split} rows without a {kind}"
-            places = source_rows(rows, missing).tolist()
-            if places and drop:
-                report.warning(f"dropped {message}", "dropped_rows", split=split, rows=places)
-            elif places:
-                fix = "--drop_invalid leaves them out"
-                if len(missing) == len(rows):
-                    fix = f"--dataset_splits {split}=none does not read these rows"
-                report.error(message, split=split, rows=places, fix=fix)
+            fix = "--drop_invalid leaves them out"
+            if len(missing) == len(rows):
+                fix = f"--dataset_splits {split}=none does not read these rows"
+            if places := source_rows(rows, missing).tolist():
+                refuse_or_drop(report, message, split, places, fix, drop=drop)
     if not drop:
         report.raise_errors()
     return valid

@@ -20,8 +20,6 @@ _SIZE = 16  # bytes of a digest
 _SPACE = r"\t-\r\x1c-\x20\x{85}\pZ"
 #: Finds a text whose white space is not single blanks between words.
 _NOT_NORMAL = rf"^[{_SPACE}]|[{_SPACE}]$|  |[\n\r\t\x{{a0}}]"
-#: Finds a text that is more than white space.
-NOT_BLANK = rf"[^{_SPACE}]"
 #: Fingerprints by split, column and what ``datasets`` identifies the rows by.
 _FINGERPRINTS: dict[tuple[str, ...], str] = {}
 

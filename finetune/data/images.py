@@ -15,10 +15,13 @@ from typing import Any
 
 import datasets
 import numpy as np
-from datasets import Dataset, DatasetDict, Value
+from datasets import Dataset, DatasetDict, Features, Value
 from PIL import Image, ImageOps
 
 from finetune.data import ROW
+from finetune.data.files_of_splits import SPLITS, find_classes, guess_split, is_hidden
+from finetune.data.row_findings import refuse_or_drop
+from finetune.data.sources import number_rows
 from finetune.errors import Report, UserError
 from finetune.runtime import activity
 
@@ -31,18 +34,21 @@ _SAMPLED_ROWS = 200
 _MOST_NAMED = 5
 
 
-def decode(image: Mapping[str, Any], name: str) -> Image.Image:
+def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Image.Image:
     """Return an image as RGB.
 
     Args:
         image: Its ``bytes``, or else its ``path``, as ``datasets.Image(decode=False)`` has them.
         name: For the message, if the image has no path.
+        is_draft: Whether an eighth of the pixels of a JPEG do, of the whole file.
 
     Raises:
         UserError: If it cannot be decoded, with its path.
     """
     try:
         with Image.open(io.BytesIO(read_bytes(image))) as opened:
+            if is_draft:
+                opened.draft(None, (1, 1))
             return _convert(opened)
     except MemoryError:
         raise
@@ -126,14 +132,11 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     Raises:
         UserError: If another column is called ``image``, or the column holds neither.
     """
-    if column != "image" and "image" in rows.column_names:
-        raise UserError(
-            f"--image_column {column}: the data has another column 'image'; rename or remove it"
-        )
     kind = _holds(rows, column)
-    if not kind:
+    if not kind or (column != "image" and "image" in rows.column_names):
         raise UserError(
-            f"--image_column {column}: expected images or paths, found {rows.features[column]}"
+            f"--image_column {column}: expected images or paths, and no other column 'image'; "
+            f"found {rows.features[column]}"
         )
     if kind == "texts":
         path = Path(dataset).expanduser().absolute()
@@ -169,11 +172,8 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
         examples = "; ".join([*problems.values()][:_MOST_NAMED])
         more = f"; and {len(problems) - _MOST_NAMED:,} more" * (len(problems) > _MOST_NAMED)
         message = f"{len(problems):,} of {len(rows):,} {split} images: {examples}{more}"
-        if drop and is_readable.any():
-            report.warning(f"dropped {message}", split=split, rows=[*problems])
-        else:
-            fix = "--drop_invalid leaves them out" if is_readable.any() else ""
-            report.error(message, split=split, rows=[*problems], fix=fix)
+        fix, can_drop = "--drop_invalid leaves them out", drop and bool(is_readable.any())
+        refuse_or_drop(report, message, split, [*problems], fix, drop=can_drop)
     report.raise_errors()
     return splits
 
@@ -185,7 +185,7 @@ def _find_unreadable(rows: Dataset, split: str) -> dict[int, str]:
         if image is None or (image.get("bytes") is None and not image.get("path")):
             return "no image"
         try:
-            decode(image, "an image")
+            decode(image, "an image", is_draft=True)
         except UserError as error:
             return str(error)
         return ""
@@ -197,3 +197,65 @@ def _find_unreadable(rows: Dataset, split: str) -> dict[int, str]:
             activity.advance(f"decoding images of {split}", len(problems), len(rows), "images")
             problems += pool.map(check, batch["image"])
     return {row: problem for row, problem in enumerate(problems) if problem}
+
+
+# ---- folders of images: one for each class, alone or below the names of splits -------------------
+
+
+def are_folders(dataset: str) -> bool:
+    """Return whether a data set is a directory of folders, without a table ``train.*`` in it."""
+    directory = Path(dataset).expanduser()
+    return directory.is_dir() and not any(
+        path.is_file() and path.stem in SPLITS and not is_image(path)
+        for path in directory.iterdir()
+    )
+
+
+def are_class_folders(dataset: str) -> bool:
+    """Return whether a data set is a directory of folders of classes, not of splits."""
+    return are_folders(dataset) and not any(
+        guess_split(folder.name) and any(path.is_dir() for path in folder.iterdir())
+        for folder in Path(dataset).expanduser().iterdir()
+        if folder.is_dir()
+    )
+
+
+def read_folders(dataset: str, report: Report) -> DatasetDict:
+    """Return ``_row``, ``image``, ``file`` and ``label`` of the images below a directory.
+
+    ``report`` gets a fact about files that are not read.
+
+    Raises:
+        UserError: If it holds no folders of classes.
+    """
+    directory = Path(dataset).expanduser()
+    found = find_classes(directory, SUFFIXES, {})
+    if found is None:
+        report.fail(
+            f"{directory}: expected a folder of images ({', '.join(SUFFIXES)}) for each "
+            "class, or --dataset TABLE with a table of paths and labels"
+        )
+    for fact in found.facts:
+        report.info(fact)
+    features = Features(
+        {"file": Value("string"), "label": Value("string"), "image": datasets.Image()}
+    )
+    splits = {}
+    for split, paths in found.files.items():
+        columns = {
+            "image": [str(path.absolute()) for path in paths],
+            "file": [str(path.relative_to(directory)) for path in paths],
+            "label": found.labels[split],
+        }
+        splits[split] = Dataset.from_dict(columns, features)
+    return number_rows(DatasetDict(splits))
+
+
+def is_image(path: Path) -> bool:
+    """Return whether a file has the name of an image."""
+    return path.suffix.lower() in SUFFIXES and path.is_file() and not is_hidden(path.name)
+
+
+def below(folder: Path) -> list[str]:
+    """Return the images anywhere below a folder, relative to it, sorted."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if is_image(path))

@@ -101,19 +101,17 @@ def read_label_column(rows: Dataset, name: str, split: str, report: Report) -> L
     column = LabelColumn(name=name, values=values, codes=codes, numbers=source_rows(rows))
     inner = feature.feature if isinstance(feature, List) else feature
     if isinstance(inner, ClassLabel):
-        by_number: dict[Any, str | None] = {None: None, -1: None, **dict(enumerate(inner.names))}
+        names: dict[Any, str | None] = {None: None, -1: None, **dict(enumerate(inner.names))}
         for place, value in enumerate(values):
             numbers = value if isinstance(value, list) else [value]
-            if not by_number.keys() >= {*numbers}:
+            if not names.keys() >= {*numbers}:
                 report.fail(
-                    f"--label_column: '{name}' holds {value}",
+                    f"--label_column: '{name}' holds {value}, and its ClassLabel has no such name",
                     split=split,
                     rows=column.first_row(place),
-                    fix=f"its ClassLabel has the names of 0 to {len(inner.names) - 1}; add the "
-                    "name",
                 )
-            names = [by_number[number] for number in numbers]
-            values[place] = names if isinstance(value, list) else names[0]
+            labels = [names[number] for number in numbers]
+            values[place] = labels if isinstance(value, list) else labels[0]
         column = replace(column, classes=inner.names)
     is_present = np.array([*map(_is_label, values), False])
     return column.only(is_present[column.codes])

@@ -6,6 +6,7 @@ import itertools
 import re
 import shlex
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,15 +28,11 @@ from finetune.data.label_columns import (
     parse_number,
     source_rows,
 )
-from finetune.errors import Finding, Report, UserError, counted
+from finetune.data.row_findings import refuse_or_drop
+from finetune.errors import Finding, Report, UserError
 
 #: What a cell of a column of 0 and 1 may be.
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-#: What is written where there is no label. In lower case none and na can be the name of a class.
-_NO_CLASS = {
-    *("nan", "NaN", "NAN", "NaT", "None", "null", "Null", "NULL", r"\N", "?"),
-    *("n/a", "N/A", "#N/A", "NA", "<NA>"),
-}
 _BITS = {"0", "1", "False", "True"}
 _SHOWN = 5
 _EXPECTED_CLASS = (
@@ -247,36 +244,28 @@ def check_label_map(unmapped: Sequence[str], dataset: DatasetDict, report: Repor
         report.error(f"--label_map: no label {list_names(unmapped)} in the data (labels: {names})")
 
 
-def find_doubtful_names(dataset: DatasetDict, *, can_rename: bool) -> list[Finding]:
-    """Return warnings about classes that look like mistakes; none are merged."""
+def find_similar_names(dataset: DatasetDict, *, can_rename: bool) -> list[Finding]:
+    """Return a warning about classes that differ by case, blanks or the like; none are merged."""
     classes = targets.class_names(dataset["train"])
-    counts = dict.fromkeys(classes, 0)
+    counts: Counter[str] = Counter()
     for rows in dataset.values():
         for number, count in targets.counts(rows).items():
             counts[classes[number]] += count
-    names = [name for name in classes if counts[name]]
     groups: dict[str, list[str]] = {}
-    for name in sorted(names, key=lambda name: (-counts[name], name)):
+    for name in sorted(counts, key=lambda name: (-counts[name], name)):
         groups.setdefault(_comparable(name), []).append(name)
-    warnings = []
-    if similar := [group for _, group in sorted(groups.items()) if len(group) > 1]:
-        listing = "; ".join(" and ".join(map(_quote, group)) for group in similar[:_SHOWN])
-        fix = "to merge them, make them identical in the data"
-        if can_rename:
-            renames = [(name, group[0].strip()) for group in similar for name in group]
-            pairs = [(name, new_name) for name, new_name in renames if name != new_name]
-            fix += f", or --label_map {shlex.quote(join_pairs(pairs))}"
-        message = f"similar labels kept as separate classes: {listing}"
-        warnings.append(("similar_labels", message + ", ..." * (len(similar) > _SHOWN), fix))
-    missing = sorted(name for name in names if name.strip() in _NO_CLASS)
-    if missing and len(missing) < len(names):
-        listing = ", ".join(f"'{name}' ({counted(counts[name], 'row')})" for name in missing)
-        fix = "if these labels are missing, leave the field empty"
-        warnings.append(("missing_labels", f"classes like a missing label: {listing}", fix))
-    return [
-        Finding(name=name, severity="warning", message=message, fix=fix)
-        for name, message, fix in warnings
-    ]
+    similar = [group for _, group in sorted(groups.items()) if len(group) > 1]
+    if not similar:
+        return []
+    listing = "; ".join(" and ".join(map(_quote, group)) for group in similar[:_SHOWN])
+    more = ", ..." * (len(similar) > _SHOWN)
+    message = f"similar labels kept as separate classes: {listing}{more}"
+    fix = "to merge them, make them identical in the data"
+    if can_rename:
+        renames = [(name, group[0].strip()) for group in similar for name in group]
+        pairs = [(name, new_name) for name, new_name in renames if name != new_name]
+        fix += f", or --label_map {shlex.quote(join_pairs(pairs))}"
+    return [Finding(name="similar_labels", severity="warning", message=message, fix=fix)]
 
 
 def _comparable(name: str) -> str:
@@ -300,63 +289,50 @@ def encode_numbers(
 ) -> Encoded:
     """Return the labels as float32: a number a row, or a list of as many as there are columns.
 
-    A single column may hold lists of numbers, all of one length. ``report`` gets an error for each
-    column with other values, or a warning if rows with such values are left out.
+    ``report`` gets an error for each column with other values, or a warning if rows with such
+    values are left out.
 
     Raises:
         UserError: If there are other values, unless such rows are left out.
     """
     if options.renames:
         report.fail("--label_map: the labels are numbers, which have no other names")
-    first = next(iter(columns["train"][0].values), None)
-    width = len(parse_list(first) or ()) if len(options.columns) == 1 else 0
-    is_list = width > 0 or len(options.columns) > 1
-    count = max(width, len(options.columns))
-    feature: Any = List(Value("float32"), length=count) if is_list else Value("float32")
+    count = len(options.columns)
+    feature: Any = List(Value("float32"), length=count) if count > 1 else Value("float32")
     labels = {}
     for split, group in columns.items():
-        parsed = [_parse_numbers(column, width, split, options, report) for column in group]
-        numbers = np.concatenate(parsed, axis=1)
+        parsed = [_parse_numbers(column, split, options, report) for column in group]
+        numbers = np.stack(parsed, axis=1)
         is_missing = np.isnan(numbers).any(axis=1)
-        flat = pa.array(numbers.ravel(), mask=None if is_list else is_missing)
-        labels[split] = flat
-        if is_list:
+        labels[split] = pa.array(numbers.ravel(), mask=None if count > 1 else is_missing)
+        if count > 1:
             mask = pa.array(is_missing)
-            labels[split] = pa.FixedSizeListArray.from_arrays(flat, count, mask=mask)
+            labels[split] = pa.FixedSizeListArray.from_arrays(labels[split], count, mask=mask)
     if not options.drop_invalid:
         report.raise_errors()
     return Encoded(feature, labels)
 
 
 def _parse_numbers(
-    column: LabelColumn, width: int, split: str, options: LabelOptions, report: Report
+    column: LabelColumn, split: str, options: LabelOptions, report: Report
 ) -> np.ndarray:
-    """Return the numbers of a column as float32, NaN where there is none, and report others.
-
-    Shape ``(rows, width)``; ``(rows, 1)`` if the width is 0, where cells are no lists.
-    """
-    parsed = np.full((len(column.values) + 1, width or 1), np.nan)  # the last one: missing
-    for place, value in enumerate(column.values):
-        cells = parse_list(value) if width else [value]
-        if cells is not None and len(cells) == parsed.shape[1]:
-            numbers = [parse_number(cell) for cell in cells]
-            parsed[place] = [np.nan if number is None else number for number in numbers]
+    """Return the numbers of a column as float32, NaN where there is none, and report others."""
+    parsed = [parse_number(value) for value in column.values]
     with np.errstate(over="ignore"):
-        rounded = parsed.astype(np.float32)
-    rounded[~np.isfinite(rounded)] = np.nan
-    is_invalid = np.isnan(rounded[:-1]).any(axis=1)
-    if is_invalid.any():
-        invalid = np.flatnonzero(np.append(is_invalid, False)[column.codes])
-        values = [str(column.values[place]) for place in np.flatnonzero(is_invalid).tolist()]
+        numbers = np.array([*parsed, None], dtype=float).astype(np.float32)  # the last one: missing
+    numbers[~np.isfinite(numbers)] = np.nan
+    invalid = np.flatnonzero(np.isnan(numbers[column.codes]) & (column.codes >= 0))
+    if len(invalid):
+        places = np.flatnonzero(np.isnan(numbers[:-1])).tolist()
+        values = list_names([str(column.values[place]) for place in places])
         message = (
             f"{len(invalid):,} of {len(column.codes):,} {split} rows with a value that is not a "
-            f"finite number in '{column.name}' ({list_names(values)})"
+            f"finite number in '{column.name}' ({values})"
         )
-        details: dict[str, Any] = {"split": split, "rows": column.numbers[invalid].tolist()}
-        if options.drop_invalid:
-            report.warning(f"dropped {message}", name="dropped_rows", **details)
-        else:
-            fix = "expected numbers with a decimal point; --drop_invalid leaves these rows out; "
-            fix += "words are labels of --task single_label"
-            report.error(message, fix=fix, **details)
-    return np.asarray(rounded[column.codes])
+        fix = (
+            "expected numbers with a decimal point; --drop_invalid leaves these rows out; words "
+            "are labels of --task single_label, several numbers a row are --label_columns NAME,NAME"
+        )
+        rows = column.numbers[invalid].tolist()
+        refuse_or_drop(report, message, split, rows, fix, drop=options.drop_invalid)
+    return np.asarray(numbers[column.codes])

@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict, List, Value
 
 from finetune.data import targets
 from finetune.data.columns import describe_columns
-from finetune.data.label_columns import list_names, read_label_column, source_rows
+from finetune.data.label_columns import list_names, source_rows
 from finetune.errors import Report
 
 
@@ -21,16 +21,14 @@ def require_labelled(dataset: DatasetDict, input_column: str, report: Report) ->
         UserError: With all that is wrong.
     """
     for split, rows in dataset.items():
-        if missing := [name for name in (input_column, "label") if name not in rows.column_names]:
+        missing = [name for name in (input_column, "label") if name not in rows.column_names]
+        if missing:
             problem = f"no column {list_names(missing)} in the {split} data"
             report.error(problem + describe_columns(rows, missing[0]))
-        elif targets.are_classes(rows):
-            read_label_column(rows, "label", split, report)  # refuses numbers without a name
-        elif not _is_float(feature := rows.features["label"]):
+        elif not (targets.are_classes(rows) or _is_float(rows.features["label"])):
             report.error(
-                f"the column 'label' of the {split} data is neither a ClassLabel nor a floating-"
-                f"point number, nor a list of these, but {feature}",
-                fix="this recipe reads data in its own format only",
+                f"the column 'label' of the {split} data is {rows.features['label']}; this recipe "
+                "reads a ClassLabel, a floating-point number, or lists of these"
             )
     report.raise_errors()
 
@@ -73,7 +71,7 @@ def _require_different_labels(train: Dataset, names: Sequence[str], report: Repo
     for name, label in constant.items():
         report.error(
             f"all {len(train):,} training rows have the same label in '{name}' ({label}): "
-            f"expected two or more{_list_dropped_rows(report)}"
+            f"expected two different ones or more{_list_dropped_rows(report)}"
         )
 
 

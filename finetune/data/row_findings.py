@@ -9,7 +9,7 @@ import pandas as pd
 from datasets import Dataset
 
 from finetune.data import ROW
-from finetune.errors import Finding, Severity, Suspect, counted
+from finetune.errors import Finding, Report, Severity, Suspect, counted
 
 #: The share of the rows above which something that is normal in a few of them is suspicious.
 SUSPICIOUS_SHARE = 0.01
@@ -58,6 +58,16 @@ def describe_rows(
             suspects=[*map(Suspect, numbers, reasons or [description] * len(numbers))],
         )
     ]
+
+
+def refuse_or_drop(
+    report: Report, message: str, split: str, rows: Sequence[int], fix: str, *, drop: bool
+) -> None:
+    """Report rows of a split that cannot be used: an error, or a warning if they are dropped."""
+    if drop:
+        report.warning(f"dropped {message}", "dropped_rows", split=split, rows=rows)
+    else:
+        report.error(message, split=split, rows=rows, fix=fix)
 
 
 def row_numbers(rows: Dataset, positions: np.ndarray) -> list[int]:

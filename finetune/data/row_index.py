@@ -21,7 +21,6 @@ from datasets import DatasetDict
 
 from finetune.data import arrow, targets
 from finetune.data.columns import describe_columns
-from finetune.data.digests import NOT_BLANK
 from finetune.data.row_findings import describe_rows
 from finetune.data.times import read_times
 from finetune.errors import Report, UserError, counted
@@ -157,7 +156,7 @@ def _read_groups(dataset: DatasetDict, column: str, report: Report) -> np.ndarra
         if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
             raise UserError(f"{flag}: the column holds {values.type}; expected a text or a number")
         texts = values.cast(pa.string())
-        has_text = pc.match_substring_regex(texts, NOT_BLANK)
+        has_text = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
         groups.append(pc.if_else(has_text, texts, pa.scalar(None, pa.string())))
     codes = pa.concat_arrays(groups).dictionary_encode().indices
     return np.asarray(codes.to_numpy(zero_copy_only=False))
@@ -168,4 +167,4 @@ def _read_times(dataset: DatasetDict, column: str, report: Report) -> np.ndarray
     if {*HELD_OUT} <= {*dataset}:
         report.info("--time_column splits nothing: the data has validation and test splits")
     held_out = sum(len(dataset[name]) for name in HELD_OUT if name in dataset)
-    return np.append(np.full(held_out, np.nan), read_times(dataset["train"], column, report))
+    return np.append(np.full(held_out, np.nan), read_times(dataset["train"], column))

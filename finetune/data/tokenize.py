@@ -19,16 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import xxhash
 from datasets import Dataset, DatasetDict, arrow_dataset
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 from joblib import cpu_count
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from finetune.data import arrow, caches, parts
-from finetune.data.digests import TEXTS
+from finetune.data import caches, parts
+from finetune.data.digests import TEXTS, fingerprint
 from finetune.data.encoding import Encoder
 from finetune.data.windows import COLUMN, Windows, documents_of
 from finetune.errors import RunError, UserError
@@ -69,7 +67,7 @@ def tokenize(
     for split, rows in dataset.items():
         read = [name for name in ("text", TEXTS, "label") if name in rows.column_names]
         rows, work = rows.select_columns(read), f"tokenizing {split}"
-        key = _key(rows, encode)
+        key = _key(dataset, rows, split, encode)
         if not rows.cache_files and len(rows) <= _FEW:
             tokenized[split] = _map(rows, encode, work, new_fingerprint=key, keep_in_memory=True)
             continue
@@ -77,12 +75,30 @@ def tokenize(
         caches.make(directory)
         count = min(processes or cpu_count(), -(-len(rows) // _FEW))
         options = dict(new_fingerprint=key, cache_file_name=f"{directory}/rows.arrow")
-        with _lock(directory):
-            tokenized[split] = _map(rows, encode, work, count, **options)
+        try:
+            with _lock(directory):
+                tokenized[split] = _map(rows, encode, work, count, **options)
+        except OSError as error:
+            raise caches.unwritable(error) from error
         documents = documents_of(tokenized[split])
         if len(rows) != len(tokenized[split] if documents is None else np.unique(documents)):
             raise UserError(f"the cache {directory} is damaged: remove it, and start again")
     return tokenized
+
+
+@contextlib.contextmanager
+def _lock(directory: Path) -> Iterator[None]:
+    """Let one process at a time tokenize rows; the others wait, and say so."""
+    lock = FileLock(directory / ".lock", thread_local=False)
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        activity.say("another run is tokenizing the same rows; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -120,34 +136,12 @@ class _Encode:
         return {**columns, "labels": labels, "length": lengths}
 
 
-def _key(rows: Dataset, encode: _Encode) -> str:
+def _key(dataset: DatasetDict, rows: Dataset, split: str, encode: _Encode) -> str:
     """Return the name of tokenized rows in the cache, from all that decides on what they are."""
-    content = xxhash.xxh3_128(str(rows.features).encode())
-    for name in rows.column_names:
-        for numbers, values in arrow.pieces(rows, name):
-            content.update(numbers.tobytes())
-            content.update(pa.record_batch([values], [name]).serialize())
     encoder, windows = encode.encoder, encode.windows
     cut = encoder.truncation if windows is None else f"windows {windows.shared}"
-    facts = [content.hexdigest(), identity(encoder.tokenizer), encoder.max_length, cut, _VERSION]
-    return str(Hasher.hash(facts))
-
-
-@contextlib.contextmanager
-def _lock(directory: Path) -> Iterator[None]:
-    """Let one process at a time tokenize rows; the others wait for it."""
-    lock = FileLock(directory / ".lock", thread_local=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        activity.say("another run is tokenizing the same data: waiting for it")
-        lock.acquire(poll_interval=0.5)
-    except OSError as error:
-        raise caches.unwritable(error) from error
-    try:
-        yield
-    finally:
-        lock.release()
+    facts = [fingerprint(dataset, "text"), split, str(rows.features), identity(encoder.tokenizer)]
+    return str(Hasher.hash([*facts, encoder.max_length, cut, _VERSION]))
 
 
 def _map(rows: Dataset, encode: _Encode, work: str, processes: int = 1, **options: Any) -> Dataset:

@@ -220,7 +220,7 @@ def _option_names(recipe: Recipe) -> set[str]:
 
 def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a recipe with which its rows are read from ``data``."""
-    from finetune.data import image_files
+    from finetune.data import images
 
     names = _option_names(recipe)
     if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - names]:

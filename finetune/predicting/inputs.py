@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from finetune.data import image_files, images, read
+from finetune.data import images, read
 from finetune.data.read_text import ReadOptions
 from finetune.errors import Report, UserError
 from finetune.runtime import formats
@@ -96,8 +96,8 @@ class Input:
         if name == STANDARD_INPUT:
             return cls(name, STANDARD_INPUT, columns, None)
         path = read.existing(name)
-        if path.is_dir() or image_files.is_image(path):
-            names = image_files.below(path) if path.is_dir() else [path.name]
+        if path.is_dir() or images.is_image(path):
+            names = images.below(path) if path.is_dir() else [path.name]
             if not names:
                 raise UserError(
                     f"{name} holds no images ({', '.join(images.SUFFIXES)}); predict reads one "

@@ -50,12 +50,12 @@ class ImageRecipe(Recipe, ImageOptions):
         return self.labelled(self.read())
 
     def read(self) -> DatasetDict:
-        from finetune.data import image_files
+        from finetune.data import images
 
-        if not image_files.are_folders(self.dataset):
+        if not images.are_folders(self.dataset):
             return super().read()
         self.report.locate = lambda split, rows: ""  # messages name the files
-        return image_files.read_folders(self.dataset, self.report)
+        return images.read_folders(self.dataset, self.report)
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``;
@@ -75,10 +75,9 @@ class ImageRecipe(Recipe, ImageOptions):
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
-        split_by = rows.split_columns(self)
         named = {"--image_column": [image], "--label_column": [label]}
         columns.require_columns(dataset, named, self.report)
-        dataset = columns.drop_clashes(dataset, [image, label], self.report, [*split_by.values()])
+        dataset = columns.drop_own_columns(dataset, [image, label], self.report)
         dataset = DatasetDict(
             {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
         )

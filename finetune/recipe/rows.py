@@ -107,7 +107,7 @@ def make_splits(recipe: Recipe) -> DatasetDict:
 
     source, report = recipe.source, recipe.report
     can_rename, split_by = hasattr(recipe, "label_map"), split_columns(recipe)
-    report.add(*labels.find_doubtful_names(source, can_rename=can_rename))
+    report.add(*labels.find_similar_names(source, can_rename=can_rename))
     labels.check_label_map(recipe.unmapped_labels, source, report)
     report.raise_errors()
     dataset = recipe.split(source)

@@ -67,12 +67,11 @@ class TextRecipe(Recipe, TextOptions):
         self._find_columns(dataset["train"])
         texts, is_one = self.columns_read(), self.text_columns is None
         named = {"--text_column" if is_one else "--text_columns": texts, **self.label_sources()}
-        split_by = rows.split_columns(self)
         columns.require_columns(dataset, named, self.report)
         if is_one and not self.label_columns:
             rows.warn_of_missing_header(self, dataset, self.text_column, self.label_column)
         names = [*itertools.chain(*named.values())]
-        dataset = columns.drop_clashes(dataset, names, self.report, [*split_by.values()])
+        dataset = columns.drop_own_columns(dataset, names, self.report)
         if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
         is_open, label_options = self.task == "auto", self.label_options()

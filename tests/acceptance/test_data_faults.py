@@ -387,16 +387,6 @@ def test_labels_that_differ_by_case_or_blanks_are_reported_and_kept(
         assert ("'good'" in message, "'GOOD'" in message) == (True, False)
 
 
-@pytest.mark.contract("C5")
-def test_a_class_called_like_a_missing_label_is_reported(tmp_path: Path) -> None:
-    """It stays a class."""
-    write_files(tmp_path, a=csv_text(60, {number: f"no {number},N/A" for number in range(20)}))
-    recipe = text_recipe(tmp_path / "a.csv", text_column="body", label_column="queue")
-    _ = recipe.splits
-    assert "N/A" in recipe.labels
-    assert any("'N/A'" in note and "20 rows" in note for note in recipe.notes)
-
-
 @pytest.mark.contract("C5", "B1")
 def test_a_damaged_image_is_refused_by_its_name(tmp_path: Path) -> None:
     """Before training."""
