@@ -235,7 +235,7 @@ def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[st
         options |= dict.fromkeys(("dataset_config", "dataset_splits"))
         if formats.suffix(data) not in formats.SEPARATORS:
             options["csv_quoting"] = "auto"
-    if "image_column" in names and image_files.are_folders(data):
+    if "image_column" in names and images.are_folders(data):
         options |= {"image_column": "", "label_column": ""}  # which are those of the run's table
     return {**options, **reading}
 
