@@ -171,13 +171,15 @@ class Settings:
     @property
     def resuming(self) -> str:
         """The command that resumes this run where it was interrupted."""
+        command, checkpoint = self.command, self.values.resume_from_checkpoint
         if self.values.resume:
-            return self.command
-        if not self.command.startswith("finetune."):
-            return f"{self.command} --resume_from_checkpoint last"  # the last flag counts
-        value = self.values.resume_from_checkpoint
-        command = self.command.replace(f", resume_from_checkpoint={value!r}", "")
-        return f"{command[:-1]}, resume_from_checkpoint='last')"
+            return command
+        if command.startswith("finetune."):
+            option = f"resume_from_checkpoint={checkpoint!r}"
+            again = command.replace(option, "resume_from_checkpoint='last'")
+            return again if checkpoint else f"{command[:-1]}, resume=True)"
+        # the last flag counts
+        return f"{command} --resume_from_checkpoint last" if checkpoint else f"{command} --resume"
 
     @functools.cached_property
     def values(self) -> ArgumentValues:

@@ -195,7 +195,6 @@ class Predictor:
         for number in (ROW, "id"):  # which recipes have from `load` and may remove again
             rows = rows.add_column(number, np.arange(len(values)))
         prepared = self.recipe.prepare(DatasetDict(test=rows))["test"]
-        self.recipe.check_prepared(DatasetDict(test=prepared))
         documents = documents_of(prepared)
         if documents is None:
             documents = np.arange(len(prepared))

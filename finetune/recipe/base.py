@@ -150,9 +150,6 @@ class Recipe(RecipeOptions):
         """Return the features that the model takes, tokenized for instance, not padded."""
         raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
 
-    def check_prepared(self, prepared: DatasetDict) -> None:
-        """Raise a ``UserError`` if prepared rows cannot work with the model."""
-
     def processing_class(self) -> PreTrainedTokenizerBase | BaseImageProcessor | None:
         """Return the tokenizer or image processor to be saved beside the model, if there is one."""
         return None
@@ -286,9 +283,7 @@ class Recipe(RecipeOptions):
         """:attr:`splits`, prepared for the model."""
         self.check()
         self.kind.refuse_metrics(self.known_scoring)
-        prepared = self.prepare(self.splits)
-        self.check_prepared(prepared)
-        return prepared
+        return self.prepare(self.splits)
 
     def over(self, rows: Dataset) -> Self:
         """Return the same recipe with these raw rows as each of its splits, prepared once.
@@ -301,7 +296,6 @@ class Recipe(RecipeOptions):
         copy = dataclasses.replace(self, class_weights="none")
         copy.splits = DatasetDict(dict.fromkeys(("train", "validation", "test"), rows))
         prepared = copy.prepare(DatasetDict(test=rows))["test"]
-        copy.check_prepared(DatasetDict(test=prepared))
         copy.prepared = DatasetDict(dict.fromkeys(copy.splits, prepared))
         return copy
 

@@ -19,8 +19,6 @@ from types import ModuleType
 from finetune.errors import UserError
 from finetune.runtime.importing import import_source, path_below_cwd, read_source
 
-_SHA256 = "__sha256__"
-
 
 def is_path(name: object) -> bool:
     """Return whether a name is that of a file or directory rather than of something installed."""
@@ -67,14 +65,7 @@ def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = No
         del sys.modules[name]  # of an earlier version of the file
     sys.modules[package] = parent = ModuleType(package)
     parent.__path__ = [str(path.parent)]
-    module = import_source(f"{package}.{path.stem}", path, source, path_below_cwd(path))
-    vars(module)[_SHA256] = sha256
-    return module
-
-
-def has_changed(module: ModuleType, path: Path) -> bool:
-    """Return whether a file is another than the one that was imported."""
-    return bool(vars(module).get(_SHA256) != read_source(path, "imported")[1])
+    return import_source(f"{package}.{path.stem}", path, source, path_below_cwd(path))
 
 
 def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:

@@ -169,7 +169,8 @@ class _Metric:
         self._name, self._task, self.is_custom = name, task, is_path(module)
         self._path = Path(module) if self.is_custom else shipped()[module]
         self.title = path_below_cwd(self._path) if self.is_custom else f"'{name}'"
-        self._module = _load(self._path, task.metric_config, refresh=refresh)
+        is_refreshed = refresh and self.is_custom
+        self._module = _load(self._path, task.metric_config, refresh=is_refreshed)
 
     def compute(self, outputs: Any, targets: Any, *, is_trial: bool = False) -> dict[str, float]:
         """Return what it computes, by name; one number alone has the name of the metric.
@@ -302,16 +303,15 @@ def load(name: str, config: str | None = None) -> EvaluationModule:
 
 
 def _load(path: Path, config: str | None, *, refresh: bool = False) -> EvaluationModule:
-    """Return the metric of a file, imported again if it has changed and that is asked for.
+    """Return the metric of a file; with ``refresh`` it is imported again, as in a notebook.
 
     Raises:
         UserError: If it cannot be imported, or defines no metric.
     """
     from evaluate import EvaluationModule
 
-    module = code_files.imported(path)
-    if module is None or (refresh and code_files.has_changed(module, path)):
-        module = code_files.import_file(path, "metric")
+    module = None if refresh else code_files.imported(path)
+    module = module or code_files.import_file(path, "metric")
     cls: Any = only_class(module, EvaluationModule, path_below_cwd(path))
     return _instantiate(cls, config)
 

@@ -159,10 +159,14 @@ class TextRecipe(Recipe, TextOptions):
         return None if is_custom else load_config(self.model, self.model_revision)
 
     def check(self) -> None:
+        from finetune.models import families
+
         self._fit_model()
         _ = self.windows
         if self.text_columns:
             self.encoder().refuse_too_short(len(self.columns_read()))
+        for remark in families.remarks(self.model_config) if self.model_config is not None else ():
+            self.note(remark)
 
     def _fit_model(self) -> None:
         """Refuse a model without a head for texts, or with too few positions for ``max_length``,
@@ -285,12 +289,6 @@ class TextRecipe(Recipe, TextOptions):
             self.windows,
             processes=self.preprocessing_num_workers,
         )
-
-    def check_prepared(self, prepared: DatasetDict) -> None:
-        from finetune.models import families
-
-        for remark in families.remarks(self.model_config) if self.model_config is not None else ():
-            self.note(remark)
 
     def training_targets(self) -> np.ndarray:
         """Return the targets of training, of each window where texts are read in windows."""

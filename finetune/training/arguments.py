@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -77,6 +76,8 @@ class FinetuneArguments(TrainingArguments):
         None, "worker processes that collate batches ahead (unset: 2 with a GPU, none on a CPU)"
     )
 
+    builds_trainer = False
+
     def __post_init__(self) -> None:
         if not torch.accelerator.is_available():
             self.use_cpu = True  # without it the library refuses --bf16 there
@@ -95,16 +96,7 @@ class FinetuneArguments(TrainingArguments):
     @property
     def should_save(self) -> bool:
         """Whether this process writes; no process does while a trainer is built."""
-        return bool(super().should_save) and not self.__dict__.get("_held_back", False)
-
-    @contextlib.contextmanager
-    def nothing_written(self) -> Iterator[None]:
-        """Keep ``Trainer.__init__`` from making the output directory."""
-        self.__dict__["_held_back"] = True
-        try:
-            yield
-        finally:
-            del self.__dict__["_held_back"]
+        return bool(super().should_save) and not self.builds_trainer
 
 
 class ArgumentValues(SimpleNamespace):

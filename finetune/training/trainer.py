@@ -73,8 +73,9 @@ class Trainer(CheckpointTrainer):
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
         self._keeps_outputs = False
         self._outputs_by_step: dict[int, EvalLoopOutput] = {}
-        with arguments.nothing_written():
-            super().__init__(**kwargs)
+        arguments.builds_trainer = True  # or the library would make the output directory
+        super().__init__(**kwargs)
+        del arguments.builds_trainer
         self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
         if self.accelerator.ddp_handler is not None:  # or DDP copies gradients, and keeps both
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
