@@ -14,8 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-import finetune
-from finetune import UserError
 from tests.conftest import ROOT
 from tests.jobs import TORCHRUN, Job, Jobs, free_port, jobs, rank_without_launcher
 from tests.warm import Servers
@@ -169,23 +167,6 @@ def test_a_port_in_use_is_named(started: Jobs, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: port {port} of this machine is in use")
     assert "Traceback" not in done.stderr
-
-
-def test_launch_names_a_port_in_use_before_it_starts_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(*_: object, **__: object) -> None:
-        pytest.fail("it started processes")
-
-    monkeypatch.setattr("accelerate.notebook_launcher", start)
-    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", start)
-    monkeypatch.chdir(tmp_path)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as other,
-        pytest.raises(UserError, match=f"port {(port := other.getsockname()[1])} .*in use"),
-    ):
-        finetune.launch(str(REGRESSION), num_processes=2, port=port)
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---- a launcher of old ---------------------------------------------------------------------------

@@ -141,7 +141,7 @@ def test_a_launcher_trains_in_its_processes_and_rank_0_alone_speaks(
 ) -> None:
     found = launch(launcher)
     assert found.printed.count("rows per step") == 1
-    assert found.printed.count("test set,") == 1
+    assert found.printed.count("Test set,") == 1
     assert found.manifest["launch"]["world_size"] == (2 if launcher == "torchrun" else 1)
 
 

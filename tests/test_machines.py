@@ -187,9 +187,9 @@ def test_a_shared_directory_has_one_run_and_it_is_that_of_one_process(
     assert first.returncode == 0, first.stderr
     assert second.returncode == 0, second.stderr
     assert "2 processes on 2 machines, 1 thread each" in " ".join(first.stdout.split())
-    assert first.stdout.count("test set,") == 1
+    assert first.stdout.count("Test set,") == 1
     assert "rows per step" not in second.stdout
-    assert "test set," not in second.stdout
+    assert "Test set," not in second.stdout
     assert {path.name for path in tmp_path.glob("run*")} == {"run"}
     assert not [path for directory in directories for path in directory.iterdir()]
     run = Run.load(shared)
@@ -226,7 +226,7 @@ def test_private_directories_have_the_whole_run_each_with_save_on_each_node(
     assert Run.load(runs[0]).metrics == Run.load(runs[1]).metrics
     said = " ".join((first.stdout + second.stdout).split())  # either is rank 0
     assert said.count("2 processes on 2 machines") == 1
-    assert said.count("test set,") == 1
+    assert said.count("Test set,") == 1
 
 
 @pytest.mark.slow
