@@ -31,6 +31,7 @@ def write(run: Run) -> Path:
         rows=run.statistics.rows,
         scores=tables.scores(run.metrics, headline).markdown(),
         facts={"splits": "", **facts.provenance(manifest), "data": _source(run)},
+        fingerprint=manifest.data.fingerprint,
         notes=[*manifest.data.notes, *run.statistics.notes],
         code=code,
         reading=reading,

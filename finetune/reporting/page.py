@@ -29,13 +29,11 @@ def write(run: Run) -> Path:
     sections = [_scores(run)]
     sections += [Section(name.capitalize(), SECTIONS[name](content)) for name in run.kind.sections]
     sections.append(Section("Provenance", [manifest.command, facts.provenance(manifest)]))
-    verdicts = [
-        *("; ".join(wording.score(name, statistics.metrics[name]) for name in headline),),
-        *wording.verdicts(statistics, headline, wording.directions(manifest)),
-    ]
+    scores = "; ".join(wording.score(name, statistics.metrics[name]) for name in headline)
+    verdicts = wording.verdicts(statistics, headline, wording.directions(manifest))
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
     warnings = [*manifest.data.notes, *statistics.notes]
-    html.write(run.path / PAGE, title, verdicts, sections, warnings)
+    html.write(run.path / PAGE, title, [scores, *verdicts], sections, warnings)
     plots = {plot.name: plot for section in sections for plot in section.plots}
     directory = run.path / PLOTS
     refuse_link(directory)

@@ -42,6 +42,11 @@ _FEWEST_LOGGED, _FEWEST_EVALUATIONS = 3, 2
 _FEWEST_ROWS, _FEWEST_OF_CLASS = 100, 10
 _MOST_CELLS_WITH_NUMBERS, _FEWEST_BINS = 12 * 12, 3
 _MOST_CURVES, _MOST_POINTS = 5, 501
+#: Title, axes and area of the curves of a ranking.
+_KINDS = {
+    "roc": ("ROC curve", "false positive rate", "true positive rate", "ROC AUC"),
+    "precision_recall": ("Precision-recall curve", "recall", "precision", "average precision"),
+}
 
 
 @styled
@@ -139,37 +144,30 @@ def ranking(
         return []
     return [
         _curves(predicted, name, {number: classes[names[number]][area] for number in numbers})
-        for name, area in (("roc", "roc_area"), ("precision_recall", "pr_area"))
+        for name, area in zip(_KINDS, ("roc_area", "pr_area"), strict=True)
     ]
 
 
 @styled
 def _curves(predicted: ScoredRows, name: str, areas: Mapping[int, Mapping[str, float]]) -> Plot:
     """Plot a kind of curve of the classes with the lowest of these areas."""
-    names, is_roc = predicted.names, name == "roc"
-    lowest = sorted(areas, key=lambda number: areas[number]["value"])
+    title, x_label, y_label, area_name = _KINDS[name]
+    names, lowest = predicted.names, sorted(areas, key=lambda number: areas[number]["value"])
     curves = sorted(lowest[:_MOST_CURVES])
     figure, (axes,) = figure_of(1, height=4.4 + 0.1 * len(curves))
     for number, colour in zip(curves, COLOURS, strict=False):
         true, scores = predicted.labels == number, predicted.probabilities.column(number)
-        style: dict[str, Any] = {"ax": axes, "name": short(names[number], 16)}
-        style["curve_kwargs"] = {"color": colour}
-        if is_roc:
-            x, y, _ = roc_curve(true, scores)
-            x, y = _thin(x, y)
-            RocCurveDisplay(fpr=x, tpr=y, roc_auc=areas[number]["value"]).plot(**style)
+        label = f"{short(names[number], 16)} ({area_name} = {areas[number]['value']:.2f})"
+        style = {"color": colour, "label": label}
+        if name == "roc":
+            x, y = _thin(*roc_curve(true, scores)[:2])
+            RocCurveDisplay(fpr=x, tpr=y).plot(ax=axes, curve_kwargs=style)
         else:
             y, x, _ = precision_recall_curve(true, scores, drop_intermediate=True)
             x, y = _thin(x, y)
-            area = areas[number]["value"]
-            style["curve_kwargs"]["label"] = f"{style.pop('name')} (AP = {area:.2f})"
-            PrecisionRecallDisplay(precision=y, recall=x).plot(**style)
-    if is_roc:
+            PrecisionRecallDisplay(precision=y, recall=x).plot(ax=axes, curve_kwargs=style)
+    if name == "roc":
         axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5)
-    title, label = ("ROC curve", "ROC AUC") if is_roc else ("Precision-recall curve", "AP")
-    x_label, y_label = ("false positive rate", "true positive rate")
-    if not is_roc:
-        x_label, y_label = "recall", "precision"
     titled(axes, title, x=x_label, y=y_label)
     if (legend := axes.get_legend()) is not None:
         legend.remove()
@@ -177,7 +175,7 @@ def _curves(predicted: ScoredRows, name: str, areas: Mapping[int, Mapping[str, f
     values = [f"'{names[number]}' {areas[number]['value']:.3f}" for number in lowest]
     note = f"; the {_MOST_CURVES} lowest of {len(areas)} are drawn" * (len(areas) > _MOST_CURVES)
     listed = ", ".join(values[:_MOST_CURVES])
-    return Plot(name, f"{label} of a class against the rest: {listed}{note}.", figure)
+    return Plot(name, f"{area_name} of a class against the rest: {listed}{note}.", figure)
 
 
 def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -189,27 +187,26 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @styled
 def reliability(calibration: Mapping[str, Any]) -> Plot | None:
     """Plot accuracy by confidence, before and after the temperature, and where the rows are."""
-    if sum(row["rows"] for row in calibration["bins"]) < _FEWEST_ROWS:
+    bins, after = calibration["bins"], calibration.get("after")
+    if sum(row["rows"] for row in bins) < _FEWEST_ROWS or len(bins) < _FEWEST_BINS:
         return None
-    if len(calibration["bins"]) < _FEWEST_BINS:
-        return None
-    error = calibration["expected_calibration_error"]
-    curves = [("uncalibrated", error, calibration["bins"], BLUE, "o")]
-    if after := calibration.get("after"):
-        name, error = f"temperature {calibration['temperature']:.2f}", "expected_calibration_error"
-        curves.append((name, after[error], after["bins"], ORANGE, "s"))
+    curves = [("uncalibrated", calibration, BLUE, "o")]
+    if after:
+        curves.append((f"temperature {calibration['temperature']:.2f}", after, ORANGE, "s"))
     figure, (axes, rows) = figure_of(2, height=4.6, ratios=(3, 1), share_x=True)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")
-    for number, (label, _, bins, colour, marker) in enumerate(curves):
-        confidences = np.array([row["confidence"] for row in bins])
-        accuracies = [row["accuracy"] for row in bins]
+    for number, (label, curve, colour, marker) in enumerate(curves):
+        confidences = np.array([row["confidence"] for row in curve["bins"]])
+        accuracies = [row["accuracy"] for row in curve["bins"]]
         axes.plot(confidences, accuracies, color=colour, marker=marker, label=label)
-        places, counts = confidences + (number - 0.5) * 0.014, [row["rows"] for row in bins]
+        places = confidences + (number - 0.5) * 0.014
+        counts = [row["rows"] for row in curve["bins"]]
         rows.bar(places, counts, width=0.014, color=colour)
     axes.set_ylim(0, 1.02)
     titled(axes, "Calibration: accuracy by confidence", legend=True, percent="xy")
     titled(rows, "Rows", x="confidence (probability of the predicted class)", percent="x")
-    alt = ", ".join(f"{error:.3f} {label}" for label, error, *_ in curves)
+    errors = [curve["expected_calibration_error"] for _, curve, *_ in curves]
+    alt = ", ".join(f"{error:.3f} {name}" for error, (name, *_) in zip(errors, curves, strict=True))
     return Plot("reliability", f"Expected calibration error {alt}.", figure)
 
 
@@ -226,7 +223,7 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
         return None
     figure, (histogram, accuracy) = figure_of(2, height=4.6, share_x=True)
     lengths_seen = np.minimum(tokens, np.quantile(tokens, 0.995))
-    histogram.hist(lengths_seen, bins="auto", color=BLUE)
+    histogram.hist(lengths_seen, bins=min(40, 1 + int(np.ptp(lengths_seen))), color=BLUE)
     alt = f"Median length {np.median(tokens):,.0f} tokens"
     if max_length and max_length < tokens.max():
         for axes in (histogram, accuracy):
