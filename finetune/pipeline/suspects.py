@@ -72,18 +72,26 @@ def of_run(run: Run) -> Path | None:
 
 
 def refuse_path(path: Path) -> None:
-    """Refuse a path that is no .csv in a directory, and a file that is there: it may be edited."""
-    if path.suffix.lower() != ".csv" or path.exists() or not path.absolute().parent.is_dir():
+    """Refuse a path that is no .csv in a directory, and to replace a file that is no list of
+    suspects, or into which a person has written.
+    """
+    if path.suffix.lower() != ".csv" or path.is_dir() or not path.absolute().parent.is_dir():
         raise UserError(
-            f"--suspects {path}: expected the name of a new .csv in a directory that is there"
+            f"--suspects {path}: expected the name of a .csv in a directory that is there"
         )
+    try:
+        is_edited = path.exists() and corrections.has_new_labels(path)
+    except UserError:
+        is_edited = True
+    if is_edited:
+        raise UserError(f"--suspects {path}: is no list of suspects, or edited: name another file")
 
 
 def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
     """Write the rows that findings suspect, each once, with all reasons.
 
     Args:
-        path: Of the file, which is not written if no row is suspected.
+        path: Of the file; one that is there is replaced, or removed if no row is suspected.
         findings: From the worst.
         recipe: Which read the rows.
 
@@ -124,6 +132,7 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
                     **suggestions.get((split, row), {}),
                 }
             )
+    path.unlink(missing_ok=True)
     if written:
         corrections.write_suspects(path, written, user_columns)
     return len(written)
