@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from datasets import DatasetDict
 
-from finetune.data import corrections, labels, numbers, requirements, sources
+from finetune.data import corrections, labels, requirements, sources
 from finetune.data.comma_list import split_values
 from finetune.data.row_index import Plan
 from finetune.runtime import hub
@@ -88,8 +88,13 @@ def read_source(recipe: Recipe) -> DatasetDict:
     hub.require({**vars(recipe), "model": None}, embedded=bool(recipe.embedded))
     dataset = sources.number_rows(recipe.load())
     requirements.require_labelled(dataset, recipe.input_column, recipe.report)
-    requirements.require_rows(dataset, recipe.label_name, recipe.report)
+    requirements.require_rows(dataset, _target_names(recipe), recipe.report)
     return dataset
+
+
+def _target_names(recipe: Recipe) -> Sequence[str]:
+    """Return what the user calls the labels: their column, or those of several numbers."""
+    return recipe.target_names or [recipe.label_name]
 
 
 def make_splits(recipe: Recipe) -> DatasetDict:
@@ -110,12 +115,9 @@ def make_splits(recipe: Recipe) -> DatasetDict:
         dataset, recipe.corrections = corrections.apply(
             dataset, source, recipe.input_column, report=report, **files
         )
+    targets = _target_names(recipe)
     requirements.require_splits(
-        dataset, source, recipe.label_name, report, can_rename=can_rename, split_by=split_by
+        dataset, source, targets, report, can_rename=can_rename, split_by=split_by
     )
-    targets = recipe.target_names or [recipe.label_name]
-    for split, rows in dataset.items():
-        numbers.check_targets(rows, split, targets, report)
-    report.raise_errors()
     report.add(*tiers.check_rows(source, dataset, recipe.columns_read(), targets, split_by))
     return dataset

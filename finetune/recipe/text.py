@@ -68,7 +68,7 @@ class TextRecipe(Recipe, TextOptions):
         texts, is_one = self.columns_read(), self.text_columns is None
         named = {"--text_column" if is_one else "--text_columns": texts, **self.label_sources()}
         split_by = rows.split_columns(self)
-        columns.require_columns(dataset, named, self.report, split_by)
+        columns.require_columns(dataset, named, self.report)
         if is_one and not self.label_columns:
             rows.warn_of_missing_header(self, dataset, self.text_column, self.label_column)
         names = [*itertools.chain(*named.values())]

@@ -161,9 +161,8 @@ class Run:
         statistics = self.metrics.statistics
         if statistics is None:
             raise UserError(
-                f"{self.path} has no statistics in its {METRICS} (status "
-                f"'{self.status}'): python -m finetune report {self.path} computes them "
-                "from its predictions"
+                f"{self.path} has no statistics in its {METRICS} (status '{self.status}'); "
+                f"{self._next_command}"
             )
         return statistics
 
