@@ -76,8 +76,8 @@ class ImageRecipe(Recipe, ImageOptions):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
         split_by = rows.split_columns(self)
-        named = {"--image_column": [image], "--label_column": [label]}
-        columns.require_columns(dataset, named, self.report)
+        sources = {"--image_column": [image], "--label_column": [label]}
+        columns.require_columns(dataset, sources, self.report)
         dataset = columns.drop_clashes(dataset, [image, label], self.report, [*split_by.values()])
         dataset = DatasetDict(
             {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}

@@ -65,12 +65,12 @@ class TextRecipe(Recipe, TextOptions):
 
         self._find_columns(dataset["train"])
         texts, is_one, labels = self.columns_read(), self.text_columns is None, self._labels_read()
-        named = {
+        sources = {
             "--text_column" if is_one else "--text_columns": texts,
             "--label_columns" if self.label_columns else "--label_column": labels,
         }
         split_by = rows.split_columns(self)
-        columns.require_columns(dataset, named, self.report)
+        columns.require_columns(dataset, sources, self.report)
         if is_one and not self.label_columns:
             rows.warn_of_missing_header(self, dataset, self.text_column, self.label_column)
         dataset = columns.drop_clashes(
