@@ -126,8 +126,8 @@ MUTATIONS = (
     Mutation(
         "the config file wins over flags",
         "finetune/config/settings.py",
-        'user_options = {**_read_config(parser, typed.get("config"), report), **typed}',
-        'user_options = {**typed, **_read_config(parser, typed.get("config"), report)}',
+        'user_options = {**_read_config(parser, from_flags.get("config"), report), **from_flags}',
+        'user_options = {**from_flags, **_read_config(parser, from_flags.get("config"), report)}',
         ("A5",),
     ),
     Mutation(

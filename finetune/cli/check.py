@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING
 
 from finetune.cli import console
 from finetune.cli.parser import Parser, import_at_once, recipe_and_flags
-from finetune.config.settings import Settings, peek
+from finetune.config.settings import Settings, require_hub
 from finetune.errors import UserError, counted
 from finetune.recipe import catalog
-from finetune.runtime import hub
 
 if TYPE_CHECKING:
     from finetune.pipeline.check import Check
@@ -71,9 +70,7 @@ def main(words: Sequence[str]) -> int:
 
 def _examine(recipe: str, flags: list[str], *, deep: bool, suspects: str | None) -> Check:
     """Run the check, and write the suspects if that is asked for."""
-    sources, _ = peek(catalog.find(recipe), flags) or (None, True)
-    if sources is not None and not hub.missing(sources):
-        hub.go_offline()
+    require_hub(catalog.find(recipe), flags)
     import_at_once("datasets", "finetune.training.arguments")
 
     from finetune.pipeline import check

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from finetune.cli import console
 from finetune.cli.parser import import_at_once, recipe_and_flags
-from finetune.config.settings import Settings, peek
+from finetune.config.settings import Settings, require_hub
 from finetune.recipe import catalog
-from finetune.runtime import distributed, hub, signals
+from finetune.runtime import distributed, signals
 
 
 def main(words: Sequence[str]) -> int:
@@ -30,19 +30,8 @@ def main(words: Sequence[str]) -> int:
 
         print(RecipeParser(cls).help(), end="")
         return 0
-    sources, may_have_mistakes = peek(cls, flags) or (None, True)
-    missing = [] if sources is None else hub.missing(sources)
-    unreachable = (
-        hub.unreachable(missing, embedded=bool(cls.embedded), packaged=cls.packaged_model)
-        if distributed.ranks().rank == 0
-        else None
-    )
-    if unreachable and not may_have_mistakes:
-        raise unreachable  # before the flags are read: for that the libraries are imported
-    if not missing and sources is not None:
-        hub.go_offline()
-    if not missing or unreachable:  # all at once: rank 0 waits for the others before it begins
-        import_at_once("datasets", "finetune.training.trainer")
+    require_hub(cls, flags)
+    import_at_once("datasets", "finetune.training.trainer")
 
     from finetune.cli import screen
     from finetune.pipeline import train

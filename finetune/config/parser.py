@@ -102,21 +102,23 @@ class RecipeParser(HfArgumentParser):
         place = f"{file}: " if file else ""
         for flag, *values in group_flags(words):
             name, has_value, value = flag.partition("=")
-            written = f"'{name.removeprefix('--')}'" if file else name
+            option_text = f"'{name.removeprefix('--')}'" if file else name
             action = self.flags.get(name)
             if action is None and name.startswith("--"):
                 names = [word.lstrip("-") if file else word for word in self.flags]
-                self.report_unknown(written, [*names, *self.more_flags, "--help"], report, place)
+                self.report_unknown(
+                    option_text, [*names, *self.more_flags, "--help"], report, place
+                )
             elif action is None:
                 report.error(f"{place}unexpected word '{flag}'")
             elif action.dest in REFUSED:
-                report.error(f"{place}{written}: not accepted: launcher or subcommand set it")
+                report.error(f"{place}{option_text}: not accepted: launcher or subcommand set it")
             else:
                 try:
                     namespace, rest = self.parse_known_args([flag, *values])
                 except UserError:
                     expected = _expected(action, [value] if has_value else values)
-                    report.error(f"{place}{written}: {expected}")
+                    report.error(f"{place}{option_text}: {expected}")
                 else:
                     options |= vars(namespace)
                     for word in rest:
@@ -124,10 +126,10 @@ class RecipeParser(HfArgumentParser):
         return options
 
     def report_unknown(
-        self, written: str, names: Iterable[str], report: Report, place: str = ""
+        self, option_text: str, names: Iterable[str], report: Report, place: str = ""
     ) -> None:
         """Report an option that does not exist, with what was probably meant."""
-        message = f"{place}{describe_unknown(written, names)} (all options: {self.prog} --help)"
+        message = f"{place}{describe_unknown(option_text, names)} (all options: {self.prog} --help)"
         report.error(message, name="unknown_option")
 
     def error(self, message: str) -> NoReturn:
@@ -190,9 +192,9 @@ def _refuse_clashes(recipe: type[Recipe]) -> None:
     name arguments that do not exist.
     """
     arguments, options = training_names(), {field.name for field in dataclasses.fields(recipe)}
-    if taken := sorted(options & {*arguments, *RUN_OPTIONS, *REFUSED}):
+    if clashes := sorted(options & {*arguments, *RUN_OPTIONS, *REFUSED}):
         raise UserError(
-            f"{recipe.__name__}: the options {', '.join(taken)} are training arguments already; "
+            f"{recipe.__name__}: the options {', '.join(clashes)} are training arguments already; "
             "set their defaults in `training`, or choose other names"
         )
     mistakes = [
@@ -212,8 +214,8 @@ def _expected(action: argparse.Action, values: Sequence[str]) -> str:
     expected = typed_as(kind) if isinstance(kind, type) else "another value"
     if choices:
         expected = f"{', '.join(choices[:-1])} or {choices[-1]}"
-    found = f"'{word}'{suggestion(word, choices)}" if values else "none"
-    return f"expected {expected}, found {found}"
+    value = f"'{word}'{suggestion(word, choices)}" if values else "none"
+    return f"expected {expected}, found {value}"
 
 
 def _help_entry(action: argparse.Action, default: Any) -> argparse.Action:

@@ -68,8 +68,8 @@ class Settings:
         from finetune.config.parser import RecipeParser, group_flags
 
         parser, report = RecipeParser(catalog.find(recipe), more_flags), Report()
-        typed = parser.read(flags, report)
-        user_options = {**_read_config(parser, typed.get("config"), report), **typed}
+        from_flags = parser.read(flags, report)
+        user_options = {**_read_config(parser, from_flags.get("config"), report), **from_flags}
         words = [*distributed.launcher(), "-m", "finetune", recipe]
         for group in group_flags(flags):
             is_token = group[0].replace("-", "_").startswith("__hub_token")
@@ -200,36 +200,38 @@ class Settings:
         return arguments
 
 
-def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bool] | None:
-    """Return where data and model come from, without importing the libraries.
+def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
+    """Refuse data and model that need a Hub which does not answer, before libraries are imported;
+    go offline if neither needs it. Mistakes in the flags are left to the parser.
 
-    It is for knowing early whether the Hub is needed; mistakes are left to the parser.
-
-    Returns:
-        These options, and whether there are other words that may be mistaken, or local data; None
-        if they are not known, or if the Hub is needed anyway, to push to it.
+    Raises:
+        UserError: If there is nothing else that the user may have mistaken.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in (*_SOURCES, "config", "embedded", "push_to_hub"):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
-    namespace, others = parser.parse_known_args(flags)
-    typed = {name: value for name, value in vars(namespace).items() if value is not None}
+    namespace, other_words = parser.parse_known_args(flags)
+    from_flags = {name: value for name, value in vars(namespace).items() if value is not None}
     try:
-        config = _load_yaml(typed["config"]) if "config" in typed else {}
+        config = _load_yaml(from_flags["config"]) if "config" in from_flags else {}
     except UserError:
-        return None
-    user_options = {**{name: value for name, value in config.items() if value}, **typed}
+        return
+    user_options = {**{name: value for name, value in config.items() if value}, **from_flags}
     embedded, pushes = (
         str(user_options.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
         for name in ("embedded", "push_to_hub")
     )
+    if pushes or "" in (from_flags.get(name) for name in _SOURCES):
+        return
     defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
     merged = {**defaults, **(recipe.embedded if embedded else {}), **user_options}
     sources = {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
     is_local = bool(sources.get("dataset")) and not hub.names_repository(sources["dataset"])
-    has_other_words = bool(others) or not typed.keys() <= {*_SOURCES}
-    is_unknown = pushes or "" in (typed.get(name) for name in _SOURCES)
-    return None if is_unknown else (sources, is_local or has_other_words)
+    may_have_mistakes = is_local or other_words or not from_flags.keys() <= {*_SOURCES}
+    if not hub.missing(sources):
+        hub.go_offline()
+    elif distributed.is_main_process() and not may_have_mistakes:
+        hub.require(sources, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
 
 
 def _build(recipe: type[Recipe], options: Mapping[str, Any], report: Report) -> Recipe:

@@ -104,7 +104,7 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     path = Path(recipe.dataset).expanduser()
     is_path = recipe.dataset and path.exists()
     if recipe.metrics:
-        options["metrics"] = scoring.with_paths(recipe.metrics, absolute=True)
+        options["metrics"] = scoring.with_absolute_paths(recipe.metrics)
     return options | ({"dataset": str(path.resolve())} if is_path else {})
 
 

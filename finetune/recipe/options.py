@@ -295,9 +295,9 @@ def _find_contradictions(recipe: Any) -> Sequence[str]:
         mistakes.append("--truncation head_tail: expected head or tail with --text_columns")
     if values.get("label_order") is not None:
         names, task = split_values(values["label_order"]), values["task"]
-        typed = f"--label_order {values['label_order']}"
+        option_text = f"--label_order {values['label_order']}"
         if task not in ("auto", "ordinal"):
-            mistakes.append(f"{typed}: the classes of --task {task} have no order")
+            mistakes.append(f"{option_text}: the classes of --task {task} have no order")
         elif len(names) < 3 or len(set(names)) < len(names):
-            mistakes.append(f"{typed}: expected three different classes or more, with commas")
+            mistakes.append(f"{option_text}: expected three different classes or more, with commas")
     return mistakes

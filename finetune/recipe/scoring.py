@@ -343,10 +343,7 @@ def hashes(scoring: Arguments) -> dict[str, str]:
     return {name: read_source(path, "metric")[1] for name, path in files.items()}
 
 
-def with_paths(names: str, *, absolute: bool) -> str:
-    """Return a value of ``--metrics`` with absolute paths, or with the names of the files alone,
-    since directories differ between machines.
-    """
-    paths = {word: code_files.absolute(word) for word in split_values(names) if is_path(word)}
-    texts = {word: str(path) if absolute else path.name for word, path in paths.items()}
-    return join_values(texts.get(word, word) for word in split_values(names))
+def with_absolute_paths(names: str) -> str:
+    """Return a value of ``--metrics`` that means the same in any directory."""
+    words = split_values(names)
+    return join_values(str(code_files.absolute(word)) if is_path(word) else word for word in words)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -65,13 +64,15 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.tasks import kinds
 
         self._find_columns(dataset["train"])
-        texts, is_one = self.columns_read(), self.text_columns is None
-        named = {"--text_column" if is_one else "--text_columns": texts, **self.label_sources()}
-        columns.require_columns(dataset, named, self.report)
+        texts, is_one, labels = self.columns_read(), self.text_columns is None, self._labels_read()
+        sources = {
+            "--text_column" if is_one else "--text_columns": texts,
+            "--label_columns" if self.label_columns else "--label_column": labels,
+        }
+        columns.require_columns(dataset, sources, self.report)
         if is_one and not self.label_columns:
             rows.warn_of_missing_header(self, dataset, self.text_column, self.label_column)
-        names = [*itertools.chain(*named.values())]
-        dataset = columns.drop_own_columns(dataset, names, self.report)
+        dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
         if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
         is_open, label_options = self.task == "auto", self.label_options()
@@ -88,10 +89,10 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data import columns
 
         texts = self.columns_read() if self.text_columns or self.text_column else []
-        ((_, labels),) = self.label_sources().items()
-        if texts and labels[0]:
+        (label, *_) = self._labels_read()
+        if texts and label:
             return
-        texts, label = columns.find_columns(rows, texts, labels[0])
+        texts, label = columns.find_columns(rows, texts, label)
         if not self.text_columns:
             self.text_column = texts[0]
         if not self.label_columns:
@@ -103,21 +104,17 @@ class TextRecipe(Recipe, TextOptions):
 
         return parse_names("--text_columns", self.text_columns) or [self.text_column]
 
-    def label_sources(self) -> dict[str, list[str]]:
-        """Return the option that names the columns of labels, and their names."""
+    def _labels_read(self) -> list[str]:
         from finetune.data.columns import parse_names
 
-        if columns := parse_names("--label_columns", self.label_columns):
-            return {"--label_columns": columns}
-        return {"--label_column": [self.label_column]}
+        return parse_names("--label_columns", self.label_columns) or [self.label_column]
 
     def label_options(self) -> LabelOptions:
         """Return how labels are written."""
         from finetune.data.label_columns import LabelOptions, parse_label_map
 
-        ((_, columns),) = self.label_sources().items()
         return LabelOptions(
-            columns=columns,
+            columns=self._labels_read(),
             task=self.task,
             names=split_values(self.label_order or "") or self.label_names,
             is_ordered=bool(self.label_order),

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-CHOICES = ("auto", "fp32", "bf16", "fp16")
-
 
 def prefers_bf16(device_type: str) -> bool:
     """Return whether a device is known to multiply bf16 faster than fp32.

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import torch
 from transformers import TrainingArguments
@@ -44,7 +44,7 @@ class FinetuneArguments(TrainingArguments):
     max_tokens_per_batch: int | None = _option(
         None, "tokens per optimizer step, padding included, instead of a number of rows"
     )
-    class_sampling: str = _option(
+    class_sampling: Literal["none", "balanced"] = _option(
         "none", "rows of an epoch: none, each at most once; balanced, as many of each class"
     )
     save_every: int = _option(1, "keep a checkpoint every N epochs, and the last and the best")
@@ -64,10 +64,10 @@ class FinetuneArguments(TrainingArguments):
         None, "stop after N evaluations in a row without a better metric_for_best_model"
     )
     num_threads: int | None = _option(None, "CPU threads per process (unset: a share of the cores)")
-    precision: str = _option(
-        "auto", "of matrix products: auto (bf16 where the device has it), fp32, bf16 or fp16"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
+        "auto", "precision of matrix products (auto: bf16 where the device has it)"
     )
-    cpu_kernels: str = _option(
+    cpu_kernels: Literal["auto", "off"] = _option(
         "auto", "on a CPU: auto for those of this toolkit, off for those of the libraries"
     )
     profile: int | None = _option(None, "profile N steps after the first two")

@@ -20,8 +20,7 @@ from transformers.integrations.integration_utils import (
 )
 
 from finetune.errors import UserError, counted, suggestion
-from finetune.models import cpu
-from finetune.runtime import distributed, precision
+from finetune.runtime import distributed
 
 #: Arguments that count something, and its unit.
 _COUNTS = {
@@ -80,16 +79,6 @@ def refuse(values: Any) -> None:
     mistakes = [f"--{name}: {reason}" for name, reason in _REFUSED.items() if getattr(values, name)]
     mistakes += [*_find_launch_mistakes(values), *_find_numbers_out_of_range(values)]
     mistakes += [*_find_contradictions(values), *_find_missing_packages(values)]
-    for name, choices in (
-        ("precision", precision.CHOICES),
-        ("cpu_kernels", cpu.CHOICES),
-        ("class_sampling", ("none", "balanced")),
-    ):
-        if (value := getattr(values, name)) not in choices:
-            mistakes.append(
-                f"--{name} {value}: expected {', '.join(choices[:-1])} or {choices[-1]}"
-                f"{suggestion(value, choices)}"
-            )
     if mistakes:
         raise UserError(*mistakes)
 
