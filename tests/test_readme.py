@@ -22,9 +22,7 @@ COMMANDS = [
     for line in re.findall(r"^    ((?:python|torchrun|accelerate) .*)$", README, re.MULTILINE)
 ]
 BLOCKS = [
-    block
-    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    if "pipeline(" in block
+    block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "pipeline(" in block
 ]
 MINE = '''
 """Reviews of my own."""
