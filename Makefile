@@ -58,7 +58,7 @@ $(OLDEST)/.ready: pyproject.toml
 	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct -e '.[embedded,dev]'
 	touch $@
 
-check: $(READY) lint  ## lint, types and quick unit tests (a minute on two cores)
+check: $(READY) lint  ## lint, types and quick unit tests (2 minutes on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
 
 lint: $(READY)  ## lint and types

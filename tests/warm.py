@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+
 #: How the variables begin that the libraries read as they are imported.
 READ = ("CUDA", "DATASETS", "HF_", "HOME", "HUGGING", "MKL", "MPL", "OMP", "OPENBLAS", "TOKENIZERS")
 READ += ("TRANSFORMERS", "XDG_")

@@ -14,7 +14,7 @@ from finetune.errors import UserError
 from finetune.recipe import catalog
 from finetune.runs.run import Run
 from finetune.runtime import distributed
-from finetune.training.retired import option_suggestion
+from finetune.training.options import describe_unknown
 
 
 def load_run(path: str, trust_recipe: bool) -> Run:
@@ -93,8 +93,6 @@ class Parser(argparse.ArgumentParser):
         _, _, left = message.partition("unrecognized arguments: ")
         flags_of_verb = [*self._option_string_actions]
         flags = [word.partition("=")[0] for word in left.split() if word.startswith("--")]
-        unknown = [
-            f"unknown option {flag}{option_suggestion(flag, flags_of_verb)}" for flag in flags
-        ]
+        unknown = [describe_unknown(flag, flags_of_verb) for flag in flags]
         mistakes = unknown or [f"unexpected words: {left}" if left else message]
         raise UserError(*(f"{self.verb}: {mistake}" for mistake in mistakes))

@@ -83,7 +83,6 @@ def _start(event: events.Started) -> None:
         "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
         "embedded": f"overrides: {changed}" if changed else "",
         "directory": str(settings.output_dir),
-        "note": settings.without_effect,
     }
     title = catalog.display_name(type(recipe))
     if not is_other:  # else the docstring is about other data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,13 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from finetune.data import ROW, arrow
 from finetune.data.comma_list import format_option, split_values
-from finetune.data.label_columns import LabelColumn, list_names, parse_list, source_rows
-from finetune.data.numbers import parse_number
+from finetune.data.label_columns import (
+    LabelColumn,
+    list_names,
+    parse_list,
+    parse_number,
+    source_rows,
+)
 from finetune.data.prediction_columns import is_own
 from finetune.errors import Report, UserError, suggestion
 
@@ -39,10 +45,7 @@ def parse_names(flag: str, text: Any) -> list[str]:
 
 
 def require_columns(
-    dataset: DatasetDict,
-    columns: Mapping[str, Sequence[str]],
-    report: Report,
-    split_by: Mapping[str, str] | None = None,
+    dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Report
 ) -> None:
     """Refuse columns that are missing, named twice or of the wrong type.
 
@@ -50,48 +53,45 @@ def require_columns(
         dataset: As it was read.
         columns: The columns by the flags that name them: ``--text_column``, ``--label_columns``.
         report: Gets an error for each of them.
-        split_by: The columns that training rows are split by, by the flags that name them; other
-            splits may lack them.
 
     Raises:
         UserError: If there is such a column.
     """
-    named = [(flag, name, dataset) for flag, names in columns.items() for name in names]
-    train = DatasetDict(train=dataset["train"])
-    named += [(flag, name, train) for flag, name in (split_by or {}).items()]
     flags: dict[str, str] = {}
-    for flag, column, splits in named:
-        lacking = [split for split, rows in splits.items() if column not in rows.column_names]
+    for flag, column in ((flag, column) for flag, names in columns.items() for column in names):
+        lacking = [split for split, rows in dataset.items() if column not in rows.column_names]
         if column in flags:
             report.error(f"{flag}: '{column}' is named by {flags[column]} already")
         elif lacking:
-            names = [name for name in dataset[lacking[0]].column_names if name != ROW]
             report.error(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
-                f"{suggestion(column, names)} (available: {', '.join(names)})"
+                + describe_columns(dataset[lacking[0]], column)
             )
-        elif flag in (split_by or {}) and is_own(column):
-            report.error(f"{flag} {column}: the toolkit writes a column of that name; rename it")
         elif flag.startswith("--text_column"):
             _require_texts(dataset, flag, column, report)
         flags.setdefault(column, flag)
     report.raise_errors()
 
 
+def describe_columns(rows: Dataset, column: str) -> str:
+    """Return which columns there are, and which is called most like a missing one."""
+    names = [name for name in rows.column_names if name != ROW]
+    return f"{suggestion(column, names)} (available: {', '.join(names)})"
+
+
 def _require_texts(dataset: DatasetDict, flag: str, column: str, report: Report) -> None:
     """Report a column that holds other values than texts, or whose training texts are numbers."""
     for split, rows in dataset.items():
-        batches = (batch.drop_null() for batch in arrow.batches(rows, column))
-        first = next((batch for batch in batches if len(batch)), None)
-        if first is None:
+        values = (value for batch in arrow.batches(rows, column) for value in batch.drop_null())
+        if (first := next(values, None)) is None:
             continue
-        texts = (text.as_py() for batch in itertools.chain([first], batches) for text in batch)
+        cells = (value.as_py() for value in itertools.chain([first], values))
         is_text = arrow.is_text(first.type)
-        if not is_text or (split == "train" and all(parse_number(t) is not None for t in texts)):
+        if not is_text or (split == "train" and all(parse_number(c) is not None for c in cells)):
             kind = "numbers only" if is_text else f"values of the type {first.type}"
             report.error(
                 f"{flag}: the column '{column}' of the {split} data holds {kind}, such as "
-                f"{first[0].as_py()!r}",
+                f"{first.as_py()!r}",
                 fix="expected text; is it the right column?",
             )
             return
@@ -102,22 +102,18 @@ def drop_clashes(
 ) -> DatasetDict:
     """Return ``dataset`` without columns that only some splits have or that the toolkit writes.
 
-    Args:
-        dataset: Splits with ``columns``.
-        columns: Those of the texts and the labels.
-        report: Gets a fact about the columns that are dropped.
-        split_by: Columns that training rows are split by; other splits may lack them.
+    Those of the texts and the labels, ``columns``, stay, and those that training rows are split by.
     """
     shared = set.intersection(*(set(rows.column_names) for rows in dataset.values()))
-    unread = [name for name in dataset["train"].column_names if name not in {ROW, *columns}]
-    taken = [name for name in unread if is_own(name)]
-    single = [name for name in unread if name not in {*shared, *taken, *split_by}]
-    if taken:
-        why = "the toolkit writes columns of these names; rename to keep"
-        report.info(f"dropped from the data: {list_names(taken)} ({why})")
-    if single:
-        report.info(f"dropped from the data: {list_names(single)} (not in every split)")
-    names = [name for name in dataset["train"].column_names if name not in {*taken, *single}]
+    clashing = [
+        name
+        for name in dataset["train"].column_names
+        if name not in {ROW, *columns} and (is_own(name) or name not in {*shared, *split_by})
+    ]
+    if clashing:
+        why = "not in every split, or called as a column of the toolkit: rename to keep"
+        report.info(f"dropped from the data: {list_names(clashing)} ({why})")
+    names = [name for name in dataset["train"].column_names if name not in clashing]
     return DatasetDict(
         {
             split: rows.select_columns([name for name in names if name in rows.column_names])
@@ -136,13 +132,8 @@ def find_valid_rows(
 ) -> dict[str, np.ndarray]:
     """Return which rows of each split have all texts and labels, shape ``(rows,)``, of booleans.
 
-    Args:
-        dataset: Splits with the columns.
-        texts: The columns of texts.
-        labels: The columns of labels of each split.
-        report: Gets an error for each column of a split with missing values, or a warning if such
-            rows are left out.
-        drop: Whether they are left out instead of refused.
+    ``report`` gets an error for each column of a split with missing values, or a warning if such
+    rows are to be left out, ``drop``.
 
     Raises:
         UserError: If values are missing and ``drop`` is false.
@@ -154,18 +145,15 @@ def find_valid_rows(
         valid[split] = np.logical_and.reduce([has_value for _, has_value in columns])
         for kind, has_value in columns:
             missing = np.flatnonzero(~has_value)
-            if not len(missing):
-                continue
             message = f"{len(missing):,} of {len(rows):,} {split} rows without a {kind}"
             places = source_rows(rows, missing).tolist()
-            if drop:
-                name = "dropped_rows"
-                report.warning(f"dropped {message}", name=name, split=split, rows=places)
-                continue
-            fix = "--drop_invalid leaves them out"
-            if len(missing) == len(rows):
-                fix = f"--dataset_splits {split}=none does not read these rows"
-            report.error(message, split=split, rows=places, fix=fix)
+            if places and drop:
+                report.warning(f"dropped {message}", "dropped_rows", split=split, rows=places)
+            elif places:
+                fix = "--drop_invalid leaves them out"
+                if len(missing) == len(rows):
+                    fix = f"--dataset_splits {split}=none does not read these rows"
+                report.error(message, split=split, rows=places, fix=fix)
     if not drop:
         report.raise_errors()
     return valid
@@ -184,16 +172,11 @@ def _has_text(rows: Dataset, column: str) -> np.ndarray:
 
 
 def find_columns(rows: Dataset, texts: Sequence[str], label: str) -> tuple[list[str], str]:
-    """Return the columns of the texts and of the label; those that are not named are found here.
+    """Return the columns of the texts and of the label; those that are empty are found here.
 
     A column with a usual name is taken, such as ``text`` or ``label``. Otherwise a text has three
     words or more on average and is mostly unlike the others; a label is one of at most 100 values,
     or a list of such, that occur four times or more on average.
-
-    Args:
-        rows: Of training.
-        texts: The columns of texts; if empty, one is found.
-        label: The column of the label; if empty, it is found.
 
     Raises:
         UserError: If not exactly one column can be it; it lists all, with an example of each.
@@ -214,8 +197,7 @@ def find_columns(rows: Dataset, texts: Sequence[str], label: str) -> tuple[list[
     if mistakes:
         for name, values in columns.items():
             example = repr(values[0]) if values else "no value"
-            is_long = len(example) > _LONGEST_EXAMPLE
-            mistakes[-1] += f"\n  {name}: {example[:_LONGEST_EXAMPLE]}{'…' * is_long}"
+            mistakes[-1] += f"\n  {name}: {shorten(example, _LONGEST_EXAMPLE, placeholder='…')}"
         raise UserError(*mistakes)
     return chosen["text"], chosen["label"][0]
 
@@ -241,9 +223,8 @@ def _are_texts(values: Sequence[Any]) -> bool:
 
 def _are_classes(values: Sequence[Any]) -> bool:
     lists = [parse_list(value) for value in values]
-    labels = [
-        repr(label)
-        for value, parsed in zip(values, lists, strict=True)
-        for label in ([value] if parsed is None else parsed)
+    cells = [
+        [value] if labels is None else labels for value, labels in zip(values, lists, strict=True)
     ]
+    labels = [repr(label) for cell in cells for label in cell]
     return 2 <= len({*labels}) <= min(_MOST_CLASSES, len(labels) // 4)

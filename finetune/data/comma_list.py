@@ -62,12 +62,8 @@ def _quote(value: str) -> str:
 
 
 def format_option(value: Any, form: str, flag: str) -> Any:
-    """Return a list or a mapping as the text of an option; any other value as it is.
-
-    Args:
-        value: As passed in Python or written in YAML.
-        form: How the text is written: ``NAME,NAME`` or ``NAME=WEIGHT,NAME=WEIGHT``.
-        flag: The option, for messages.
+    """Return a list or a mapping from Python or YAML as the text of an option; other values as
+    they are. ``form`` is how the text is written: ``NAME,NAME`` or ``NAME=WEIGHT,NAME=WEIGHT``.
 
     Raises:
         UserError: If it cannot be written so.

@@ -23,11 +23,9 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, List, Value
 
 from finetune.data import ROW, arrow, digests, targets
-from finetune.data.label_columns import list_names, parse_list
-from finetune.data.numbers import parse_number
+from finetune.data.label_columns import list_names, parse_list, parse_number
 from finetune.data.prediction_columns import PREFIX, free_name
 from finetune.data.read import ReadOptions, existing, read_file
-from finetune.data.row_index import select_rows
 from finetune.data.sources import Source
 from finetune.errors import Report, UserError, counted, suggestion
 from finetune.runtime.files import replacing
@@ -70,10 +68,7 @@ class Line(NamedTuple):
 def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
     """Write rows for a person to correct, for Excel: UTF-8 with a mark, no formulas.
 
-    Args:
-        path: Of the file; one that is there is replaced.
-        rows: By :data:`COLUMNS`, and the user's own cells in a mapping ``user``.
-        columns: The names of the user's own columns.
+    A row has :data:`COLUMNS`, and the cells of the user's own ``columns`` in a mapping ``user``.
     """
     with replacing(path) as new, new.open("w", encoding="utf-8-sig", newline="") as file:
         writer = csv.writer(file)
@@ -178,13 +173,10 @@ def apply(
             if digest in listed:
                 index[split, digest].append((split, numbers[place]))
                 labels[split, numbers[place]] = [values[place]]
-    rows_of = {
-        split: [
-            (split if split in source else "train", number)
-            for number in arrow.column(rows, ROW).to_pylist()
-        ]
-        for split, rows in splits.items()
-    }
+    rows_of = {}
+    for split, rows in splits.items():
+        origin = split if split in source else "train"
+        rows_of[split] = [(origin, number) for number in arrow.column(rows, ROW).to_pylist()]
     applied = []
     for file in files:
         changes = _find_changes(file, index, labels, source["train"])
@@ -206,7 +198,7 @@ def apply(
         if new != old:
             places = [place for place, label in enumerate(new) if label is not None]
             feature, kind = rows.features["label"], rows.data.schema.field("label").type
-            rows = select_rows(rows.remove_columns("label"), places)
+            rows = rows.remove_columns("label").select(places)
             values = pa.array([new[place] for place in places], kind)
             rows = arrow.with_column(rows, "label", values, feature)
         corrected[split] = rows
@@ -236,11 +228,12 @@ def _find_changes(
     """Return the rows to change with their new label, None to leave them out."""
     mistakes, lost, requests = list[str](), list[int](), dict[Row, tuple[Any, int]]()
     for number, line in enumerate(file.lines):
-        rows = index.get((line.split, line.digest), ())
-        rows = [row for row in rows if labels[row][-1] is not None]
+        rows = [
+            row for row in index.get((line.split, line.digest), ()) if labels[row][-1] is not None
+        ]
         texts = [[label_text(train, label) for label in labels[row]] for row in rows]
         try:
-            new_label = _parse_label(file.flag, line, train)
+            new_label = _parse_label(file.flag, line.new_label, train)
             is_meant = _match_labels(line.label, texts)
         except UserError as error:
             mistakes.append(f"{file.title}, {file.place(number)}: {error}")
@@ -257,20 +250,19 @@ def _find_changes(
     if lost:
         mistakes.append(
             f"{file.title}: {counted(len(lost), 'row')} of {len(file.lines):,} are not in the "
-            f"data: {file.place(*lost)}; remove them, or give the file of this data set"
+            f"data, by 'split' and 'digest': {file.place(*lost)}; remove them, or give the file of "
+            "this data set"
         )
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
     return {row: label for row, (label, _) in requests.items() if label is not _UNCHANGED}
 
 
-def _parse_label(flag: str, line: Line, rows: Dataset) -> Any:
-    """Return the label that a line asks for, as the data has it; None to leave the row out."""
-    names, feature, cell = targets.class_names(rows), rows.features["label"], line.new_label
+def _parse_label(flag: str, cell: str, rows: Dataset) -> Any:
+    """Return the label that a cell asks for, as the data has it; None to leave the row out."""
+    names, feature = targets.class_names(rows), rows.features["label"]
     if flag == "--relabel" and not cell:
         return _UNCHANGED
-    if not line.digest:
-        raise UserError("'digest' must be as it was written: rows are found by it")
     if flag == "--exclude" or (cell == DROP and DROP not in names):
         return None
     is_list, values = isinstance(feature, List), [cell]
@@ -300,17 +292,16 @@ def _match_labels(cell: str, labels: Sequence[Sequence[str]]) -> list[bool]:
     newest = {versions[-1] for versions in labels}
     if not labels or (not cell.strip() and len(newest) == 1):
         return [True] * len(labels)
-    for is_meant in (
-        [versions[-1] == cell for versions in labels],
-        [cell in versions for versions in labels],
-        [any(_is_same_label(cell, text) for text in versions) for versions in labels],
-    ):
-        if any(is_meant):
-            return is_meant
-    raise UserError(
-        f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted(newest)))} for this "
-        "row: it must say which row is meant; only 'new_label' is edited"
-    )
+    ranks = [
+        [versions[-1] == cell, cell in versions, any(_is_same_label(cell, v) for v in versions)]
+        for versions in labels
+    ]
+    if (best := max(ranks)) == [False] * 3:
+        raise UserError(
+            f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted(newest)))} for "
+            "this row: it must say which row is meant; only 'new_label' is edited"
+        )
+    return [rank == best for rank in ranks]
 
 
 def _is_same_label(cell: str, label: str) -> bool:

@@ -131,13 +131,11 @@ class Encoder:
         Raises:
             UserError: If a text spells out the token that ends it, or the tokenizer has none.
         """
-        if not rows:
-            return self._encode([[]])
-        is_text = isinstance(rows[0], str)
-        encoded = self._encode([rows] if is_text else [*zip(*rows, strict=True)])
-        if self.end is not None:
+        columns = _columns(rows)
+        encoded = self._encode(columns)
+        if rows and self.end is not None:
             number, token = self.end
-            plain = self._encode([["a"]] if is_text else [["a"]] * len(rows[0]))
+            plain = self._encode([["a"]] * len(columns))
             if not (count := plain["input_ids"][0].count(number)):
                 raise UserError(f"expected a tokenizer that adds '{token}', where the model reads")
             self.refuse_ends(rows, encoded["input_ids"], count)
@@ -168,9 +166,7 @@ class Encoder:
         Raises:
             UserError: With the fewest tokens that have.
         """
-        are_pair = is_pair(self.tokenizer, parts)
-        between = 0 if are_pair else (parts - 1) * len(self._separator)
-        fewest = self.tokenizer.num_special_tokens_to_add(pair=are_pair) + between + parts
+        fewest = self._frame_size(parts) + parts
         if self.max_length < fewest:
             raise UserError(
                 f"--max_length {self.max_length}: {parts} columns, with the special tokens around "
@@ -182,39 +178,37 @@ class Encoder:
 
         Those of a text of more than 200,000 characters are estimated from its beginning.
         """
-        columns: list[Any] = [rows]
-        options: dict[str, Any] = {}
-        parts = 1 if not rows or isinstance(rows[0], str) else len(rows[0])
-        if are_pair := is_pair(self.tokenizer, parts):
-            columns = [*zip(*rows, strict=True)]
-        elif parts > 1:
-            between = separator(self.tokenizer)
-            columns = [[between.join(row) for row in rows]]
-            options["split_special_tokens"] = False
-        special = self.tokenizer.num_special_tokens_to_add(pair=are_pair)
-        lengths = np.full(len(rows), special, dtype=np.int64)
-        for texts in columns:
-            beginnings = [text[:_COUNTED] for text in texts]
-            for number, ids in enumerate(token_ids(self.tokenizer, beginnings, **options)):
-                scale = len(texts[number]) / max(1, len(beginnings[number]))
-                lengths[number] += round(len(ids) * scale)
+        columns = _columns(rows)
+        beginnings = [[text[:_COUNTED] for text in texts] for texts in columns]
+        lengths = np.full(len(rows), self._frame_size(len(columns)), dtype=np.int64)
+        for number, parts in enumerate(self._tokens(beginnings)):
+            for ids, texts in zip(parts, columns, strict=True):
+                size = len(texts[number])
+                lengths[number] += round(len(ids) * size / max(1, min(size, _COUNTED)))
         return lengths
 
-    def _encode(self, texts: Sequence[Sequence[Any]]) -> Mapping[str, list[Any]]:
+    def _encode(self, columns: Sequence[Sequence[str]]) -> Mapping[str, list[Any]]:
         """Return the outputs of the tokenizer for columns of texts."""
-        columns = [[self._clip(str(text)) for text in column] for column in texts]
+        columns = [[self._clip(str(text)) for text in column] for column in columns]
         if len(columns) == 1 and (self.truncation != "head_tail" or not columns[0]):
             limit: dict[str, Any] = {"truncation": True, "max_length": self.max_length}
             encoded: Mapping[str, list[Any]] = self.tokenizer(*columns, **limit)
             return encoded
-        frame, kept = self.frame, self._joined
-        if self.truncation == "head_tail":
-            kept = self._both_ends
-        elif is_pair(self.tokenizer, len(columns)):
-            # a fast tokenizer would make all combinations of what it truncates of both texts
-            frame, kept = Frame(self.tokenizer, 2), self._pairs
-        framed = [frame.row(*ids) for ids in kept(columns, self.max_length - frame.size)]
-        return {name: [row[name] for row in framed] for name in framed[0]}
+        # a fast tokenizer would make all combinations of what it truncates of both texts of a pair
+        are_pair = is_pair(self.tokenizer, len(columns))
+        frame = Frame(self.tokenizer, 2) if are_pair else self.frame
+        room, rows = self.max_length - self._frame_size(len(columns)), []
+        for parts in self._tokens(columns):
+            if self.truncation == "head_tail":
+                (ids,), head = parts, self.max_length // _HEAD
+                kept = [ids if len(ids) <= room else ids[:head] + ids[len(ids) - room + head :]]
+            elif are_pair:
+                kept = self._truncate(parts, [len(ids) for ids in parts], room)
+            else:
+                first, *others = self._truncate(parts, [min(len(ids), room) for ids in parts], room)
+                kept = [[*first, *itertools.chain(*([*self._separator, *ids] for ids in others))]]
+            rows.append(frame.row(*kept))
+        return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _clip(self, text: str) -> str:
         """Return a long text without most of what truncation leaves out; the whole text if the rest
@@ -240,33 +234,26 @@ class Encoder:
         (ids,) = token_ids(self.tokenizer, [separator(self.tokenizer)], split_special_tokens=False)
         return ids
 
-    def _both_ends(self, columns: Sequence[Sequence[str]], room: int) -> Iterator[list[list[int]]]:
-        """Yield the tokens of texts, of a long one the first quarter and the rest from the end."""
-        head = self.max_length // _HEAD
-        for ids in token_ids(self.tokenizer, columns[0]):
-            yield [ids if len(ids) <= room else ids[:head] + ids[len(ids) - room + head :]]
+    def _frame_size(self, parts: int) -> int:
+        """Return how many special tokens are around and between parts."""
+        are_pair = is_pair(self.tokenizer, parts)
+        between = 0 if parts == 1 or are_pair else (parts - 1) * len(self._separator)
+        return int(self.tokenizer.num_special_tokens_to_add(pair=are_pair)) + between
 
-    def _pairs(self, columns: Sequence[Sequence[str]], room: int) -> Iterator[list[list[int]]]:
-        """Yield the tokens of both texts of pairs, ``room`` together."""
-        for row in zip(*(token_ids(self.tokenizer, texts) for texts in columns), strict=True):
-            yield self._truncate(row, [len(ids) for ids in row], room)
+    def _tokens(self, columns: Sequence[Sequence[str]]) -> Iterator[list[list[int]]]:
+        """Yield the tokens of the parts of each row, without special tokens and truncation.
 
-    def _joined(self, columns: Sequence[Sequence[str]], room: int) -> Iterator[list[list[int]]]:
-        """Yield the tokens of rows of several parts with the separator between them.
-
-        The second and later parts are tokenized behind the separator: a tokenizer of SentencePiece
-        marks the beginning of the first part only.
+        Of parts that are joined, all but the first are tokenized behind the separator: a tokenizer
+        of SentencePiece marks the beginning of the first part only.
         """
-        prefix, between = separator(self.tokenizer), self._separator
-        room -= len(between) * (len(columns) - 1)
+        prefix, size, options = "", 0, dict[str, Any]()
+        if len(columns) > 1 and not is_pair(self.tokenizer, len(columns)):
+            prefix, size = separator(self.tokenizer), len(self._separator)
+            options = {"split_special_tokens": False}
         texts = [*columns[:1], *([prefix + text for text in column] for column in columns[1:])]
-        options = {"split_special_tokens": False}
-        for row in zip(
-            *(token_ids(self.tokenizer, part, **options) for part in texts), strict=True
-        ):
-            parts = [row[0], *(ids[len(between) :] for ids in row[1:])]
-            first, *others = self._truncate(parts, [min(len(ids), room) for ids in parts], room)
-            yield [list(itertools.chain(first, *([*between, *ids] for ids in others)))]
+        parts = [token_ids(self.tokenizer, column, **options) for column in texts]
+        for first, *others in zip(*parts, strict=True):
+            yield [first, *(ids[size:] for ids in others)]
 
     def _truncate(
         self, parts: Sequence[list[int]], lengths: Sequence[int], room: int
@@ -281,3 +268,10 @@ class Encoder:
             kept[number] = ids[len(ids) - share :] if is_left else ids[:share]
             room -= share
         return kept
+
+
+def _columns(rows: Sequence[Read]) -> list[Sequence[str]]:
+    """Return the texts of rows, or each of their parts, as columns."""
+    if not rows or isinstance(rows[0], str):
+        return [[row for row in rows if isinstance(row, str)]]
+    return [*zip(*rows, strict=True)]

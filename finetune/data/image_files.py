@@ -33,9 +33,7 @@ def are_classes(dataset: str) -> bool:
 def read_folders(dataset: str, report: Report) -> DatasetDict:
     """Return ``_row``, ``image``, ``file`` and ``label`` of the images below a directory.
 
-    Args:
-        dataset: The directory.
-        report: Gets a fact about files that are not read.
+    ``report`` gets a fact about files that are not read.
 
     Raises:
         UserError: If it holds no folders of classes.

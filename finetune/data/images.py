@@ -1,7 +1,7 @@
 """Images: which column has them, what is wrong with them, and their pixels as RGB.
 
 Whatever a file holds becomes eight bits of red, green and blue, upright. Transparent pixels become
-white. ``transformers.pipeline`` ignores transparency and clips 16 bits, so such images are counted.
+white; ``transformers.pipeline`` ignores transparency and clips 16 bits.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from datasets import Dataset, DatasetDict, Value
 from PIL import Image, ImageOps
 
 from finetune.data import ROW
-from finetune.errors import Report, UserError, counted
+from finetune.errors import Report, UserError
 from finetune.runtime import activity
 
 #: Suffixes of files that are taken for images.
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _BATCH = 512  # images in memory, not decoded
-_MOST_THREADS = 8
+_THREADS = min(8, os.cpu_count() or 1)
 _THUMBNAIL = 64  # pixels
 _SAMPLED_ROWS = 200
 _MOST_NAMED = 5
@@ -41,7 +41,31 @@ def decode(image: Mapping[str, Any], name: str) -> Image.Image:
     Raises:
         UserError: If it cannot be decoded, with its path.
     """
-    return _decode(image, name)[0]
+    try:
+        with Image.open(io.BytesIO(read_bytes(image))) as opened:
+            return _convert(opened)
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow raises many kinds, depending on the file
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, FileNotFoundError):
+            reason = "no such file"
+        elif "cannot identify image file" in reason:
+            reason = "not an image"
+        name = image.get("path") or name
+        raise UserError(f"{name} cannot be decoded as an image: {reason}") from error
+
+
+def _convert(image: Image.Image) -> Image.Image:
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.mode in ("I", "F"):
+        raise ValueError(f"32 bits a pixel (mode {image.mode}); expected 8 or 16")
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    return image.convert("RGB")
 
 
 def thumbnail(image: Mapping[str, Any]) -> bytes:
@@ -59,56 +83,19 @@ def read_bytes(image: Mapping[str, Any]) -> bytes:
     return bytes(content) if content is not None else Path(str(image["path"])).read_bytes()
 
 
-def _decode(
-    image: Mapping[str, Any], name: str, *, is_draft: bool = False
-) -> tuple[Image.Image, bool]:
-    """Return an image as RGB, and whether ``pipeline()`` makes other pixels of it."""
-    try:
-        with Image.open(io.BytesIO(read_bytes(image))) as opened:
-            if is_draft and opened.format == "JPEG":  # an eighth of the pixels, of the whole file
-                opened.draft(None, (1, 1))
-            return _convert(opened)
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow raises many kinds, depending on the file
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, FileNotFoundError):
-            reason = "no such file"
-        elif "cannot identify image file" in reason:
-            reason = "not an image"
-        name = image.get("path") or name
-        raise UserError(f"{name} cannot be decoded as an image: {reason}") from error
-
-
-def _convert(image: Image.Image) -> tuple[Image.Image, bool]:
-    ImageOps.exif_transpose(image, in_place=True)
-    if image.mode in ("I", "F"):
-        raise ValueError(f"32 bits a pixel (mode {image.mode}); expected 8 or 16")
-    if image.mode.startswith("I;16"):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB"), True
-    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
-        rgba = image.convert("RGBA")
-        if rgba.getchannel("A").getextrema() != (255, 255):
-            white = Image.new("RGBA", rgba.size, "white")
-            return Image.alpha_composite(white, rgba).convert("RGB"), True
-    return image.convert("RGB"), False
-
-
 def find_image_column(rows: Dataset, label_column: str, report: Report) -> str:
     """Return the only column of images, or else the only one of paths of images.
 
-    Args:
-        rows: Training rows as they were read.
-        label_column: Which cannot be it; empty if it is not known.
-        report: Gets the error.
+    It is not the column of the labels, which may be empty if that is not known.
 
     Raises:
         UserError: If not exactly one column holds images or paths.
     """
     names = [name for name in rows.column_names if name not in (ROW, label_column)]
-    columns = [name for name in names if _holds(rows, name) == "images"]
-    for name in [] if columns else names:
-        cells = rows.select_columns(name)[:_SAMPLED_ROWS][name] if _holds(rows, name) else []
+    kinds = {name: _holds(rows, name) for name in names}
+    columns = [name for name in names if kinds[name] == "images"]
+    for name in names if not columns else []:
+        cells = rows.select_columns(name)[:_SAMPLED_ROWS][name] if kinds[name] else []
         paths = [cell for cell in cells if cell is not None]
         if paths and all(Path(path).suffix.lower() in SUFFIXES for path in paths):
             columns.append(name)
@@ -134,10 +121,7 @@ def _holds(rows: Dataset, column: str) -> str:
 def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     """Return rows whose column ``image`` holds images; their paths stay beside it, as ``file``.
 
-    Args:
-        rows: As they were read.
-        column: Of the images or of their paths.
-        dataset: The table, to whose folder paths are relative; or any other source.
+    ``column`` has the images, or paths that are relative to the folder of ``dataset``.
 
     Raises:
         UserError: If another column is called ``image``, or the column holds neither.
@@ -171,22 +155,12 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
 
     Every image is decoded once: only that shows that a file is truncated.
 
-    Args:
-        dataset: Splits with ``image``.
-        report: Gets what was dropped or is refused, and where ``pipeline()`` differs.
-        drop: Whether to drop such rows instead of refusing them.
-
     Raises:
         UserError: If there are such rows and ``drop`` is false, or no others in a split.
     """
     splits = DatasetDict()
     for split, rows in dataset.items():
-        problems, converted = _inspect(rows, split)
-        if converted:
-            report.info(
-                f"{counted(converted, f'{split} image')} with transparent pixels, which become "
-                "white, or 16 bits a pixel, scaled to 8: pipeline() ignores one and clips the other"
-            )
+        problems = _find_unreadable(rows, split)
         is_readable = np.ones(len(rows), dtype=bool)
         is_readable[[*problems]] = False
         splits[split] = rows.select(np.flatnonzero(is_readable)) if problems else rows
@@ -204,29 +178,22 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
     return splits
 
 
-def _inspect(rows: Dataset, split: str) -> tuple[dict[int, str], int]:
-    """Return why images cannot be decoded, by row, and for how many ``pipeline()`` differs."""
+def _find_unreadable(rows: Dataset, split: str) -> dict[int, str]:
+    """Return why images cannot be decoded, by row."""
+
+    def check(image: Mapping[str, Any] | None) -> str:
+        if image is None or (image.get("bytes") is None and not image.get("path")):
+            return "no image"
+        try:
+            decode(image, "an image")
+        except UserError as error:
+            return str(error)
+        return ""
+
     undecoded = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
-    problems: dict[int, str] = {}
-    converted = start = 0
-    workers = min(_MOST_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers) as pool:  # Pillow releases the interpreter's lock
+    problems: list[str] = []
+    with ThreadPoolExecutor(_THREADS) as pool:  # Pillow releases the interpreter's lock
         for batch in undecoded.iter(_BATCH):
-            activity.advance(f"decoding images of {split}", start, len(rows), "images")
-            for number, result in enumerate(pool.map(_inspect_one, batch["image"]), start):
-                if isinstance(result, str):
-                    problems[number] = result
-                else:
-                    converted += result
-            start += len(batch["image"])
-    return problems, converted
-
-
-def _inspect_one(image: Mapping[str, Any] | None) -> bool | str:
-    """Return whether ``pipeline()`` differs for an image, or why it cannot be decoded."""
-    if image is None or (image.get("bytes") is None and not image.get("path")):
-        return "no image"
-    try:
-        return _decode(image, "an image", is_draft=True)[1]
-    except UserError as error:
-        return str(error)
+            activity.advance(f"decoding images of {split}", len(problems), len(rows), "images")
+            problems += pool.map(check, batch["image"])
+    return {row: problem for row, problem in enumerate(problems) if problem}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from datasets import ClassLabel, Dataset, DatasetDict, List, Value
+from datasets import ClassLabel, Dataset, List, Value
 
 from finetune.data import ROW, arrow
 from finetune.data.comma_list import split_pairs
@@ -73,36 +74,8 @@ class LabelColumn:
         """Return the column with the labels of other than the ``valid`` rows missing."""
         codes = np.where(valid, self.codes, -1)
         places = np.unique(codes[codes >= 0])
-        new_places = np.full(len(self.values) + 1, -1)  # the last one: of missing labels
-        new_places[places] = np.arange(len(places))
-        values = [self.values[place] for place in places.tolist()]
-        return replace(self, values=values, codes=new_places[codes])
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """The labels of all splits as a task has them.
-
-    Attributes:
-        feature: Of the column ``label``: one of those in :mod:`finetune.data.targets`.
-        labels: Of each split, null in rows that are left out.
-        unmapped: Labels in ``--label_map`` that do not occur.
-    """
-
-    feature: Any
-    labels: Mapping[str, pa.Array]
-    unmapped: Sequence[str] = ()
-
-    def added_to(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``dataset`` with ``label``, without the rows that are left out."""
-        splits = {}
-        for split, rows in dataset.items():
-            labels = self.labels[split]
-            rows = rows.add_column("label", labels, feature=self.feature)
-            if labels.null_count:
-                rows = rows.select(np.flatnonzero(labels.is_valid()))
-            splits[split] = rows
-        return DatasetDict(splits)
+        codes = np.where(codes < 0, -1, np.searchsorted(places, codes))
+        return replace(self, values=[self.values[place] for place in places.tolist()], codes=codes)
 
 
 def read_label_column(rows: Dataset, name: str, split: str, report: Report) -> LabelColumn:
@@ -128,29 +101,22 @@ def read_label_column(rows: Dataset, name: str, split: str, report: Report) -> L
     column = LabelColumn(name=name, values=values, codes=codes, numbers=source_rows(rows))
     inner = feature.feature if isinstance(feature, List) else feature
     if isinstance(inner, ClassLabel):
-        column = _name_classes(column, inner.names, split, report)
-    is_present = np.array([*map(_is_label, column.values), False])
+        by_number: dict[Any, str | None] = {None: None, -1: None, **dict(enumerate(inner.names))}
+        for place, value in enumerate(values):
+            numbers = value if isinstance(value, list) else [value]
+            if not by_number.keys() >= {*numbers}:
+                report.fail(
+                    f"--label_column: '{name}' holds {value}",
+                    split=split,
+                    rows=column.first_row(place),
+                    fix=f"its ClassLabel has the names of 0 to {len(inner.names) - 1}; add the "
+                    "name",
+                )
+            names = [by_number[number] for number in numbers]
+            values[place] = names if isinstance(value, list) else names[0]
+        column = replace(column, classes=inner.names)
+    is_present = np.array([*map(_is_label, values), False])
     return column.only(is_present[column.codes])
-
-
-def _name_classes(
-    column: LabelColumn, names: Sequence[str], split: str, report: Report
-) -> LabelColumn:
-    """Return a column of numbers of classes with the names of the classes."""
-    by_number: dict[int | None, str | None] = {None: None, -1: None, **dict(enumerate(names))}
-    values: list[Any] = []
-    for place, value in enumerate(column.values):
-        numbers = value if isinstance(value, list) else [value]
-        if not by_number.keys() >= {*numbers}:
-            report.fail(
-                f"--label_column: '{column.name}' holds {value}",
-                split=split,
-                rows=column.first_row(place),
-                fix=f"its ClassLabel has the names of 0 to {len(names) - 1}; add the name",
-            )
-        words = [by_number[number] for number in numbers]
-        values.append(words if isinstance(value, list) else words[0])
-    return replace(column, values=values, classes=names)
 
 
 def _is_label(value: Any) -> bool:
@@ -160,11 +126,9 @@ def _is_label(value: Any) -> bool:
 
 
 def source_rows(rows: Dataset, places: Any = slice(None)) -> np.ndarray:
-    """Return the numbers of rows in their split of the source, shape ``(rows,)``.
+    """Return the numbers in their split of the source of the rows at some places, all by default.
 
-    Args:
-        rows: Perhaps with the column of row numbers.
-        places: Of the rows that are asked for; all by default.
+    Shape ``(rows,)``, int64.
     """
     if ROW not in rows.column_names:
         return np.asarray(np.arange(len(rows))[places])
@@ -186,6 +150,39 @@ def parse_list(cell: Any) -> list[Any] | None:
         parsed = ast.literal_eval(cell.strip())
         return parsed if isinstance(parsed, list) and not _NEIGHBOURS.search(cell) else None
     return None
+
+
+def parse_number(value: Any) -> float | None:
+    """Return a value that is a number, or the text of one; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        return None
+    if isinstance(value, str) and "_" in value:  # Python reads 1_000
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
+
+
+def natural_key(name: str) -> tuple[bool, float, str]:
+    """Return a key that sorts names: numbers first, as numbers."""
+    value = parse_number(name)
+    if value is None or not math.isfinite(value):
+        return True, 0.0, name
+    return False, value, name
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """Return whether all names of classes are finite numbers."""
+    return not any(is_word for is_word, _, _ in map(natural_key, names))
+
+
+def have_order(names: Sequence[str], ordered: Sequence[str]) -> bool:
+    """Return whether the order of classes is known: all are in ``ordered``, or numbers ascend."""
+    ascend = are_numbers(names) and list(names) == sorted(names, key=natural_key)
+    return set(names) <= set(ordered) or ascend
 
 
 def parse_label_map(text: str | None) -> dict[str, str]:

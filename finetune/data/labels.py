@@ -1,4 +1,4 @@
-"""Labels with names: one class a row, or any number, encoded in a deterministic order."""
+"""Labels as a task has them: classes with names in a deterministic order, or numbers."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import ClassLabel, Dataset, DatasetDict, List
+from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
-from finetune.data import numbers, targets
+from finetune.data import targets
 from finetune.data.comma_list import join_pairs
 from finetune.data.label_columns import (
-    Encoded,
     LabelColumn,
     LabelOptions,
+    are_numbers,
+    have_order,
     list_names,
+    natural_key,
     parse_list,
-    read_label_column,
+    parse_number,
+    source_rows,
 )
 from finetune.errors import Finding, Report, UserError, counted
 
@@ -46,20 +49,44 @@ _EXPECTED_SET = (
 )
 
 
-def class_name(value: Any) -> str:
-    """Return what the class of a label is called: that of 1.0 is ``1``."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+@dataclass(frozen=True)
+class Encoded:
+    """The labels of all splits as a task has them.
+
+    Attributes:
+        feature: Of the column ``label``: one of those in :mod:`finetune.data.targets`.
+        labels: Of each split, null in rows that are left out.
+        unmapped: Labels in ``--label_map`` that do not occur.
+    """
+
+    feature: Any
+    labels: Mapping[str, pa.Array]
+    unmapped: Sequence[str] = ()
+
+    def added_to(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``dataset`` with ``label``, without the rows that are left out."""
+        splits = {}
+        for split, rows in dataset.items():
+            labels = self.labels[split]
+            rows = rows.add_column("label", labels, feature=self.feature)
+            if labels.null_count:
+                rows = rows.select(np.flatnonzero(labels.is_valid()))
+            splits[split] = rows
+        return DatasetDict(splits)
 
 
 def parse_truth(value: Any) -> bool | None:
     """Return what a cell of a column of 0 and 1 says; None of other values."""
-    number = numbers.parse_number(value)
+    number = parse_number(value)
     return _TRUTH.get(str(value).strip().lower() if number is None else f"{number:g}")
 
 
 def looks_printed(value: Any) -> bool:
     """Return whether a text looks like several values as a program prints them: ``('a', 'b')``."""
     return bool(re.fullmatch(r"""\s*\w*[\[({].*['",].*[\])}]\s*""", str(value)))
+
+
+# ---- classes -------------------------------------------------------------------------------------
 
 
 def encode_names(
@@ -75,10 +102,7 @@ def encode_names(
     Args:
         columns: The columns of labels of each split: one, or several of 0 and 1.
         options: How labels are written.
-        report: Gets an error for the first value of a column that cannot be read.
-
-    Raises:
-        UserError: If there is such a value.
+        report: Gets an error for the first value of a column that cannot be read; it is raised.
     """
     named = {
         split: _merge(group, split, report)
@@ -87,10 +111,33 @@ def encode_names(
         for split, group in columns.items()
     }
     report.raise_errors()
-    if options.task != "multi_label" and {*map(type, columns["train"][0].values)} - {str, int}:
-        names = list_names([*itertools.chain(*named["train"].values)])
-        report.info(f"the classes of '{options.columns[0]}' are called {names}")
-    return _number_names(named, options, is_set=options.task == "multi_label")
+    is_set, source = options.task == "multi_label", named["train"].classes
+    cells = itertools.chain(*(column.values for column in named.values()))
+    present = {*itertools.chain(*cells)}
+    new_names = {name: options.renames.get(name, name) for name in (*source, *present)}
+    occurring = {new_names[name] for name in present}
+    ordered = [*dict.fromkeys(new_names[name] for name in source)]
+    if occurring <= set(options.names):
+        is_complete = is_set or set(ordered) == set(options.names)
+        ordered = [name for name in options.names if is_complete or name in occurring]
+    else:
+        ordered += sorted(occurring - set(ordered), key=natural_key)
+    if options.task == "ordinal" and not have_order(ordered, options.names):
+        ordered = sorted(ordered, key=natural_key)  # if words, the order is asked for
+    places = {name: place for place, name in enumerate(ordered)}
+    numbers = {name: places.get(new_name, -1) for name, new_name in new_names.items()}
+    labels = {}
+    for split, column in named.items():
+        classes = [sorted({numbers[name] for name in names}) for names in column.values]
+        if is_set:
+            rows = [classes[code] if code >= 0 else None for code in column.codes.tolist()]
+            labels[split] = pa.array(rows, pa.list_(pa.int64()))
+        else:
+            single = np.array([*itertools.chain(*classes), -1])  # the last one: of missing labels
+            labels[split] = pa.array(single[column.codes], mask=column.codes < 0)
+    feature: Any = ClassLabel(names=ordered)
+    unmapped = sorted(options.renames.keys() - new_names.keys())
+    return Encoded(List(feature) if is_set else feature, labels, unmapped)
 
 
 def _merge(group: Sequence[LabelColumn], split: str, report: Report) -> LabelColumn:
@@ -123,24 +170,24 @@ def _name_labels(
     cell, it has a place for each label rather than their names.
     """
     is_set, separator = options.task == "multi_label", options.separator
-    are_numbers = options.task != "ordinal" and numbers.are_numbers([*map(str, column.values)])
+    are_whole = options.task != "ordinal" and are_numbers([*map(str, column.values)])
     names: list[list[str]] = []
-    seen: set[str] = set()
+    single_names: set[str] = set()
     kinds: set[type] = set()
     for place, value in enumerate(column.values):
         labels = parse_list(value)
         if labels is None and separator and not looks_printed(value):
             labels = str(value).split(separator)
         if is_set:
-            cell = [class_name(label).strip() for label in labels or ()]
+            cell = [_class_name(label).strip() for label in labels or ()]
             kinds |= {*map(_kind, labels or ())}
             is_refused = labels is None or not (kinds <= {str} or kinds <= {int})
-            is_refused = is_refused or (len({*cell}) < len(cell) and _BITS.issuperset(cell))
+            is_refused |= len({*cell}) < len(cell) and _BITS.issuperset(cell)
         else:
-            cell = [class_name(value)]
-            is_refused = labels is not None or isinstance(value, dict) or cell[0] in seen
-            is_refused = is_refused or (are_numbers and float(value) % 1 > 0)
-            seen.add(cell[0])
+            cell = [_class_name(value)]
+            is_refused = labels is not None or isinstance(value, dict) or cell[0] in single_names
+            is_refused |= are_whole and float(value) % 1 > 0
+            single_names.add(cell[0])
         if is_refused:
             report.error(
                 f"--label_column: '{column.name}' holds {value!r}",
@@ -155,83 +202,42 @@ def _name_labels(
     return replace(column, values=names)
 
 
+def _class_name(value: Any) -> str:
+    """Return what the class of a label is called: that of 1.0 is ``1``."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
 def _kind(label: Any) -> type:
     """Return ``str`` for a word, ``int`` for a whole number, else the type of a label."""
     return int if isinstance(label, int | float) and label % 1 == 0 else type(label)
 
 
-def _number_names(
-    columns: Mapping[str, LabelColumn], options: LabelOptions, *, is_set: bool
-) -> Encoded:
-    """Return labels by the names of their classes.
-
-    Args:
-        columns: The column of labels of each split; its values are lists of names.
-        options: With new names and the order of classes.
-        is_set: Whether a row has any number of them.
-    """
-
-    def rename(name: str) -> str:
-        return options.renames.get(name, name)
-
-    source = columns["train"].classes
-    present = {
-        name
-        for names in itertools.chain(*(column.values for column in columns.values()))
-        for name in names
-    }
-    renamed = {rename(name) for name in present}
-    ordered = [*dict.fromkeys(map(rename, source))]
-    if renamed <= set(options.names):
-        is_complete = is_set or set(ordered) == set(options.names)
-        ordered = [name for name in options.names if is_complete or name in renamed]
-    else:
-        ordered += sorted(renamed - set(ordered), key=numbers.natural_key)
-    if options.task == "ordinal" and not numbers.have_order(ordered, options.names):
-        ordered = sorted(ordered, key=numbers.natural_key)  # if words, the order is asked for
-    number = {name: place for place, name in enumerate(ordered)}
-    labels = {}
-    for split, column in columns.items():
-        classes = [sorted({number[rename(name)] for name in names}) for names in column.values]
-        if is_set:
-            rows = [classes[code] if code >= 0 else None for code in column.codes.tolist()]
-            labels[split] = pa.array(rows, pa.list_(pa.int64()))
-        else:
-            places = np.array([*itertools.chain(*classes), -1])  # the last one: of missing labels
-            labels[split] = pa.array(places[column.codes], mask=column.codes < 0)
-    feature: Any = ClassLabel(names=ordered)
-    unmapped = sorted(options.renames.keys() - present - set(source))
-    return Encoded(List(feature) if is_set else feature, labels, unmapped)
-
-
 def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report) -> Dataset:
-    """Return rows of other data with the classes numbered as a model numbers them.
-
-    Args:
-        rows: With a ``ClassLabel``, or a list of one, as ``label``.
-        names: Of the classes of the model.
-        split: Of these rows in their source.
-        report: For the message.
+    """Return rows of other data with the classes numbered as a model numbers its ``names``.
 
     Raises:
         UserError: If there are labels that the model does not know.
     """
     if not targets.are_classes(rows):
         raise UserError("the data has numbers as labels, and the model predicts classes")
-    column = read_label_column(rows, "label", split, report)
-    cells = [value if isinstance(value, list) else [value] for value in column.values]
-    if unknown := {*itertools.chain(*cells)} - {*names}:
-        listing = list_names(sorted(unknown, key=numbers.natural_key))
+    source, is_set = targets.class_names(rows), targets.is_set(rows)
+    if unknown := {number for number in targets.counts(rows) if source[number] not in names}:
+        listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
         report.fail(
             f"the data has labels that the model does not know: {listing} (it knows: "
             f"{list_names(names)})",
             split=split,
-            rows=column.first_row([bool(unknown & {*cell}) for cell in cells].index(True)),
+            rows=[int(source_rows(rows)[targets.first_with(rows, unknown)])],
         )
-    columns = {"train": replace(column, values=cells, classes=names)}
-    encoded = _number_names(columns, LabelOptions(names=names), is_set=targets.is_set(rows))
+    numbers = [names.index(name) if name in names else -1 for name in source]
+    labels: list[Any] = targets.values(rows)
+    labels = [
+        sorted(numbers[number] for number in label) if is_set else numbers[label]
+        for label in labels
+    ]
+    feature: Any = ClassLabel(names=[*names])
     rows = rows.remove_columns("label")
-    return rows.add_column("label", encoded.labels["train"], feature=encoded.feature)
+    return rows.add_column("label", labels, feature=List(feature) if is_set else feature)
 
 
 def check_label_map(unmapped: Sequence[str], dataset: DatasetDict, report: Report) -> None:
@@ -242,43 +248,35 @@ def check_label_map(unmapped: Sequence[str], dataset: DatasetDict, report: Repor
 
 
 def find_doubtful_names(dataset: DatasetDict, *, can_rename: bool) -> list[Finding]:
-    """Return warnings about classes that look like mistakes; none are merged.
-
-    Args:
-        dataset: Splits with one common feature ``label``.
-        can_rename: Whether there is ``--label_map``.
-    """
+    """Return warnings about classes that look like mistakes; none are merged."""
     classes = targets.class_names(dataset["train"])
-    counts: dict[str, int] = {}
+    counts = dict.fromkeys(classes, 0)
     for rows in dataset.values():
         for number, count in targets.counts(rows).items():
-            counts[classes[number]] = counts.get(classes[number], 0) + count
+            counts[classes[number]] += count
+    names = [name for name in classes if counts[name]]
     groups: dict[str, list[str]] = {}
-    for name in sorted(counts, key=lambda name: (-counts[name], name)):
+    for name in sorted(names, key=lambda name: (-counts[name], name)):
         groups.setdefault(_comparable(name), []).append(name)
-    similar = [group for _, group in sorted(groups.items()) if len(group) > 1]
-    findings = []
-    if similar:
+    warnings = []
+    if similar := [group for _, group in sorted(groups.items()) if len(group) > 1]:
         listing = "; ".join(" and ".join(map(_quote, group)) for group in similar[:_SHOWN])
         fix = "to merge them, make them identical in the data"
         if can_rename:
             renames = [(name, group[0].strip()) for group in similar for name in group]
-            pairs = [(name, target) for name, target in renames if name != target]
+            pairs = [(name, new_name) for name, new_name in renames if name != new_name]
             fix += f", or --label_map {shlex.quote(join_pairs(pairs))}"
         message = f"similar labels kept as separate classes: {listing}"
-        message += ", ..." * (len(similar) > _SHOWN)
-        findings.append(
-            Finding(name="similar_labels", severity="warning", message=message, fix=fix)
-        )
-    missing = sorted(name for name in counts if name.strip() in _NO_CLASS)
-    if missing and len(missing) < len(counts):
+        warnings.append(("similar_labels", message + ", ..." * (len(similar) > _SHOWN), fix))
+    missing = sorted(name for name in names if name.strip() in _NO_CLASS)
+    if missing and len(missing) < len(names):
         listing = ", ".join(f"'{name}' ({counted(counts[name], 'row')})" for name in missing)
-        message = f"classes like a missing label: {listing}"
         fix = "if these labels are missing, leave the field empty"
-        findings.append(
-            Finding(name="missing_labels", severity="warning", message=message, fix=fix)
-        )
-    return findings
+        warnings.append(("missing_labels", f"classes like a missing label: {listing}", fix))
+    return [
+        Finding(name=name, severity="warning", message=message, fix=fix)
+        for name, message, fix in warnings
+    ]
 
 
 def _comparable(name: str) -> str:
@@ -292,3 +290,73 @@ def _comparable(name: str) -> str:
 def _quote(name: str) -> str:
     """Return a quoted name, escaped if that is the only way to see its difference from others."""
     return repr(name) if unicodedata.is_normalized("NFC", name) else ascii(name)
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+def encode_numbers(
+    columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
+) -> Encoded:
+    """Return the labels as float32: a number a row, or a list of as many as there are columns.
+
+    A single column may hold lists of numbers, all of one length. ``report`` gets an error for each
+    column with other values, or a warning if rows with such values are left out.
+
+    Raises:
+        UserError: If there are other values, unless such rows are left out.
+    """
+    if options.renames:
+        report.fail("--label_map: the labels are numbers, which have no other names")
+    first = next(iter(columns["train"][0].values), None)
+    width = len(parse_list(first) or ()) if len(options.columns) == 1 else 0
+    is_list = width > 0 or len(options.columns) > 1
+    count = max(width, len(options.columns))
+    feature: Any = List(Value("float32"), length=count) if is_list else Value("float32")
+    labels = {}
+    for split, group in columns.items():
+        parsed = [_parse_numbers(column, width, split, options, report) for column in group]
+        numbers = np.concatenate(parsed, axis=1)
+        is_missing = np.isnan(numbers).any(axis=1)
+        flat = pa.array(numbers.ravel(), mask=None if is_list else is_missing)
+        labels[split] = flat
+        if is_list:
+            mask = pa.array(is_missing)
+            labels[split] = pa.FixedSizeListArray.from_arrays(flat, count, mask=mask)
+    if not options.drop_invalid:
+        report.raise_errors()
+    return Encoded(feature, labels)
+
+
+def _parse_numbers(
+    column: LabelColumn, width: int, split: str, options: LabelOptions, report: Report
+) -> np.ndarray:
+    """Return the numbers of a column as float32, NaN where there is none, and report others.
+
+    Shape ``(rows, width)``; ``(rows, 1)`` if the width is 0, where cells are no lists.
+    """
+    parsed = np.full((len(column.values) + 1, width or 1), np.nan)  # the last one: missing
+    for place, value in enumerate(column.values):
+        cells = parse_list(value) if width else [value]
+        if cells is not None and len(cells) == parsed.shape[1]:
+            numbers = [parse_number(cell) for cell in cells]
+            parsed[place] = [np.nan if number is None else number for number in numbers]
+    with np.errstate(over="ignore"):
+        rounded = parsed.astype(np.float32)
+    rounded[~np.isfinite(rounded)] = np.nan
+    is_invalid = np.isnan(rounded[:-1]).any(axis=1)
+    if is_invalid.any():
+        invalid = np.flatnonzero(np.append(is_invalid, False)[column.codes])
+        values = [str(column.values[place]) for place in np.flatnonzero(is_invalid).tolist()]
+        message = (
+            f"{len(invalid):,} of {len(column.codes):,} {split} rows with a value that is not a "
+            f"finite number in '{column.name}' ({list_names(values)})"
+        )
+        details: dict[str, Any] = {"split": split, "rows": column.numbers[invalid].tolist()}
+        if options.drop_invalid:
+            report.warning(f"dropped {message}", name="dropped_rows", **details)
+        else:
+            fix = "expected numbers with a decimal point; --drop_invalid leaves these rows out; "
+            fix += "words are labels of --task single_label"
+            report.error(message, fix=fix, **details)
+    return np.asarray(rounded[column.codes])

@@ -42,13 +42,7 @@ class TokenSample:
 def sample_tokens(
     read: Callable[[np.ndarray], Sequence[Read]], total: int, encoder: Encoder
 ) -> TokenSample:
-    """Tokenize a sample of texts, drawn at random.
-
-    Args:
-        read: Returns what the model reads of the rows of these numbers.
-        total: How many rows there are.
-        encoder: From texts to tokens.
-    """
+    """Tokenize a random sample of ``total`` texts, which ``read`` returns by their numbers."""
     size = min(SAMPLE, total)
     rows = np.sort(np.random.default_rng(0).choice(total, size, replace=False))
     texts = [text if isinstance(text, str) else tuple(text) for text in read(rows)]
@@ -67,12 +61,9 @@ def sample_tokens(
 
 
 def unknown_findings(sample: TokenSample, model: str, rows: np.ndarray) -> list[Finding]:
-    """Return a finding if the tokenizer does not know the texts.
+    """Return a finding if the tokenizer of a model does not know the texts of the training.
 
-    Args:
-        sample: Of the texts of the training.
-        model: Whose tokenizer it is, as typed.
-        rows: The number in the source of each row of the sample, shape ``(texts,)``.
+    ``rows`` are the numbers in the source of the rows of the sample, shape ``(texts,)``.
     """
     share = float(sample.unknown.mean()) if len(sample.unknown) else 0.0
     if share < _MUCH_UNKNOWN:

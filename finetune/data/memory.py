@@ -23,10 +23,6 @@ from finetune.errors import UserError
 
 PREFIX = "memory:"
 _BATCH = 10_000  # rows that are copied at a time
-_EXPECTED = (
-    "a file, a data set on the Hub, a pandas or polars frame, a Dataset, a list of dicts, or a "
-    "dict of these by split"
-)
 
 
 def is_memory(dataset: str) -> bool:
@@ -52,29 +48,21 @@ def store(data: Any) -> str:
     """
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
-    splits = data if isinstance(data, Mapping) else {"train": data}
-    parent, digest = caches.place(caches.MEMORY, ""), hashlib.sha256()
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        workspace = tempfile.TemporaryDirectory(dir=parent, prefix=".")
-    except OSError as error:
-        raise caches.unwritable(error) from error
-    with workspace as directory:
+    splits = data if isinstance(data, Mapping) and data else {"train": data}
+    digest = hashlib.sha256()
+    caches.make(parent := caches.place(caches.MEMORY, ""))
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".") as directory:
         for split in sorted(splits, key=str):
-            path = Path(directory) / f"{split}.arrow"
+            path = Path(directory, f"{split}.arrow")
             if path.parent != Path(directory) or path.name.startswith("."):
                 raise UserError(f"dataset: '{split}' cannot be the name of a split")
             _write(path, str(split), splits[split])
             with path.open("rb") as file:
                 digest.update(f"{split}".encode() + hashlib.file_digest(file, "sha256").digest())
-        if not splits:
-            raise UserError("dataset: expected splits, found an empty dict")
         name = PREFIX + digest.hexdigest()[:16]
-        entry = _directory(name)
-        entry.mkdir(exist_ok=True)
+        caches.make(entry := _directory(name))
         for path in Path(directory).glob("*.arrow"):
             os.replace(path, entry / path.name)
-    caches.make(entry)
     return name
 
 
@@ -84,11 +72,11 @@ def read(name: str) -> dict[str, Dataset]:
     Raises:
         UserError: If they are no longer in the cache.
     """
-    entry = _directory(name)
+    directory = _directory(name)
     try:
-        splits = {split: Dataset.from_file(str(entry / f"{split}.arrow")) for split in names(name)}
+        splits = {split: Dataset.from_file(f"{directory}/{split}.arrow") for split in names(name)}
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{name}: {entry} cannot be read ({error}): pass the rows again") from error
+        raise UserError(f"{name}: {directory}: {error}; pass the rows again") from error
     if not splits:
         raise UserError(
             f"{name}: rows that were passed in Python and are no longer in the cache; pass them "
@@ -138,27 +126,19 @@ def _write(path: Path, split: str, rows: Any) -> None:
 def _as_table(split: str, rows: Any) -> pa.Table:
     """Return the columns of rows; what a dict lacks is missing, and a frame's index if named."""
     if isinstance(rows, pd.DataFrame):
-        if any(name is not None for name in rows.index.names):
-            rows = rows.reset_index()
+        rows = rows.reset_index() if any(rows.index.names) else rows
         table = pa.Table.from_pandas(rows, preserve_index=False)
     elif is_table(rows):
         table = pa.table(rows)
-    elif isinstance(rows, list | tuple):
-        if strangers := {type(row).__name__ for row in rows if not isinstance(row, Mapping)}:
-            raise UserError(
-                f"dataset: expected a list of dicts, found {' and '.join(sorted(strangers))} in "
-                f"the {split} data (Dataset.from_dict takes a dict of columns)"
-            )
-        columns = {}
-        for key in dict.fromkeys(key for row in rows for key in row):
-            try:
-                columns[str(key)] = pa.array([row.get(key) for row in rows], from_pandas=True)
-            except (pa.ArrowException, UnicodeError, OverflowError) as error:
-                raise ValueError(f"{error} (column '{key}')") from error
-        table = pa.table(columns)
+    elif isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+        keys = dict.fromkeys(key for row in rows for key in row)
+        cells = [pa.array([row.get(key) for row in rows], from_pandas=True) for key in keys]
+        table = pa.table(cells, names=[*map(str, keys)])
     else:
         raise UserError(
-            f"dataset: expected {_EXPECTED}; found {type(rows).__name__} as the {split} data"
+            "dataset: expected a file, a data set on the Hub, a pandas or polars frame, a Dataset, "
+            f"a list of dicts, or a dict of these by split; found {type(rows).__name__} as the "
+            f"{split} data"
         )
     if len({*table.column_names}) < len(table.column_names):
         raise ValueError(f"two columns have the same name, of {', '.join(table.column_names)}")

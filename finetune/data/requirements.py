@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from datasets import Dataset, DatasetDict, List, Value
 
-from finetune.data import ROW, targets
+from finetune.data import targets
+from finetune.data.columns import describe_columns
 from finetune.data.label_columns import list_names, read_label_column, source_rows
 from finetune.errors import Report
 
@@ -19,12 +21,9 @@ def require_labelled(dataset: DatasetDict, input_column: str, report: Report) ->
         UserError: With all that is wrong.
     """
     for split, rows in dataset.items():
-        names = [name for name in rows.column_names if name != ROW]
-        if missing := [name for name in (input_column, "label") if name not in names]:
-            report.error(
-                f"no column {list_names(missing)} in the {split} data "
-                f"(available: {', '.join(names)})"
-            )
+        if missing := [name for name in (input_column, "label") if name not in rows.column_names]:
+            problem = f"no column {list_names(missing)} in the {split} data"
+            report.error(problem + describe_columns(rows, missing[0]))
         elif targets.are_classes(rows):
             read_label_column(rows, "label", split, report)  # refuses numbers without a name
         elif not _is_float(feature := rows.features["label"]):
@@ -41,39 +40,47 @@ def _is_float(feature: Any) -> bool:
     return isinstance(inner, Value) and inner.dtype.startswith("float")
 
 
-def require_rows(dataset: DatasetDict, column: str, report: Report) -> None:
-    """Refuse splits without rows, and training rows with a single class.
+def require_rows(dataset: DatasetDict, names: Sequence[str], report: Report) -> None:
+    """Refuse splits without rows, and training rows that have all the same label.
 
-    Args:
-        dataset: Splits with ``label``.
-        column: What the user calls that of the labels.
-        report: Gets an error for each mistake.
+    ``names`` are what the user calls the labels: their column, or several columns of numbers.
 
     Raises:
-        UserError: With all of them.
+        UserError: With all mistakes.
     """
     for split, rows in dataset.items():
         if not len(rows):
             report.error(f"the {split} data has no rows{_list_dropped_rows(report)}")
-    _require_classes(dataset["train"], column, report)
+    _require_different_labels(dataset["train"], names, report)
     report.raise_errors()
 
 
-def _require_classes(train: Dataset, column: str, report: Report) -> None:
-    """Report training rows that all have the same labels."""
-    names, counts = targets.class_names(train), targets.counts(train)
-    if len(train) and targets.are_classes(train) and {*counts.values()} <= {len(train)}:
-        listing = list_names([names[number] for number in counts]) or "none"
+def _require_different_labels(train: Dataset, names: Sequence[str], report: Report) -> None:
+    """Report training rows that all have the same label: nothing can be learned of them."""
+    constant: dict[str, str] = {}
+    if not len(train):
+        return
+    if targets.are_classes(train):
+        classes, counts = targets.class_names(train), targets.counts(train)
+        if {*counts.values()} <= {len(train)}:
+            constant = {names[0]: list_names([classes[number] for number in counts]) or "none"}
+    else:
+        labels = np.asarray(targets.values(train)).reshape(len(train), -1)
+        is_constant = (labels == labels[0]).all(axis=0)
+        for place in np.flatnonzero(is_constant).tolist():
+            name = names[place] if place < len(names) else f"target {place + 1}"
+            constant[name] = f"{labels[0, place]:g}"
+    for name, label in constant.items():
         report.error(
-            f"all {len(train):,} training rows have the same label in '{column}' ({listing}): "
-            f"expected two classes or more{_list_dropped_rows(report)}"
+            f"all {len(train):,} training rows have the same label in '{name}' ({label}): "
+            f"expected two or more{_list_dropped_rows(report)}"
         )
 
 
 def require_splits(
     dataset: DatasetDict,
     source: DatasetDict,
-    column: str,
+    names: Sequence[str],
     report: Report,
     *,
     can_rename: bool,
@@ -84,7 +91,7 @@ def require_splits(
     Args:
         dataset: Training, validation and test rows.
         source: The splits that these were made of.
-        column: What the user calls that of the labels.
+        names: What the user calls the labels, as in :func:`require_rows`.
         report: Gets an error for each mistake.
         can_rename: Whether there is ``--label_map``.
         split_by: The columns that rows were split by, by the options that name them.
@@ -93,29 +100,23 @@ def require_splits(
         UserError: With all mistakes.
     """
     train = dataset["train"]
-    names, trained = targets.class_names(train), targets.counts(train)
-    _require_classes(train, column, report)
+    classes, trained = targets.class_names(train), targets.counts(train)
+    _require_different_labels(train, names, report)
     for split in ("validation", "test"):
         rows = dataset[split]
         if not len(rows):
             why = "the data is too small, or most labels occur once"
             report.error(f"no rows are left for {split}: {why}{_list_dropped_rows(report)}")
         elif unknown := targets.counts(rows).keys() - trained:
-            labels = targets.values(rows)
-            place = next(
-                place
-                for place, label in enumerate(labels)
-                if not unknown.isdisjoint(label if isinstance(label, list) else [label])
-            )
             flags = " ".join(f"{flag} {name}" for flag, name in (split_by or {}).items())
             fix = f"the rows are split by {flags}; " if flags else ""
             fix += "rename them by --label_map OLD=NEW, " if can_rename else ""
             fix += f"add training rows for them, or do without: --dataset_splits {split}=none"
             report.error(
-                f"the {split} data has labels in '{column}' that the training data does not have: "
-                f"{list_names([names[number] for number in sorted(unknown)])}",
+                f"the {split} data has labels in '{names[0]}' that the training data does not "
+                f"have: {list_names([classes[number] for number in sorted(unknown)])}",
                 split=split if split in source else "train",
-                rows=[int(source_rows(rows)[place])],
+                rows=[int(source_rows(rows)[targets.first_with(rows, unknown)])],
                 fix=fix,
             )
     report.raise_errors()

@@ -14,17 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 
-from finetune.data import ROW, arrow, targets
+from finetune.data import arrow, targets
+from finetune.data.columns import describe_columns
 from finetune.data.digests import NOT_BLANK
 from finetune.data.row_findings import describe_rows
 from finetune.data.times import read_times
-from finetune.errors import Report, UserError, counted, suggestion
+from finetune.errors import Report, UserError, counted
 
 _TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION_ROWS = 0.2, 0.1, 10_000
 #: The splits that are split off, in this order.
@@ -104,31 +104,45 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
         }
     )
     for kind, column in (("group", plan.group_column), ("time", plan.time_column)):
-        if column is not None:
-            names = [name for name in dataset["train"].column_names if name != ROW]
-            if column not in names:
-                raise UserError(
-                    f"--{kind}_column {column}: no column '{column}' in the train data"
-                    f"{suggestion(column, names)} (available: {', '.join(names)})"
-                )
-            read = _read_groups if kind == "group" else _read_times
-            index[kind] = read(dataset, column, report)
-            index = _leave_out_missing(index, kind, column, dataset["train"], plan, report)
-    if plan.group_column is not None:
-        index = _leave_out_shared(index, dataset, plan.group_column, report)
-    return index
+        if column is None:
+            continue
+        train = dataset["train"]
+        if column not in train.column_names:
+            raise UserError(
+                f"--{kind}_column {column}: no column '{column}' in the train data"
+                + describe_columns(train, column)
+            )
+        read = _read_groups if kind == "group" else _read_times
+        index[kind] = read(dataset, column, report)
+        is_missing = (index["split"] == "train") & index[kind].isna()
+        report.add(
+            *describe_rows(
+                "dropped_rows",
+                f"with no {kind} in '{column}'",
+                "left out" if plan.drop else "--drop_invalid leaves them out",
+                index["row"][is_missing],
+                train,
+                "train",
+                severity="info" if plan.drop else "error",
+            )
+        )
+        report.raise_errors()
+        index = index[~is_missing]
+    if plan.group_column is None:
+        return index
+    codes = index["split"].cat.codes
+    is_shared = codes > codes.groupby(index["group"]).transform("min")
+    description = f"whose '{plan.group_column}' held-out data has too"
+    for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
+        report.add(
+            *describe_rows("dropped_rows", description, "left out", rows, dataset[split], split)
+        )
+    return index[~is_shared]
 
 
 def sort_by_time(index: pd.DataFrame) -> pd.DataFrame:
     """Return the index with the oldest rows first, as it is if it has no times."""
     return index.sort_values("time", kind="stable") if "time" in index else index
-
-
-def select_rows(rows: Dataset, numbers: npt.ArrayLike) -> Dataset:
-    """Return ``rows.select(numbers)``, or the same rows if that is all of them."""
-    numbers = np.asarray(numbers)
-    is_whole = len(numbers) == len(rows) and np.array_equal(numbers, np.arange(len(rows)))
-    return rows if is_whole else rows.select(numbers)
 
 
 def _read_groups(dataset: DatasetDict, column: str, report: Report) -> np.ndarray:
@@ -155,37 +169,3 @@ def _read_times(dataset: DatasetDict, column: str, report: Report) -> np.ndarray
         report.info("--time_column splits nothing: the data has validation and test splits")
     held_out = sum(len(dataset[name]) for name in HELD_OUT if name in dataset)
     return np.append(np.full(held_out, np.nan), read_times(dataset["train"], column, report))
-
-
-def _leave_out_missing(
-    index: pd.DataFrame, kind: str, column: str, rows: Dataset, plan: Plan, report: Report
-) -> pd.DataFrame:
-    """Return the index without training rows that lack a group or time, or refuse them."""
-    is_missing = (index["split"] == "train") & index[kind].isna()
-    report.add(
-        *describe_rows(
-            "dropped_rows",
-            f"with no {kind} in '{column}'",
-            "left out" if plan.drop else "--drop_invalid leaves them out",
-            index["row"][is_missing],
-            rows,
-            "train",
-            severity="info" if plan.drop else "error",
-        )
-    )
-    report.raise_errors()
-    return index[~is_missing]
-
-
-def _leave_out_shared(
-    index: pd.DataFrame, dataset: DatasetDict, column: str, report: Report
-) -> pd.DataFrame:
-    """Return the index without rows whose group a split before theirs has."""
-    codes = index["split"].cat.codes
-    is_shared = codes > codes.groupby(index["group"]).transform("min")
-    description = f"whose '{column}' held-out data has too"
-    for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
-        report.add(
-            *describe_rows("dropped_rows", description, "left out", rows, dataset[split], split)
-        )
-    return index[~is_shared]

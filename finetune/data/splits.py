@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 
 from finetune.data import stratification, targets
 from finetune.data.repeated import drop_repeated
-from finetune.data.row_index import HELD_OUT, Plan, build_index, select_rows
+from finetune.data.row_index import HELD_OUT, Plan, build_index
 from finetune.errors import Report, UserError, counted
 
 
@@ -26,12 +26,8 @@ def make_splits(
 ) -> tuple[DatasetDict, str]:
     """Return the three splits, each in the order of its source, and how they were split.
 
-    Args:
-        dataset: A ``train`` split, and ``validation`` and ``test`` where the source has them, with
-            ``_row``, ``label`` and ``column``. What is missing is split off the training rows.
-        plan: How.
-        column: Rows with the same value here are duplicates.
-        report: Gets findings about rows that are dropped.
+    Splits that the dataset lacks are split off its training rows. Rows with the same value in
+    ``column`` are duplicates; ``report`` gets findings about rows that are dropped.
 
     Raises:
         UserError: If no training rows are left, or if the rows cannot be split so.
@@ -54,7 +50,7 @@ def make_splits(
         most = plan.train_samples if name == "train" else plan.eval_samples
         if most is not None and most < len(rows):
             rows = rows[stratification.draw_rows(strata[source][rows], most, plan.seed + 2)]
-        splits[name] = select_rows(dataset[source], rows)
+        splits[name] = dataset[source].select(rows)
     return splits, how
 
 

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,7 @@ from finetune.data import arrow
 
 def class_names(rows: Dataset) -> list[str]:
     """Return the names of the classes by their numbers; none if the labels are numbers."""
-    feature = rows.features["label"]
-    inner = feature.feature if isinstance(feature, List) else feature
-    return list(inner.names) if isinstance(inner, ClassLabel) else []
+    return list(_inner(rows).names) if are_classes(rows) else []
 
 
 def is_set(rows: Dataset) -> bool:
@@ -33,8 +32,7 @@ def is_set(rows: Dataset) -> bool:
 
 def are_classes(rows: Dataset) -> bool:
     """Return whether a row has a class or any number of them, rather than numbers."""
-    feature = rows.features["label"]
-    return isinstance(feature.feature if isinstance(feature, List) else feature, ClassLabel)
+    return isinstance(_inner(rows), ClassLabel)
 
 
 def values(rows: Dataset) -> list[Any]:
@@ -43,12 +41,7 @@ def values(rows: Dataset) -> list[Any]:
 
 
 def indicators(labels: Any, classes: int) -> np.ndarray:
-    """Return which classes each row has, shape ``(rows, classes)``, of booleans.
-
-    Args:
-        labels: The numbers of the classes of each row.
-        classes: How many there are.
-    """
+    """Return which of so many classes each row has, shape ``(rows, classes)``, of booleans."""
     ends = np.cumsum([0, *map(len, labels)])
     numbers = np.concatenate([*labels, []]).astype(np.int64)
     shape = len(labels), classes
@@ -72,11 +65,15 @@ def counts(rows: Dataset) -> dict[int, int]:
     return dict(zip(numbers.tolist(), frequencies.tolist(), strict=True))
 
 
-def labels_of(rows: Dataset) -> list[Any]:
-    """Return the classes of all rows, or their labels that are numbers, one after the other."""
-    if are_classes(rows):
-        return list(_class_numbers(rows).tolist())
-    return [tuple(label) if isinstance(label, list) else label for label in values(rows)]
+def first_with(rows: Dataset, classes: Set[int]) -> int:
+    """Return the place of the first row with one of some classes."""
+    labels = (label if isinstance(label, list) else [label] for label in values(rows))
+    return next(place for place, label in enumerate(labels) if not classes.isdisjoint(label))
+
+
+def _inner(rows: Dataset) -> Any:
+    feature = rows.features["label"]
+    return feature.feature if isinstance(feature, List) else feature
 
 
 def _class_numbers(rows: Dataset) -> np.ndarray:

@@ -19,12 +19,8 @@ _DAY_FIRST_FORMS = ("%d%m%Y", "%m%d%Y")
 def read_times(rows: Dataset, column: str, report: Report) -> np.ndarray:
     """Return the time of each row, shape ``(rows,)``: numbers as they are, dates in microseconds.
 
-    A missing time, or a text that is none, is NaN.
-
-    Args:
-        rows: With the column.
-        column: Its name.
-        report: Gets the form of dates that are not ISO 8601.
+    A missing time, or a text that is none, is NaN. ``report`` gets the form of dates that are not
+    ISO 8601.
 
     Raises:
         UserError: If the column holds something else, or dates that can be read in two ways.

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import xxhash
-from datasets import Dataset, DatasetDict, arrow_dataset, concatenate_datasets
+from datasets import Dataset, DatasetDict, arrow_dataset
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 from joblib import cpu_count
@@ -31,14 +31,13 @@ from finetune.data import arrow, caches, parts
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import Encoder
 from finetune.data.windows import COLUMN, Windows, documents_of
-from finetune.errors import RunError
+from finetune.errors import RunError, UserError
 from finetune.runtime import activity
 
 _VERSION = 3  # increment when the same rows should yield other files
 #: Rows that one process tokenizes in the time in which another starts; so many in memory, as those
 #: of a prediction, are not cached.
 _FEW = 5000
-_FILES = "rows*.arrow"
 #: How arguments of a tokenizer end that say where its files are.
 _PLACES = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
@@ -59,12 +58,12 @@ def tokenize(
         dataset: Splits with ``text``, or the ``texts`` of several columns, and ``label``.
         encoder: From texts to tokens.
         targets: From the labels of some rows to what a batch has as ``labels``.
-        windows: Cuts longer texts into several rows instead, with the number of the text in a
-            column :data:`~finetune.data.windows.COLUMN`.
+        windows: Cuts longer texts into several rows instead, with a column ``document``.
         processes: How many tokenize at once; None for as many as there are cores.
 
     Raises:
         RunError: If a process that tokenizes was killed.
+        UserError: If the cache is damaged, or cannot be written.
     """
     encode, tokenized = _Encode(encoder, targets, windows), DatasetDict()
     for split, rows in dataset.items():
@@ -76,17 +75,13 @@ def tokenize(
             continue
         directory = caches.place(caches.TOKENIZED, key)
         caches.make(directory)
-        cached = _load(directory, len(rows))
-        if cached is None:
-            with _lock(directory):
-                cached = _load(directory, len(rows))  # which another process has written meanwhile
-                if cached is None:
-                    for path in directory.glob(_FILES):
-                        path.unlink()
-                    count = min(processes or cpu_count(), -(-len(rows) // _FEW))
-                    options = dict(new_fingerprint=key, cache_file_name=f"{directory}/rows.arrow")
-                    cached = _map(rows, encode, work, count, **options)
-        tokenized[split] = cached
+        count = min(processes or cpu_count(), -(-len(rows) // _FEW))
+        options = dict(new_fingerprint=key, cache_file_name=f"{directory}/rows.arrow")
+        with _lock(directory):
+            tokenized[split] = _map(rows, encode, work, count, **options)
+        documents = documents_of(tokenized[split])
+        if len(rows) != len(tokenized[split] if documents is None else np.unique(documents)):
+            raise UserError(f"the cache {directory} is damaged: remove it, and start again")
     return tokenized
 
 
@@ -138,19 +133,6 @@ def _key(rows: Dataset, encode: _Encode) -> str:
     return str(Hasher.hash(facts))
 
 
-def _load(directory: Path, count: int) -> Dataset | None:
-    """Return rows from the cache; None unless those of all ``count`` texts are there."""
-    try:
-        files = [Dataset.from_file(str(path)) for path in sorted(directory.glob(_FILES))]
-    except (OSError, pa.ArrowInvalid):  # damaged
-        return None
-    if not files:
-        return None
-    rows = concatenate_datasets(files)
-    documents = documents_of(rows)
-    return rows if count == len(rows if documents is None else np.unique(documents)) else None
-
-
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
     """Let one process at a time tokenize rows; the others wait for it."""
@@ -169,7 +151,7 @@ def _lock(directory: Path) -> Iterator[None]:
 
 
 def _map(rows: Dataset, encode: _Encode, work: str, processes: int = 1, **options: Any) -> Dataset:
-    """Return tokenized rows; a worker's own error is raised here."""
+    """Return tokenized rows, those from the cache if they are there."""
     token = _FORKS_WORKERS.set(True)
     environment, parallelism = os.environ, os.environ.get(_PARALLELISM)
     try:
@@ -181,7 +163,7 @@ def _map(rows: Dataset, encode: _Encode, work: str, processes: int = 1, **option
                 batch_size=1000 if encode.windows is None else 100,  # texts, of many windows
                 remove_columns=rows.column_names,
                 num_proc=processes if processes > 1 else None,
-                load_from_cache_file=False,
+                load_from_cache_file=True,
                 **options,
             )
     except Exception as error:

@@ -1,10 +1,9 @@
 """Overlapping windows over texts of more tokens than a model reads at once.
 
-A text of at most ``max_length`` tokens is one window, its row as if it were truncated. Any other is
-cut into windows of exactly ``max_length`` tokens, special tokens included, which share ``stride``
-tokens with the next; the last one ends with the text, and shares more. Each is a row, and a column
-:data:`COLUMN` has the number of its document; the outputs of a model for them are pooled to those
-of the document.
+A text of at most ``max_length`` tokens is one window. Any other is cut into windows of exactly
+``max_length`` tokens, special tokens included, which share ``stride`` tokens with the next; the
+last one ends with the text, and shares more. Each is a row, and a column :data:`COLUMN` has the
+number of its document; the outputs of a model for them are pooled to those of the document.
 
 With a fast tokenizer these are the windows of its ``return_overflowing_tokens`` but for the last,
 which is what ``truncation_side="left"`` keeps.
@@ -63,11 +62,8 @@ class Windows:
         return quarter if self.stride is None else self.stride
 
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns, bool]]:
-        """Yield the windows of texts, in their order.
-
-        Yields:
-            The number of the text, what the tokenizer returns for the window, and whether it is
-            the last one of the text.
+        """Yield, for each window, the number of its text, what the tokenizer returns for it, and
+        whether it is the last one of the text.
         """
         frame, room, step = self.encoder.frame, self.room, self.room - self.shared
         for number, ids in enumerate(token_ids(self.encoder.tokenizer, texts)):
@@ -86,11 +82,7 @@ class Windows:
 
 
 def documents_of(rows: Any) -> np.ndarray | None:
-    """Return the document of each prepared row, shape ``(rows,)``; None where rows are documents.
-
-    Args:
-        rows: A ``datasets.Dataset``, or any other rows, which have no such column.
-    """
+    """Return the document of each prepared row, shape ``(rows,)``; None if rows are documents."""
     if COLUMN not in (getattr(rows, "column_names", None) or ()):
         return None
     if rows.features[COLUMN].dtype != "int64":  # which a recipe has called so
@@ -112,12 +104,7 @@ def first_lengths(rows: Dataset) -> np.ndarray:
 
 
 class Pool:
-    """Pools the outputs for windows to one of each document, as they come.
-
-    Args:
-        documents: How many there are.
-        how: ``mean``, or ``max`` of each output.
-    """
+    """Pools the outputs for windows to those of documents, as they come, by ``mean`` or ``max``."""
 
     def __init__(self, documents: int, how: str) -> None:
         assert how in ("mean", "max")
@@ -145,13 +132,7 @@ class Pool:
 
 
 def pooled(outputs: np.ndarray, documents: np.ndarray, how: str) -> np.ndarray:
-    """Return the outputs of documents, in the order of their numbers, from those of windows.
-
-    Args:
-        outputs: Shape ``(windows, outputs)``.
-        documents: The document of each window, shape ``(windows,)``.
-        how: ``mean`` or ``max``.
-    """
+    """Return the outputs of documents, in the order of their numbers, from those of windows."""
     numbers, places = np.unique(documents, return_inverse=True)
     pool = Pool(len(numbers), how)
     pool.add(places, outputs)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.digests import fingerprint
 from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import ImageRecipe, TextRecipe, catalog, metric_modules
+from finetune.recipe import ImageRecipe, TextRecipe, catalog, scoring
 from finetune.runtime.files import to_json
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
     if model and Path(str(model)).expanduser().exists():
         options["model"] = str(Path(str(model)).expanduser().resolve())
     if recipe.metrics:
-        options["metrics"] = metric_modules.with_file_names(recipe.metrics)
+        options["metrics"] = scoring.with_paths(recipe.metrics, absolute=False)
     entries = {
         "recipe": settings.name,
         "recipe_file": catalog.file_hash(type(recipe)),
         **_hash_model_files(recipe),
-        "metric_files": metric_modules.hashes(recipe.known_scoring),
+        "metric_files": scoring.hashes(recipe.known_scoring),
         "data": fingerprint(recipe.splits, recipe.input_column),
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
         "labels": recipe.labels,

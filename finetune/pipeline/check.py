@@ -107,8 +107,6 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
                     steps = preparation.steps_of(values, recipe)
             for remark in preparation.remarks(recipe, values, steps) if steps is not None else ():
                 report.warning(remark)
-            for sentence in chosen.without_effect:
-                report.info(sentence)
         if deep and is_read and not report.has_errors:
             read, plan = recipe.columns_read(), split_plan(recipe)
             report.add(

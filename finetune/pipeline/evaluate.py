@@ -13,6 +13,7 @@ from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_spli
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import TextRecipe
+from finetune.recipe.options import EXCLUSIVE
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 from finetune.training.manifest import Statistics
@@ -78,7 +79,7 @@ def evaluate(
     from finetune.data import memory
     from finetune.pipeline import provenance
     from finetune.pipeline.results import assess, refuse_other_rows
-    from finetune.training.defaults import argument_values
+    from finetune.training.arguments import argument_values
     from finetune.training.trainer import build_trainer
 
     run = Run.load(run, trust_recipe=trust_recipe)
@@ -88,6 +89,11 @@ def evaluate(
     notes = [run.unfinished] if run.unfinished else []
     data = None if data is None else memory.store(data)
     recipe = run.recipe()
+    for first, second in EXCLUSIVE:
+        if first in reading and second in reading:
+            raise UserError(
+                f"--{first} {reading[first]} and --{second} {reading[second]}: give one of the two"
+            )
     values = argument_values(
         recipe.defaults(),
         {

@@ -13,13 +13,13 @@ from finetune.config.settings import Settings
 from finetune.data import ROW, targets
 from finetune.data.label_columns import list_names
 from finetune.data.lengths import unknown_findings
-from finetune.errors import UserError, counted, suggestion
+from finetune.errors import UserError, counted
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline import changes, provenance, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import ImageRecipe, Recipe, TextRecipe, metric_modules
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.recipe.rows import correction_files
 from finetune.runtime import distributed, hub
 from finetune.runtime.agreement import agree, refuse_half_directories
@@ -183,7 +183,6 @@ def _check_values(settings: Settings) -> ArgumentValues | None:
     values = None
     with settings.report.collect():
         values = settings.values
-        _refuse_unknown_metric(values, settings.recipe)
     return values
 
 
@@ -248,7 +247,6 @@ def _tokenize(settings: Settings, resumed: Resumption | None) -> Prepared:
 
     settings = replace(settings)  # the task, which the data decides, has defaults too
     recipe, values = settings.recipe, settings.values
-    _refuse_unknown_metric(values, recipe)
     configuration, is_done = changes.configuration(settings, values), False
     if resumed is not None:
         changes.refuse_changes(resumed, configuration, values.allow_changed)
@@ -269,26 +267,6 @@ def _tokenize(settings: Settings, resumed: Resumption | None) -> Prepared:
         recipe.report.warning(remark)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
     return Prepared(settings, resumed, configuration, steps, is_done=is_done)
-
-
-def _refuse_unknown_metric(values: ArgumentValues, recipe: Recipe) -> None:
-    """Raise for a metric that is not computed; the library would after the first epoch.
-
-    Before the data is loaded, which may decide the task, the metrics of the task are not known.
-    """
-    name = (values.metric_for_best_model or "loss").removeprefix("eval_")
-    is_loaded = "splits" in vars(recipe)
-    if not values.load_best_model_at_end or not (recipe.own_metrics or recipe.metrics or is_loaded):
-        return
-    if not is_loaded and metric_modules.paths_in(recipe.known_scoring):
-        return  # what these compute depends on the task
-    names = recipe.metric_names if is_loaded else recipe.own_metrics or recipe.known_scoring
-    computed = ["loss", *names]
-    if name not in computed:
-        raise UserError(
-            f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, computed)} "
-            f"(it computes: {', '.join(computed)})"
-        )
 
 
 def _refuse_files_inside(recipe: Recipe, directory: Path) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data import sources
 from finetune.data.digests import fingerprint
-from finetune.recipe import metric_modules
+from finetune.recipe import scoring
 from finetune.runtime import distributed, hub
 from finetune.runtime.importing import HOUSE
 from finetune.runtime.version import __version__
@@ -77,8 +77,16 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
         ),
         task=recipe.kind.name,
         task_facts=recipe.kind.facts,
-        model_revision=recipe.base_revision(),
+        model_revision=_model_revision(recipe),
     )
+
+
+def _model_revision(recipe: Recipe) -> str | None:
+    """Return the commit on the Hub of the model that is trained further, if there is one."""
+    from finetune.models.pretrained import commit
+
+    model = getattr(recipe, "model", None)
+    return commit(model, getattr(recipe, "model_revision", None)) if model else None
 
 
 def versions() -> dict[str, str]:
@@ -96,7 +104,7 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     path = Path(recipe.dataset).expanduser()
     is_path = recipe.dataset and path.exists()
     if recipe.metrics:
-        options["metrics"] = metric_modules.with_absolute_paths(recipe.metrics)
+        options["metrics"] = scoring.with_paths(recipe.metrics, absolute=True)
     return options | ({"dataset": str(path.resolve())} if is_path else {})
 
 

@@ -52,11 +52,6 @@ def requested() -> str | None:
     return _state.request
 
 
-def are_handled() -> bool:
-    """Return whether signals are taken as requests here."""
-    return _state.is_active
-
-
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
     """Handle the signals inside the block; only in the main thread, which is who gets them."""

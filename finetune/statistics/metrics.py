@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +61,6 @@ class Metric:
 
 
 Metrics = Mapping[str, Metric]
-
 AVERAGED = ("precision", "recall", "f1")
 
 
@@ -233,9 +232,7 @@ def describe_gaps(
 
 
 def describe_outliers(rows: ScoredNumbers, metrics: Metrics) -> list[str]:
-    """Return a sentence for each target of which a single row makes up most of the squared error:
-    the intervals of metrics of squares then say little.
-    """
+    """Return a sentence for each target of which one row makes up most of the squared error."""
     squares = (rows.outputs.astype(np.float64) - rows.targets) ** 2
     names = [name for name, metric in metrics.items() if metric.name in _OF_SQUARES]
     if not names or len(rows) < estimates.FEWEST_ROWS:
@@ -255,15 +252,17 @@ def describe_outliers(rows: ScoredNumbers, metrics: Metrics) -> list[str]:
 def describe_classes(rows: ScoredRows | ScoredLabels) -> dict[str, Any]:
     """Return by class precision, recall, F1, areas under the curves, and support.
 
-    F1 is a function of the share of the rows with the class, true or predicted, that have it as
-    both (the Jaccard index J): 2 J / (1 + J). Areas are left out where no row, or every row, has
-    the class.
+    F1 is 2 J / (1 + J), where the Jaccard index J is the share of the rows with the class, true or
+    predicted, that have it as both. Areas are left out where no row, or every row, has the class.
     """
     right, true, predicted, *_ = (sums[0] for sums in rows.tallies)
     scores = {
         "precision": shares(right, predicted),
         "recall": shares(right, true),
-        "f1": [_f1(jaccard) for jaccard in shares(right, true + predicted - right)],
+        "f1": [
+            Estimate(*(2 * end / (1 + end) for end in astuple(jaccard)))
+            for jaccard in shares(right, true + predicted - right)
+        ],
     }
     table: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(rows.names):
@@ -278,10 +277,6 @@ def describe_classes(rows: ScoredRows | ScoredLabels) -> dict[str, Any]:
             table[name][area] = asdict(area_estimate)
         table[name]["support"] = int(true[number])
     return table
-
-
-def _f1(jaccard: Estimate) -> Estimate:
-    return Estimate(*(2 * end / (1 + end) for end in (jaccard.value, jaccard.low, jaccard.high)))
 
 
 def describe_top_k(rows: ScoredRows) -> dict[str, Any]:

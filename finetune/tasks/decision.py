@@ -12,14 +12,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from finetune.data import labels, numbers, targets
+from finetune.data import labels, targets
 from finetune.data.columns import find_valid_rows
 from finetune.data.label_columns import (
-    Encoded,
     LabelColumn,
     LabelOptions,
+    have_order,
     list_names,
     parse_list,
+    parse_number,
     read_label_column,
 )
 from finetune.errors import Report, counted
@@ -65,7 +66,7 @@ def read_columns(
 
 def encode_labels(
     columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
-) -> Encoded:
+) -> labels.Encoded:
     """Return the labels of all splits as the task of the options has them.
 
     Raises:
@@ -74,7 +75,7 @@ def encode_labels(
     if options.separator is not None and options.task != "multi_label":
         report.fail(f"--label_separator: a row has one label, with --task {options.task}")
     if options.task == "regression":
-        return numbers.encode_numbers(columns, options, report)
+        return labels.encode_numbers(columns, options, report)
     if len(options.columns) > 1 and options.task != "multi_label":
         report.fail(
             f"--label_columns: a row has one label, with --task {options.task}",
@@ -133,7 +134,7 @@ def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[Nam
     """Return the task of several columns: sets of labels if all are 0 and 1, else numbers."""
     title = f"the columns {', '.join(column.name for column in columns)}"
     strays = [
-        (column, place, numbers.parse_number(value) is None)
+        (column, place, parse_number(value) is None)
         for column in columns
         for place, value in enumerate(column.values)
         if labels.parse_truth(value) is None
@@ -160,7 +161,7 @@ def _decide_lists(column: LabelColumn, places: Sequence[int], report: Report) ->
 
 def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -> tuple[Name, str]:
     """Return the task of words and numbers."""
-    parsed = [numbers.parse_number(value) for value in column.values]
+    parsed = [parse_number(value) for value in column.values]
     finite = sorted({value for value in parsed if value is not None and math.isfinite(value)})
     words = {
         str(value): place
@@ -235,7 +236,7 @@ def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> 
         report: Where the error is added.
     """
     names = targets.class_names(dataset["train"])
-    has_order = numbers.have_order(names, options.names)
+    has_order = have_order(names, options.names)
     if options.is_ordered:
         has_order = set(names) == set(options.names)
     if len(names) < FEWEST_ORDERED or not has_order:

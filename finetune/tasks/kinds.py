@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune.data import numbers
+from finetune.data.label_columns import have_order
 from finetune.data.targets import class_names, is_set
 from finetune.tasks.base import Task
 from finetune.tasks.decision import FEWEST_ORDERED
@@ -56,7 +56,7 @@ def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
     have one, ``known``, or are numbers that ascend.
     """
     names = class_names(rows)
-    return len(names) >= FEWEST_ORDERED and numbers.have_order(names, ordered_names)
+    return len(names) >= FEWEST_ORDERED and have_order(names, ordered_names)
 
 
 def from_manifest(

@@ -163,10 +163,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         epoch, index = divmod(step, len(self.sizes))
         return self.steps(epoch)[index]
 
-    def micro_batches_of_step(self, step: int) -> list[list[int]]:
-        """Return the rows of this process in a step, by micro-batch."""
-        return list(self._micro_batches(self.rows_of_step(step)))
-
     def steps(self, epoch: int | None = None) -> list[np.ndarray]:
         """Return the rows of every step of an epoch, the current one by default."""
         epoch = self.epoch if epoch is None else epoch

@@ -111,7 +111,6 @@ def test_a_run_that_is_removed_while_it_trains_is_told(
 
 
 @pytest.mark.faults
-@pytest.mark.xfail(strict=True, reason="the library's save writes training_args.bin through a link")
 def test_nothing_is_written_through_a_link_in_a_run(faulty: Faulty, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert faulty(run, fault="step 4,SIGTERM") == 75
