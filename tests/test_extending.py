@@ -88,7 +88,7 @@ def test_a_recipe_of_the_page_trains(
     assert ("frozen, but for the head and encoder layers: 1" in notes) == (name == "frozen.py")
     if name == "by_cost.py":  # less is better
         card = (run.path / "README.md").read_text(encoding="utf-8")
-        assert re.search(r"Fine-tuning .* the baseline 'majority class'", card)
+        assert re.search(r"The model .* the baseline 'majority class'", card)
     again = finetune.evaluate(run)
     assert again.metrics == pytest.approx(dict(run.metrics.test), abs=1e-5)
 
