@@ -240,6 +240,12 @@ def trained(shared_directory: Path) -> Trained:
     return train
 
 
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> finetune.Run:
+    """The shared run that the parameter names."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="session")
 def single_label_run(trained: Trained, reviews: Path, bert: Path) -> finetune.Run:
     """Two classes, three epochs with a checkpoint each, baselines and report."""

@@ -61,12 +61,6 @@ def new_texts(rows: int = 12) -> list[str]:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest) -> finetune.Run:
-    """The shared run that the parameter names."""
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
 def screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., Finished]:
@@ -634,25 +628,30 @@ def test_several_processes_write_the_same_file(
     assert "5,000 rows" in done.output
 
 
+def interrupt_at(rows: int, seen: list[int] | None = None) -> Callable[[Any], None]:
+    """Return a `progress` that raises Ctrl-C once that many rows are predicted."""
+
+    def interrupt(event: Any) -> None:
+        if type(event).__name__ == "Predicted" and event.rows >= rows:
+            (seen if seen is not None else []).append(event.rows)
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
 @pytest.mark.contract("E4")
 def test_an_interrupted_prediction_is_resumed(
     single_label_run: finetune.Run, many_rows: Path, whole_output: bytes, tmp_path: Path
 ) -> None:
     """Ctrl-C leaves no half output; `resume` does the rest only and refuses other settings."""
-    output = tmp_path / "out.csv"
+    output, done = tmp_path / "out.csv", list[int]()
     output.write_text("of yesterday\n")
-    done = 0
-
-    def interrupt(event: Any) -> None:
-        nonlocal done
-        if type(event).__name__ == "Predicted" and event.rows >= 2500:
-            done = event.rows
-            raise KeyboardInterrupt
-
     source, fp32 = tmp_path / "in.csv", dict(precision="fp32")
     shutil.copy2(many_rows, source)
     with pytest.raises(KeyboardInterrupt):
-        finetune.predict_file(single_label_run, source, output, progress=interrupt, **fp32)
+        finetune.predict_file(
+            single_label_run, source, output, progress=interrupt_at(2500, done), **fp32
+        )
     assert output.read_text() == "of yesterday\n"
     refused: list[tuple[dict[str, Any], str]] = [
         ({}, "--resume"),
@@ -663,7 +662,7 @@ def test_an_interrupted_prediction_is_resumed(
         with pytest.raises(finetune.UserError, match=fragment):
             finetune.predict_file(single_label_run, source, output, **(fp32 | options))
     rest = finetune.predict_file(single_label_run, source, output, resume=True, **fp32)
-    assert 0 < rest.rows_before <= done < rest.rows == 5000
+    assert 0 < rest.rows_before <= done[0] < rest.rows == 5000
     assert output.read_bytes() == whole_output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
@@ -673,16 +672,13 @@ def test_a_half_written_part_is_predicted_again(
     single_label_run: finetune.Run, many_rows: Path, whole_output: bytes, tmp_path: Path
 ) -> None:
     """As after a power cut: parts that are cut off, or empty, do not count as done."""
-
-    def interrupt(event: Any) -> None:
-        if type(event).__name__ == "Predicted" and event.rows >= 4000:
-            raise KeyboardInterrupt
-
     source, output = tmp_path / "in.csv", tmp_path / "out.csv"
     shutil.copy2(many_rows, source)
     options: dict[str, Any] = dict(precision="fp32")
     with pytest.raises(KeyboardInterrupt):
-        finetune.predict_file(single_label_run, source, output, progress=interrupt, **options)
+        finetune.predict_file(
+            single_label_run, source, output, progress=interrupt_at(4000), **options
+        )
     parts = sorted((tmp_path / "out.csv.part").glob("[0-9]*"))
     assert len(parts) >= 2
     parts[0].write_bytes(parts[0].read_bytes()[: parts[0].stat().st_size // 2])
@@ -697,15 +693,12 @@ def test_a_resume_with_another_input_is_refused(
     single_label_run: finetune.Run, many_rows: Path, tmp_path: Path
 ) -> None:
     """The message names the file that has changed."""
-
-    def interrupt(event: Any) -> None:
-        if type(event).__name__ == "Predicted" and event.rows >= 1024:
-            raise KeyboardInterrupt
-
     source = tmp_path / "in.csv"
     shutil.copy2(many_rows, source)
     with pytest.raises(KeyboardInterrupt):
-        finetune.predict_file(single_label_run, source, tmp_path / "o.csv", progress=interrupt)
+        finetune.predict_file(
+            single_label_run, source, tmp_path / "o.csv", progress=interrupt_at(1024)
+        )
     with source.open("a") as file:
         file.write("5000,one more\n")
     with pytest.raises(finetune.UserError, match=r"--resume.*in\.csv"):

@@ -36,12 +36,6 @@ RUNS = [*TEXT_RUNS, "image_run"]
 SHORT = TRAINING | dict(num_train_epochs=1, max_steps=2, baseline=False)
 
 
-@pytest.fixture
-def run(request: pytest.FixtureRequest) -> finetune.Run:
-    """The shared run that the parameter names."""
-    return request.getfixturevalue(request.param)
-
-
 # ---- E1 ------------------------------------------------------------------------------------------
 
 

@@ -99,7 +99,7 @@ def test_the_grace_period_ends_a_process_that_cannot_save(words: list[str], tmp_
     assert "SIGTERM: not saved within --grace_seconds, the process ends" in done.stderr
     manifest = Run.load(run).manifest
     assert manifest.status == "interrupted"
-    assert manifest.stopped_by == "SIGTERM, not saved within --grace_seconds"
+    assert manifest.stopped_by == "SIGTERM: not saved within --grace_seconds"
     assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-3"]
 
 
