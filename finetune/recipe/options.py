@@ -229,7 +229,7 @@ class ImageOptions:
 
     help_group: ClassVar[str] = "image"
     image_column: str = option(
-        "", "column that holds the image or its path (unset: the one that obviously does)"
+        "", "column that holds the image or its path (unset: one with a usual name)"
     )
     crop_scale: float = option(
         0.5, "least share of the area that random crops of training keep (1: no crops)"

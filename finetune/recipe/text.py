@@ -115,12 +115,12 @@ class TextRecipe(
         ((_, labels),) = self.label_sources().items()
         if texts and labels[0]:
             return
-        texts, label = columns.find_columns(rows, texts, labels[0])
+        texts, labels = columns.find_columns(rows, {"text": texts, "label": labels})
         if not self.text_columns:
             self.text_column = texts[0]
         if not self.label_columns:
-            self.label_column = label
-        self.note(f"columns: {' and '.join(map(repr, texts))} is the text, {label!r} the label")
+            self.label_column = labels[0]
+        self.note(f"columns: {' and '.join(map(repr, texts))} is the text, {labels[0]!r} the label")
 
     def columns_read(self) -> list[str]:
         from finetune.data.columns import parse_names
