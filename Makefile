@@ -77,7 +77,7 @@ audit:  ## look constraints.txt up in PyPI's advisories, in a throw-away environ
 	{ "$$place/bin/pip-audit" --strict --disable-pip --no-deps --progress-spinner off -r constraints.txt || \
 	{ echo 'audit: not clean. Above are either advisories, or why pypi.org could not be asked: then nothing is known'; exit 1; }; }
 
-bench: $(READY)  ## speed, memory and accuracy against the stock script; CASE=training picks one
+bench: $(READY)  ## speed and memory against the stock script (over an hour); CASE=start picks one
 	$(BIN)/python benchmarks/bench.py $(CASE)
 
 gpu-check: $(READY)  ## compare training on the GPUs with one device; list what these cannot verify

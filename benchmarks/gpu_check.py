@@ -7,40 +7,31 @@ weights, the probabilities of the test rows. What the GPUs of this machine do no
 listed as unverified; without a GPU that is everything. The exit status is 1 if a check failed.
 """
 
-import argparse
-import contextlib
-import functools
+from __future__ import annotations
+
+import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
-
-if not __package__:  # started as a script, whose directory is all that is on the path
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks import differences
-from benchmarks.differences import Incomparable
+from safetensors.numpy import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS, GLOBAL_BATCH = 20, 32
 #: Real sentences and MiniLM; 352 rows are 11 steps, so that the steps go over the end of an epoch.
-DATA = ("sentiment", "--embedded", "--train_samples=352", "--eval_samples=200", "--max_length=64")
 #: Plain SGD, no clipping, no dropout: a factor in the gradient shows in the weights.
-TRAINING = (
-    *("--hidden_dropout=0", "--attention_dropout=0", "--optim=sgd", "--learning_rate=0.1"),
-    *("--max_grad_norm=0", "--lr_scheduler_type=constant", f"--global_batch_size={GLOBAL_BATCH}"),
-    *("--logging_steps=1", "--eval_strategy=no", "--load_best_model_at_end=false"),
-    *("--save_strategy=steps", "--save_steps=10", "--no_baseline"),
-)
-WHOLE = ((f"--max_steps={STEPS}",),)
-INTERRUPTED = (("--max_steps=10",), (f"--max_steps={STEPS}", "--resume_from_checkpoint=last"))
+TRAINING = f"""sentiment --embedded --train_samples=352 --eval_samples=200 --max_length=64
+--hidden_dropout=0 --attention_dropout=0 --optim=sgd --learning_rate=0.1 --max_grad_norm=0
+--lr_scheduler_type=constant --global_batch_size={GLOBAL_BATCH} --logging_steps=1 --no_baseline
+--eval_strategy=no --load_best_model_at_end=false --save_strategy=steps --save_steps=10""".split()
+DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
 
 
 @dataclass(frozen=True)
@@ -48,76 +39,72 @@ class Launch:
     """One way to train.
 
     Attributes:
-        name: Of the run directory.
+        name: Of the check and of the run directory.
+        gpus: The fewest that it needs; 0 is the CPU. More than one: all that there are.
+        torchrun: Whether it starts a process for each of them.
         mode: How ``parallel_mode`` in ``run.json`` begins.
-        gpus: How many are visible; 0 is the CPU.
-        processes: How many ``torchrun`` starts; 0 is without it.
-        flags: More of them.
         precision: Of the matrix products.
-        stages: Flags of each of the commands that follow each other in one directory.
+        flags: More of them.
+        interrupted: Whether it ends after half of the steps, and is resumed.
+        within: The largest differences from the reference: other sums, or other kernels.
     """
 
     name: str
-    mode: str = "one device"
     gpus: int = 1
-    processes: int = 0
-    flags: tuple[str, ...] = ()
+    torchrun: bool = False
+    mode: str = "one device"
     precision: str = "fp32"
-    stages: tuple[tuple[str, ...], ...] = WHOLE
+    flags: tuple[str, ...] = ()
+    interrupted: bool = False
+    within: tuple[float, float, float] = (1e-4, 1e-5, 1e-3)
 
 
-@dataclass
-class Launcher:
-    """Starts the command line on some of the GPUs, in one directory.
+CPU = Launch("CPU", gpus=0)
+#: Its reference is the CPU; it is that of all others.
+ONE = Launch("one GPU in fp32 against the CPU", within=(1e-3, 1e-4, 1e-2))
+_HALF = (5e-2, 5e-3, 1e-1)  # 8 and 11 bits of precision; fp16 skips steps until its scale fits
+LAUNCHES = (
+    Launch("bf16", precision="bf16", within=_HALF),
+    Launch("fp16", precision="fp16", within=_HALF),
+    Launch("resume", interrupted=True),
+    Launch("torchrun with one process", torchrun=True),
+    Launch("FSDP with one process", torchrun=True, mode=FSDP, flags=("--fsdp=true",)),
+    Launch("DataParallel", gpus=2, mode="DataParallel"),
+    Launch("DDP over NCCL", gpus=2, torchrun=True, mode=DDP),
+    Launch("FSDP", gpus=2, torchrun=True, mode=FSDP, flags=("--fsdp=true",)),
+    Launch("resume under DDP", gpus=2, torchrun=True, mode=DDP, interrupted=True),
+)
+EXPLODES = Launch(
+    "a loss that is not finite",
+    flags=("--learning_rate=1e30", "--warmup_steps=0", "--save_steps=1"),
+)
+PREDICTIONS = (Launch("predict"), Launch("predict under torchrun", gpus=2, torchrun=True))
 
-    Attributes:
-        directory: Where the runs are written.
-        visible: Names of the GPUs, as in ``CUDA_VISIBLE_DEVICES``.
-        data: Recipe, data and model.
+
+class Failed(Exception):
+    """A command failed, or two runs cannot be compared."""
+
+
+class Check:
+    """Runs checks in a directory and prints a line for each.
+
+    Args:
+        directory: Of the runs.
+        gpus: The names of the GPUs, as in ``CUDA_VISIBLE_DEVICES``.
     """
 
-    directory: Path
-    visible: Sequence[str] = ()
-    data: Sequence[str] = DATA
-    _runs: dict[str, Path] = field(default_factory=dict)
-
-    def train(self, launch: Launch) -> Path:
-        """Return the run directory, trained at the first call.
-
-        Raises:
-            Incomparable: if the command failed, or trained in another way than was asked for.
-        """
-        if launch.name not in self._runs:
-            run = self.directory / launch.name
-            for stage in launch.stages:
-                words = [*self.data, *TRAINING, *launch.flags, *stage]
-                self.start(launch, *words, f"--precision={launch.precision}", f"--output_dir={run}")
-            refuse_other(launch, run)
-            self._runs[launch.name] = run
-        return self._runs[launch.name]
-
-    def predict(self, launch: Launch, run: Path) -> Path:
-        """Return the file of predictions of the test texts, by the model of a run."""
-        texts, output = self.directory / "texts.parquet", self.directory / f"{launch.name}.parquet"
-        pd.read_parquet(run / "predictions.parquet", columns=["text"]).to_parquet(texts)
-        flags = ["--all_probabilities", "--precision=fp32", f"--output={output}"]
-        self.start(launch, "predict", str(run), str(texts), "--trust_recipe", *flags)
-        return output
+    def __init__(self, directory: Path, gpus: Sequence[str]) -> None:
+        self.directory, self.gpus, self.failed = directory, gpus, 0
 
     def start(self, launch: Launch, *words: str) -> None:
-        """Run ``finetune WORDS`` as the launch says.
-
-        Raises:
-            Incomparable: with the last lines of its output, if it failed.
-        """
-        torchrun = ["torch.distributed.run", "--standalone", f"--nproc_per_node={launch.processes}"]
-        start = [*torchrun, "-m", "finetune"] if launch.processes else ["finetune"]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        visible = ",".join(self.visible[: launch.gpus])
+        """Run ``finetune WORDS`` as the launch says."""
+        count = len(self.gpus) if launch.gpus > 1 else launch.gpus
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={count}", "-m"]
         done = subprocess.run(
-            [sys.executable, "-m", *start, *words],
+            [sys.executable, "-m", *(launcher if launch.torchrun else ()), "finetune", *words],
             cwd=self.directory,
-            env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": visible},
+            env=os.environ
+            | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ",".join(self.gpus[:count])},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -125,211 +112,151 @@ class Launcher:
         )
         if done.returncode:
             last = "\n    ".join(done.stdout.splitlines()[-15:])
-            raise Incomparable(f"exit status {done.returncode}\n    {last}")
+            raise Failed(f"exit status {done.returncode}\n    {last}")
+
+    def train(self, launch: Launch) -> Path:
+        """Return the run directory, trained at the first call."""
+        run = self.directory / launch.name.replace(" ", "-")
+        if run.exists():
+            return run
+        words = [*TRAINING, *launch.flags, f"--precision={launch.precision}"]
+        words.append(f"--output_dir={run}")
+        if launch.interrupted:
+            self.start(launch, *words, f"--max_steps={STEPS // 2}")
+            words.append("--resume_from_checkpoint=last")
+        self.start(launch, *words, f"--max_steps={STEPS}")
+        manifest = read_manifest(run)
+        device = manifest["launch"]["device"].partition(":")[0]
+        found = manifest["launch"]["parallel_mode"], device, manifest["launch"]["precision"]
+        expected = launch.mode, "cuda" if launch.gpus else "cpu", launch.precision
+        if not found[0].startswith(expected[0]) or found[1:] != expected[1:]:
+            raise Failed(f"trained as {found}, expected {expected}")
+        return run
+
+    def compare(self, launch: Launch, reference: Launch) -> None:
+        """Compare two trainings."""
+        run, other = self.train(launch), self.train(reference)
+        tables = [path / "predictions.parquet" for path in (run, other)]
+        differences = (in_losses(run, other), in_weights(run, other), in_tables(*tables))
+        for what, difference, most in zip(
+            ("losses", "weights", "rows"), differences, launch.within, strict=True
+        ):
+            self.show(launch.name, what, difference, most)
+
+    def predict(self, launch: Launch) -> Path:
+        """Return the file of predictions of the test texts by the model of the reference."""
+        texts, output = self.directory / "texts.parquet", self.directory / f"{launch.name}.parquet"
+        run = self.train(ONE)
+        pd.read_parquet(run / "predictions.parquet", columns=["text"]).to_parquet(texts)
+        flags = ["--all_probabilities", "--precision=fp32", f"--output={output}"]
+        self.start(launch, "predict", str(run), str(texts), *flags)
+        return output
+
+    def explode(self) -> None:
+        """Check that a training whose weights explode is stopped, and no checkpoint is broken."""
+        try:
+            self.train(EXPLODES)
+        except Failed:
+            manifest = read_manifest(run := self.directory / EXPLODES.name.replace(" ", "-"))
+            is_other = manifest["status"] != "diverged"
+            self.show(EXPLODES.name, "status", float(is_other), 0.0)
+            for path in run.glob("checkpoint-*/model.safetensors"):
+                is_broken = not all(np.isfinite(w).all() for w in load_file(path).values())
+                self.show(EXPLODES.name, path.parent.name, float(is_broken), 0.0)
+            return
+        raise Failed("it was not stopped")
+
+    def show(self, name: str, what: str, difference: float, most: float) -> None:
+        """Print a line; a difference that is no number is a failure."""
+        is_verified = difference <= most
+        self.failed += not is_verified
+        result = "verified" if is_verified else "FAILED"
+        print(f"{name:<32} {what:<14} {difference:>8.1e} {most:>8.1e}  {result}", flush=True)
 
 
-def refuse_other(launch: Launch, run: Path) -> None:
-    """Refuse a run that was not made as the launch says; it would compare the wrong thing.
+def read_manifest(run: Path) -> dict[str, Any]:
+    """Return ``run.json``."""
+    content: dict[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    return content
 
-    Raises:
-        Incomparable: with what differs.
+
+def in_losses(run: Path, reference: Path) -> float:
+    """Return the largest difference between the logged losses of a step."""
+    ours, theirs = (
+        {
+            entry["step"]: entry["loss"]
+            for entry in read_manifest(path)["history"]
+            if "loss" in entry
+        }
+        for path in (run, reference)
+    )
+    if len(ours) != STEPS or ours.keys() != theirs.keys():
+        raise Failed(f"losses of the steps {sorted(ours)} and {sorted(theirs)}")
+    return max(abs(ours[step] - theirs[step]) for step in ours)
+
+
+def in_weights(run: Path, reference: Path) -> float:
+    """Return the norm of the difference of all weights, as a share of the reference's norm."""
+    ours, theirs = (load_file(path / "model.safetensors") for path in (run, reference))
+    if ours.keys() != theirs.keys():
+        raise Failed(f"weights of other names: {sorted(ours.keys() ^ theirs.keys())}")
+    apart = {name: ours[name].astype(np.float64) - theirs[name] for name in theirs}
+    return _norm(apart) / _norm(theirs)
+
+
+def _norm(arrays: Mapping[str, np.ndarray]) -> float:
+    squares = [np.square(array.astype(np.float64)).sum() for array in arrays.values()]
+    return float(np.sqrt(sum(squares)))
+
+
+def in_tables(file: Path, reference: Path) -> float:
+    """Return the largest difference between probabilities, row by row.
+
+    Predicted labels are left out: a row near the boundary may have either.
     """
-    facts = differences.manifest(run)
-    made = facts["launch"]
-    expected = {
-        "status": (facts["status"], "finished"),
-        "steps": (facts["steps"], STEPS),
-        "mode": (made["parallel_mode"][: len(launch.mode)], launch.mode),
-        "device": (made["device"].partition(":")[0], "cuda" if launch.gpus else "cpu"),
-        "processes": (made["world_size"], launch.processes or 1),
-        "precision": (made["precision"], launch.precision),
-        "steps before it was resumed": (facts["steps_before"] > 0, len(launch.stages) > 1),
-    }
-    if other := [
-        f"{name} {is_}, expected {be}" for name, (is_, be) in expected.items() if is_ != be
-    ]:
-        raise Incomparable("; ".join(other))
-
-
-@dataclass(frozen=True)
-class Line:
-    """One comparison: what was compared, how far apart, and how far it may be."""
-
-    what: str
-    difference: float
-    tolerance: float
-
-    @property
-    def verified(self) -> bool:
-        """Whether it is close enough; a difference that is no number is not."""
-        return self.difference <= self.tolerance
-
-
-Tolerances = dict[str, float]
-#: Sums in another order.
-SAME: Tolerances = {"losses": 1e-4, "weights": 1e-5, "rows": 1e-3}
-#: Other kernels for everything.
-OTHER_DEVICE: Tolerances = {"losses": 1e-3, "weights": 1e-4, "rows": 1e-2}
-#: 8 and 11 bits of precision, and the first steps that fp16 skips until its scale fits.
-HALF: Tolerances = {"losses": 5e-2, "weights": 5e-3, "rows": 1e-1}
-COMPARISONS = {
-    "losses": differences.in_losses,
-    "weights": differences.in_weights,
-    "rows": differences.in_rows,
-}
-
-
-def trained(
-    launcher: Launcher, launch: Launch, reference: Launch, within: Tolerances
-) -> list[Line]:
-    """Compare two trainings."""
-    run, other = launcher.train(launch), launcher.train(reference)
-    return [Line(what, COMPARISONS[what](run, other), most) for what, most in within.items()]
-
-
-def predicted(launcher: Launcher, launch: Launch, reference: Launch, model: Launch) -> list[Line]:
-    """Compare what two launches of ``predict`` say with the model of one run."""
-    run = launcher.train(model)
-    tables = [launcher.predict(each, run) for each in (launch, reference)]
-    return [Line("rows", differences.in_tables(*tables), OTHER_DEVICE["rows"])]
-
-
-def diverged(launcher: Launcher, launch: Launch) -> list[Line]:
-    """Check that a training whose weights explode is stopped, and that no checkpoint is broken."""
-    with contextlib.suppress(Incomparable):  # its exit status is 1
-        launcher.train(launch)
-    run = launcher.directory / launch.name
-    status = differences.manifest(run)["status"]
-    step = int(re.findall(r"step (\d+)", differences.manifest(run)["failure"])[0])
-    saved = [int(path.name.partition("-")[2]) for path in run.glob("checkpoint-*")]
-    return [
-        Line("status", float(status != "diverged"), 0.0),
-        Line("checkpoints of it or later", sum(number >= step for number in saved), 0.0),
-    ]
-
-
-CPU = Launch("cpu", gpus=0)
-ONE = Launch("one")
-RESUMED = Launch("resumed", stages=INTERRUPTED)
-DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
-
-
-@dataclass(frozen=True)
-class Check:
-    """What is verified, on how many GPUs at least.
-
-    Attributes:
-        name: As README has it.
-        gpus: The fewest that it needs.
-        measure: Given where to launch and how many GPUs to take, makes the lines of the table.
-    """
-
-    name: str
-    gpus: int
-    measure: Callable[[Launcher, int], list[Line]]
-
-
-def _of(launch: Launch, reference: Launch, within: Tolerances) -> Callable[..., list[Line]]:
-    return lambda launcher, _: trained(launcher, launch, reference, within)
-
-
-def _on_all(name: str, mode: str, torchrun: bool = True, **more: Any) -> Callable[..., list[Line]]:
-    def measure(launcher: Launcher, count: int) -> list[Line]:
-        processes = count if torchrun else 0
-        launch = Launch(name, mode, gpus=count, processes=processes, **more)
-        return trained(launcher, launch, ONE, SAME)
-
-    return measure
-
-
-def _predict_on_all(launcher: Launcher, count: int) -> list[Line]:
-    launch = Launch("predicted-on-all", gpus=count, processes=count)
-    return predicted(launcher, launch, Launch("predicted-on-one"), ONE)
-
-
-EXPLODES = ("--learning_rate=1e30", "--warmup_steps=0", "--save_strategy=steps", "--save_steps=1")
-#: Everything that is verified on GPUs; README names the same.
-CHECKS = (
-    Check("one GPU in fp32 against the CPU", 1, _of(ONE, CPU, OTHER_DEVICE)),
-    Check("bf16", 1, _of(Launch("bf16", precision="bf16"), ONE, HALF)),
-    Check("fp16", 1, _of(Launch("fp16", precision="fp16"), ONE, HALF)),
-    Check(
-        "a loss that is not finite",
-        1,
-        lambda launcher, _: diverged(launcher, Launch("diverges", flags=EXPLODES)),
-    ),
-    Check("resume", 1, _of(RESUMED, ONE, SAME)),
-    Check(
-        "predict",
-        1,
-        lambda launcher, _: predicted(
-            launcher, Launch("predicted-on-gpu"), Launch("predicted-on-cpu", gpus=0), ONE
-        ),
-    ),
-    Check("torchrun with one process", 1, _of(Launch("nccl-1", processes=1), ONE, SAME)),
-    Check(
-        "FSDP with one process",
-        1,
-        _of(Launch("fsdp-1", FSDP, processes=1, flags=("--fsdp=true",)), ONE, SAME),
-    ),
-    Check("DataParallel", 2, _on_all("dp", "DataParallel", torchrun=False)),
-    Check("DDP over NCCL", 2, _on_all("ddp", DDP)),
-    Check("FSDP", 2, _on_all("fsdp", FSDP, flags=("--fsdp=true",))),
-    Check("resume under DDP", 2, _on_all("ddp-resumed", DDP, stages=INTERRUPTED)),
-    Check("predict under torchrun", 2, _predict_on_all),
-)
+    ours, theirs = (pd.read_parquet(path) for path in (file, reference))
+    if list(ours.columns) != list(theirs.columns) or len(ours) != len(theirs) or ours.empty:
+        raise Failed(f"{ours.shape} and {theirs.shape} rows and columns")
+    if not (ours["text"] == theirs["text"]).all():
+        raise Failed("the rows are others, or in another order")
+    numbers = [name for name in ours if pd.api.types.is_float_dtype(ours[name])]
+    return float(np.abs(ours[numbers].to_numpy() - theirs[numbers].to_numpy()).max())
 
 
 def visible_gpus() -> list[str]:
-    """Return the names of the GPUs, as in ``CUDA_VISIBLE_DEVICES``."""
+    """Return the names of as many GPUs as divide the global batch."""
     import torch
 
-    numbers = [str(number) for number in range(torch.cuda.device_count())]
+    count = torch.cuda.device_count()
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return named[: len(numbers)] or numbers
-
-
-def report(checks: Sequence[Check], launcher: Launcher, say: Callable[..., object]) -> int:
-    """Run every check that the GPUs suffice for, and list the others.
-
-    Returns:
-        The exit status: 1 if a check failed.
-    """
-    failed = 0
-    count = max(
-        (n for n in range(1, len(launcher.visible) + 1) if GLOBAL_BATCH % n == 0), default=0
-    )
-    able = [check for check in checks if check.gpus <= count]
-    row = "{:<32} {:<28} {:>10} {:>10}  {}".format
-    if able:
-        say(row("check", "compared", "difference", "tolerance", "result"))
-    for check in able:
-        try:
-            for line in check.measure(launcher, count):
-                figures = (f"{line.difference:.1e}", f"{line.tolerance:.1e}")
-                result = "verified" if line.verified else "failed"
-                failed += not line.verified
-                say(row(check.name, line.what, *figures, result))
-        except Incomparable as error:
-            failed += 1
-            say(row(check.name, "", "", "", f"failed: {error}"))
-    if unable := [check for check in checks if check.gpus > count]:
-        there = f"{len(launcher.visible)} GPU{'s' * (len(launcher.visible) != 1)}"
-        say(f"unverified, on a machine with {there}:")
-        for check in unable:
-            say(f"  {check.name} (needs {check.gpus} GPU{'s' * (check.gpus > 1)})")
-    return int(failed > 0)
+    names = named[:count] or [str(number) for number in range(count)]
+    return names[: max((n for n in range(1, count + 1) if GLOBAL_BATCH % n == 0), default=0)]
 
 
 def main() -> int:
-    """Print the table."""
-    argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    ).parse_args()
+    """Print the table; return the exit status."""
     with tempfile.TemporaryDirectory() as directory:
-        launcher = Launcher(Path(directory), visible_gpus())
-        return report(CHECKS, launcher, functools.partial(print, flush=True))
+        check = Check(Path(directory), visible_gpus())
+        unverified = []
+        for launch in (ONE, *LAUNCHES, EXPLODES, *PREDICTIONS):
+            if launch.gpus > len(check.gpus):
+                unverified.append(f"  {launch.name} (needs {launch.gpus})")
+                continue
+            try:
+                if launch is EXPLODES:
+                    check.explode()
+                elif launch in PREDICTIONS:
+                    tables = check.predict(launch), check.predict(CPU)
+                    check.show(launch.name, "rows", in_tables(*tables), ONE.within[2])
+                else:
+                    check.compare(launch, CPU if launch is ONE else ONE)
+            except Failed as error:
+                check.failed += 1
+                print(f"{launch.name:<32} FAILED: {error}", flush=True)
+    if unverified:
+        print(f"unverified, with {len(check.gpus)} GPUs:", *unverified, sep="\n")
+    return int(check.failed > 0)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -4,61 +4,122 @@
     python benchmarks/reference_figures.py               # prints what differs from it
     python benchmarks/reference_figures.py --only "sentiment fp32"
 
-The runs are those of `reference_runs.py`, and the fp32 runs again without dropout and CPU kernels
+Each run is a process of its own; the fp32 runs are made again without dropout and CPU kernels
 (`exact`). Recorded of each: every logged loss and score by step, the norm of every weight, a digest
-of all weights, the metrics, and the interval ends of the metrics. `side_by_side.py` compares two
-checkouts value by value; this needs only the file, on any processor: there figures agree up to
-rounding, on the recorded processor to the bit.
+of all weights, the metrics, and the interval ends of the metrics. This needs only the file, on any
+processor: there figures agree up to rounding, on the recorded processor to the bit.
 
 Exit status 1 if an `exact` figure differs by more than 1e-6 of its size.
 """
 
+from __future__ import annotations
+
 import argparse
-import dataclasses
 import hashlib
 import json
-import platform
 import sys
 import tempfile
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reference_runs import Reference, Tree, references, train
-from run_differences import read_interval_ends, read_losses, read_weights
+from safetensors.numpy import load_file
+from trees import TORCHRUN, processor, run
 
 RECORD = Path(__file__).with_suffix(".json")
 STEPS, TOLERANCE = 24, 1e-6
+#: Ends of the names in the history that are about speed, and differ from run to run.
+_SPEED = ("runtime", "per_second", "flos", "memory_mib")
 Figures = dict[str, float | str]
 
 
-def exact_references() -> list[Reference]:
-    """Return the fp32 runs without dropout; they run without CPU kernels."""
+@dataclass(frozen=True)
+class Reference:
+    """A training.
+
+    Attributes:
+        name: What is printed.
+        recipe: Its name.
+        flags: Of the training.
+        processes: One, or the two of torchrun.
+        resumed: Whether it is killed at its checkpoint in the middle, and resumed.
+    """
+
+    name: str
+    recipe: str
+    flags: str
+    processes: int = 1
+    resumed: bool = False
+
+
+def list_references() -> list[Reference]:
+    """Return the reference runs, those without dropout and kernels first."""
+    short = f"--train_samples 512 --eval_samples 200 --max_steps {STEPS}"
+    long = f"--train_samples 192 --eval_samples 100 --max_steps {STEPS // 3}"
+    half = f"--save_strategy steps --eval_strategy steps --save_steps {STEPS // 2}"
+    half += f" --eval_steps {STEPS // 2}"
     runs = []
-    for reference in references(STEPS):
-        if reference.precision == "fp32":
-            dropout = () if reference.recipe == "mnist" else ("--hidden_dropout", "0")
-            name, flags = f"{reference.name} exact", (*reference.flags, *dropout)
-            runs.append(dataclasses.replace(reference, name=name, flags=flags))
-    return runs
+    for precision in ("fp32", "bf16"):
+        flags = f"{short} --precision {precision}"
+        accumulated = f"{long} --gradient_accumulation_steps 2 --precision {precision}"
+        runs += [
+            Reference(f"sentiment {precision}", "sentiment", flags),
+            Reference(f"sentiment in two processes {precision}", "sentiment", flags, 2),
+            Reference(
+                f"sentiment resumed {precision}", "sentiment", f"{flags} {half}", resumed=True
+            ),
+            Reference(f"yelp with accumulation {precision}", "yelp", accumulated),
+            Reference(f"mnist {precision}", "mnist", flags),
+        ]
+    exact = [
+        replace(
+            reference,
+            name=f"{reference.name} exact",
+            flags=f"{reference.flags} --cpu_kernels off"
+            + " --hidden_dropout 0" * (reference.recipe != "mnist"),
+        )
+        for reference in runs
+        if reference.name.endswith("fp32")
+    ]
+    return [*exact, *runs]
 
 
-def figures(run: Path) -> Figures:
+def train(reference: Reference, scratch: Path) -> Path:
+    """Train a reference run; return its directory."""
+    directory = scratch / reference.name.replace(" ", "-")
+    words = [*(TORCHRUN if reference.processes > 1 else ()), "-m", "finetune", reference.recipe]
+    words += ["--embedded", *reference.flags.split(), "--logging_steps", "1"]
+    words += ["--disable_tqdm", "true", "--output_dir", str(directory)]
+    if reference.resumed:
+        run(words, scratch, kill_at=directory / f"checkpoint-{STEPS // 2}" / "checkpoint.json")
+        words.append("--resume")
+    run(words, scratch)
+    return directory
+
+
+def read_figures(directory: Path) -> Figures:
     """Return the figures of a finished run by name."""
-    weights = read_weights(run)
-    digest = hashlib.sha256()
+    manifest, metrics = (
+        json.loads((directory / name).read_text(encoding="utf-8"))
+        for name in ("run.json", "metrics.json")
+    )
+    weights, digest = load_file(directory / "model.safetensors"), hashlib.sha256()
     for name in sorted(weights):
         digest.update(name.encode() + weights[name].tobytes())
-    metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
-    ends = read_interval_ends(run)
-    values: dict[str, Any] = {name: float(array[0]) for name, array in read_losses(run).items()}
+    values: dict[str, Any] = {
+        f"{name} at step {entry['step']}": value
+        for entry in manifest["history"]
+        for name, value in entry.items()
+        if name != "step" and not name.endswith(_SPEED) and isinstance(value, int | float)
+    }
     values |= {f"norm of {name}": np.linalg.norm(array) for name, array in weights.items()}
     for split in ("validation", "test"):
         values |= {f"{split} {name}": value for name, value in metrics[split].items()}
-    values |= {
-        name: array[0] for name, array in ends.items() if name.startswith("statistics.metrics.")
-    }
+    for name, estimate in metrics["statistics"]["metrics"].items():
+        ends = {end: estimate[end] for end in ("low", "high") if estimate[end] is not None}
+        values |= {f"statistics.metrics.{name}.{end}": value for end, value in ends.items()}
     rounded: Figures = {name: float(f"{value:.9g}") for name, value in values.items()}
     return rounded | {"digest of the weights": digest.hexdigest()}
 
@@ -81,7 +142,7 @@ def largest_difference(old: Figures, new: Figures) -> tuple[float, str]:
 
 def main() -> int:
     """Record or compare; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
     parser.add_argument("--only", default="", help="part of the names of the runs")
     options = parser.parse_args()
@@ -91,14 +152,10 @@ def main() -> int:
     runs: dict[str, Figures] = {}
     failed = False
     with tempfile.TemporaryDirectory() as scratch:
-        tree = Tree("tree", Path(__file__).parent.parent, Path(scratch) / "tree")
-        for number, reference in enumerate([*exact_references(), *references(STEPS)]):
+        for reference in list_references():
             if options.only not in reference.name:
                 continue
-            exact = reference.name.endswith("exact")
-            directory = Path(scratch) / str(number)
-            run, _ = train(tree, reference, directory, kernels=not exact)
-            runs[reference.name] = new = figures(run)
+            runs[reference.name] = new = read_figures(train(reference, Path(scratch)))
             if options.record:
                 print(f"{reference.name}: {len(new)} figures", flush=True)
                 continue
@@ -111,21 +168,13 @@ def main() -> int:
                 f"difference {difference:.2g} {name}, {moved} interval ends differ",
                 flush=True,
             )
-            failed |= exact and difference > TOLERANCE
+            failed |= reference.name.endswith("exact") and difference > TOLERANCE
     if options.record:
         libraries = {name: version(name) for name in ("torch", "transformers", "accelerate")}
         machine = {"processor": processor(), **libraries}
         content = {"machine": machine, "steps": STEPS, "runs": runs}
         RECORD.write_text(json.dumps(content, indent=0) + "\n", encoding="utf-8")
     return int(failed)
-
-
-def processor() -> str:
-    """Return the name of the processor, as Linux gives it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

@@ -38,11 +38,11 @@ LAUNCHERS = {
 }
 #: Files that take longest: one of them at the end would keep one worker alone.
 LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
-#: Unit tests that are quick and hold a subtle rule. The other old ones are slow: the acceptance
-#: tests hold what users rely on, and each goes with the code that it tests.
+#: Unit tests that are quick and hold a subtle rule; the others run pages, notebooks and faults, and
+#: are slow. What users rely on is in the acceptance tests.
 QUICK = {
-    *("class_weights", "cpu", "estimates", "exchange", "head", "kernels"),
-    *("losses", "number_losses", "recipe", "rooms", "words"),
+    *("augmentation", "class_weights", "cpu", "docs", "estimates", "exchange", "gpu_check", "head"),
+    *("kernels", "losses", "recipe", "rooms"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -69,22 +69,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(next(path.parent for path in root.rglob("config.json") if CASED in str(path)))
 
 
-@pytest.fixture(scope="session")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of two classes, 60 images of 8 x 8 pixels each."""
-    from tests.pictures import write_photos
-
-    return write_photos(tmp_path_factory.mktemp("data") / "photos")
-
-
-@pytest.fixture(scope="session")
-def vit(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory with a ViT of one layer for such images, and its image processor."""
-    from tests.pictures import tiny_vit
-
-    return tiny_vit(tmp_path_factory.mktemp("models") / "vit")
-
-
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """More threads only wait for each other over matrices this small."""
@@ -104,26 +88,16 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "write", lambda run: run.path)
 
 
-@pytest.fixture
-def reviews(tmp_path: Path) -> Path:
-    """A CSV of 200 distinct short reviews, `text` and `label` (bad, good), that can be learned."""
-    return _write_reviews(tmp_path, longest=1)
-
-
 @pytest.fixture(scope="session")
 def uneven_reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, of very unequal lengths."""
-    return _write_reviews(tmp_path_factory.mktemp("data"), longest=11)
-
-
-def _write_reviews(directory: Path, longest: int) -> Path:
+    """A CSV of 200 distinct reviews, `text` and `label` (bad, good), of very unequal lengths."""
     words = {"bad": ["awful", "dull", "bland"], "good": ["great", "lovely", "fine"]}
     lines = ["text,label"]
     for number in range(200):
         label = ("bad", "good")[number % 2]
-        comment = " ".join([words[label][number % 3]] * (1 + number % longest))
+        comment = " ".join([words[label][number % 3]] * (1 + number % 11))
         lines.append(f"the food of place {number} was {comment},{label}")
-    path = directory / "reviews.csv"
+    path = tmp_path_factory.mktemp("data") / "reviews.csv"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -190,7 +164,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("trains")
         elif item.path.stem.removeprefix("test_") not in QUICK:
             item.add_marker("slow")
-        if {"command", "hub_server"} & set(getattr(item, "fixturenames", ())):
+        if {"command", "warm"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
     items.sort(key=lambda item: item.path.stem not in [f"test_{name}" for name in LONGEST])
 

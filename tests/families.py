@@ -85,24 +85,6 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("qwen3", "Qwen2Tokenizer", _DECODER),
     "gemma": ("gemma", "GemmaTokenizer", _DECODER),
 }
-#: What is particular of a family, for the table of docs/models.md.
-PARTICULAR = {
-    "roberta": "positions begin after that of padding",
-    "xlm-r": "positions begin after that of padding",
-    "mpnet": "positions begin after that of padding",
-    "longformer": "positions begin after that of padding; first token attends to all",
-    "distilbert": "no segments",
-    "deberta": "fp32 only",
-    "bigbird": "full attention; pooler frozen",
-    "xlnet": "padded on the left; segments added; `mask_emb` frozen",
-    "t5": "encoder-decoder; a text with `</s>` is refused; one dropout",
-    "bart": "encoder-decoder; special tokens in a text are read as text",
-    "gpt2": "last token; padded with that which ends a text; no bias",
-    "llama": "last token; padded with that which ends a text; no hidden dropout, no bias",
-    "qwen2": "last token; padded with that which ends a text; no hidden dropout, no bias",
-    "qwen3": "last token; padded with that which ends a text; no hidden dropout, no bias",
-    "gemma": "last token; no hidden dropout, no bias",
-}
 _SIZES: dict[str, Any] = dict(
     hidden_size=32,
     intermediate_size=40,

@@ -223,9 +223,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the worst epoch is taken for the best",
-        "finetune/training/defaults.py",
-        'if DIRECTIONS.get(str(chosen).removeprefix("eval_")) == -1:',
-        'if DIRECTIONS.get(str(chosen).removeprefix("eval_")) == 1:',
+        "finetune/training/arguments.py",
+        'if DIRECTIONS.get(str(best).removeprefix("eval_")) == -1:',
+        'if DIRECTIONS.get(str(best).removeprefix("eval_")) == 1:',
         ("D10", "B6"),
     ),
     Mutation(
@@ -315,8 +315,8 @@ MUTATIONS = (
     Mutation(
         "a recipe file that run.json names is run without --trust_recipe",
         "finetune/recipe/catalog.py",
-        "if name in names():",
-        "if name in names() or _is_file(name):",
+        "if name not in names():",
+        "if name not in names() and not _is_file(name):",
         ("F1",),
     ),
     Mutation(
@@ -370,7 +370,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a batch that does not divide is answered with rows of one process",
-        "finetune/training/resolution.py",
+        "finetune/training/arguments.py",
         "below = values.global_batch_size // shares * shares",
         "below = values.global_batch_size // shares",
         ("D2",),

@@ -1,25 +1,14 @@
-"""Weights of classes: how they are written, and the loss of a step as torch has it."""
+"""Weights of classes: how they are written, and what they are."""
 
 import numpy as np
 import pytest
-import torch
 from sklearn.utils.class_weight import compute_class_weight
 
 from finetune import UserError
 from finetune.tasks import weights
 
-ROWS, CLASSES = 24, 5
 NAMES = ["bad", "fair", "good"]
 LABELS = np.array([0] * 2 + [1] * 6 + [2] * 16)
-
-
-def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    logits = 3 * torch.randn(ROWS, CLASSES, generator=generator)
-    return logits, torch.randint(CLASSES, (ROWS,), generator=generator)
-
-
-# ---- the option ----------------------------------------------------------------------------------
 
 
 def test_balanced_weights_are_those_of_scikit_learn() -> None:
@@ -30,13 +19,6 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
     assert found[LABELS].mean() == pytest.approx(1)
 
 
-def test_a_class_that_does_not_occur_changes_no_balanced_weight() -> None:
-    found = weights.of_classes("balanced", [*NAMES, "none"], LABELS)
-    assert found is not None
-    np.testing.assert_array_equal(found[:3], weights.of_classes("balanced", NAMES, LABELS))
-    assert found[3] == 1
-
-
 def test_named_weights_keep_their_ratios_and_are_1_on_average() -> None:
     found = weights.of_classes("bad=9, good=0.5", NAMES, LABELS)
     assert found is not None
@@ -44,21 +26,10 @@ def test_named_weights_keep_their_ratios_and_are_1_on_average() -> None:
     assert found[LABELS].mean() == pytest.approx(1)
 
 
-def test_names_may_hold_an_equals_sign() -> None:
-    found = weights.of_classes("a=b=4", ["a=b", "c"], np.array([0, 1]))
-    assert found is not None
-    np.testing.assert_allclose(found, [1.6, 0.4])
-
-
 def test_positive_weights_are_the_negatives_for_each_positive() -> None:
     targets = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]], dtype=np.float32)
     np.testing.assert_allclose(weights.of_positives("balanced", NAMES, targets), [3, 1, 1])
     np.testing.assert_allclose(weights.of_positives("bad=2.5", NAMES, targets), [2.5, 1, 1])
-
-
-def test_none_are_no_weights() -> None:
-    assert weights.of_classes("none", NAMES, LABELS) is None
-    assert weights.of_positives("none", NAMES, np.ones((4, 3))) is None
 
 
 HOW = "expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, found"
@@ -68,12 +39,6 @@ HOW = "expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, found"
     ("text", "messages"),
     [
         ("balance", [f"--class_weights balance: {HOW} 'balance'; did you mean 'balanced'?"]),
-        ("bad", [f"--class_weights bad: {HOW} 'bad'"]),
-        (
-            "balanced,bad=2",
-            ["--class_weights balanced,bad=2: 'balanced' stands alone or is left out"],
-        ),
-        ("=2", [f"--class_weights =2: {HOW} '=2'"]),
         (
             "bda=2,nice=3",
             [
@@ -88,7 +53,7 @@ HOW = "expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, found"
                 f"bad={each}",
                 [f"--class_weights bad={each}: expected a finite weight above 0, found '{each}'"],
             )
-            for each in ("-1", "0", "nan", "inf", "much", "1e400")
+            for each in ("0", "nan", "much")
         ),
     ],
 )
@@ -104,24 +69,8 @@ def test_weights_that_float32_cannot_hold_are_refused(text: str) -> None:
         weights.of_classes(text, NAMES, LABELS)
 
 
-def test_weights_of_labels_that_float32_cannot_hold_are_refused() -> None:
-    with pytest.raises(UserError, match="--class_weights a=1e39: too far apart or too large"):
-        weights.of_positives("a=1e39", ["a", "b"], np.eye(2))
-
-
 def test_a_weight_without_effect_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"^--class_weights: no training row is of the class 'new'$"
     ):
         weights.of_classes("new=3", [*NAMES, "new"], LABELS)
-
-
-def test_the_note_names_the_weights_of_up_to_twelve_classes() -> None:
-    found = weights.of_classes("balanced", NAMES, LABELS)
-    assert found is not None
-    assert weights.note("balanced", NAMES, found) == (
-        "class weights (balanced): bad 4, fair 1.333, good 0.5; the evaluation loss is not weighted"
-    )
-    many = weights.note("a=2", [str(each) for each in range(15)], np.ones(15))
-    assert many.startswith("class weights: 0 1, 1 1, ")
-    assert "11 1 and 3 more; " in many

@@ -1,9 +1,7 @@
 """What is fast on a CPU says the same as what it replaces."""
 
 import copy
-import ctypes
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from finetune.models.cpu import allocator, attention, dropout, packing, unpadded
+from finetune.models.cpu import attention, dropout, unpadded
 from finetune.recipe import catalog
 from tests.models import drawn, padded_pair, small, watched_layer
 
@@ -190,16 +188,6 @@ def test_hidden_states_that_are_asked_for_have_their_padding() -> None:
     assert seen == [180, 128, 180]
 
 
-def test_little_padding_stays() -> None:
-    model = small("bert")
-    attention.use(model)
-    assert unpadded.use(model)
-    seen = watched_layer(model)
-    mask = (torch.arange(90) < torch.tensor([90, 88, 89])[:, None]).long()
-    model(torch.full((3, 90), 7), attention_mask=mask)
-    assert seen == [270]
-
-
 def test_recomputed_layers_keep_their_padding() -> None:
     """A checkpoint may hand them a mask that does not know what it stands for."""
     model = small("bert").train()
@@ -264,53 +252,6 @@ def test_models_that_others_wrote_keep_their_padding() -> None:
     assert not unpadded.use(model)
 
 
-def test_models_with_torchs_attention_keep_their_padding() -> None:
-    assert not unpadded.use(small("bert"))
-    assert not unpadded.use(torch.nn.Linear(2, 2))
-
-
-def test_a_model_with_another_attention_keeps_it() -> None:
-    model = AutoModelForSequenceClassification.from_config(
-        BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2),
-        attn_implementation="eager",
-    )
-    attention.use(model)
-    assert model.config._attn_implementation == "eager"
-    attention.use(torch.nn.Linear(2, 2))
-
-
-def test_layers_that_are_not_only_called_are_not_packed() -> None:
-    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
-    packing.pack(layer)
-    assert type(layer.linear1) is torch.nn.Linear
-    model = AutoModelForSequenceClassification.from_config(
-        BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-    )
-    model.classifier.register_forward_hook(lambda module, inputs, output: output * 2)
-    packing.pack(model)
-    assert type(model.classifier) is torch.nn.Linear
-    assert type(model.bert.pooler.dense) is packing.PackedLinear
-
-
-def test_thresholds_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
-    assert not allocator.keep_large_blocks()
-
-
-def test_an_old_glibc_takes_a_lower_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {}
-
-    def mallopt(name: int, size: int) -> int:
-        if name == allocator._MMAP_THRESHOLD and size > 2**25:
-            return 0
-        given[name] = size
-        return 1
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
-    assert allocator.keep_large_blocks()
-    assert given == {allocator._MMAP_THRESHOLD: 2**25, allocator._TRIM_THRESHOLD: 2**30}
-
-
 # ---- dropout -------------------------------------------------------------------------------------
 
 
@@ -346,21 +287,6 @@ def test_dropout_is_reproducible_and_its_gradient_has_the_same_mask() -> None:
     assert not dropout.Dropout(1.0)(torch.ones(5)).any()
 
 
-def test_every_dropout_of_a_model_is_replaced() -> None:
-    model = AutoModelForSequenceClassification.from_config(
-        BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
-    )
-    before = [each.p for each in model.modules() if isinstance(each, torch.nn.Dropout)]
-    names = list(model.state_dict())
-    model.dropout.register_forward_hook(lambda module, inputs, output: output)
-    dropout.use(model)
-    assert model.dropout._forward_hooks
-    after = [each for each in model.modules() if isinstance(each, torch.nn.Dropout)]
-    assert all(type(each) is dropout.Dropout for each in after)
-    assert [each.p for each in after] == before
-    assert list(model.state_dict()) == names
-
-
 @pytest.mark.parametrize(
     ("training", "replaced", "attends"),
     [
@@ -385,11 +311,3 @@ def test_a_trainer_on_a_cpu_uses_them(
     assert inputs.shape[1] % 8 == 0
     assert trainer.model.config._attn_implementation == attends
     assert unpadded.used_by(trainer.model) == replaced
-
-
-def test_a_trainer_that_computes_layers_again_says_nothing_of_padding(
-    uneven_reviews: Path, tiny_model: str, tmp_path: Path
-) -> None:
-    recipe = catalog.find("yelp")(dataset=str(uneven_reviews), model=tiny_model)
-    trainer = recipe.trainer(output_dir=str(tmp_path), use_cpu=True, activation_checkpointing=True)
-    assert not unpadded.used_by(trainer.model)

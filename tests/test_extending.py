@@ -11,15 +11,11 @@ from pathlib import Path
 from types import ModuleType
 
 import evaluate
-import numpy as np
 import pytest
-from transformers import EvalPrediction
 
 import finetune
 from finetune import Run, cli
 from finetune.cli import dispatch
-from finetune.recipe.scoring import Scoring
-from finetune.tasks.single_label import SingleLabel
 from tests.conftest import ROOT, Command
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -106,16 +102,6 @@ def test_the_commands_of_the_page(place: Path, tiny_model: str, command: Command
         done = command(*words[3:], *more, cwd=place)
         assert done.returncode == 0, done.stderr
     assert len((place / "predicted.csv").read_text().splitlines()) == 181
-
-
-def test_the_metric_by_path_of_the_page(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    (named,) = re.findall(r"`Scoring\((minutes_lost=.*?), f1=.*?\)`", PAGE)
-    scoring = eval(f"Scoring({named})", {"Scoring": Scoring})
-    outputs = EvalPrediction(np.eye(3)[[0, 0, 0, 2]], np.array([0, 1, 2, 2]))
-    assert scoring(outputs) == {"minutes_lost": 2.0 * (30 + 10) / 4}
-    task = SingleLabel(labels=["account", "billing", "delivery"])
-    assert Scoring.of_names("f1,./minutes_lost.py").names(task) == ["f1", "minutes_lost"]
 
 
 def test_the_metric_of_the_page(place: Path) -> None:

@@ -72,17 +72,6 @@ def test_what_is_folded_is_what_the_model_returns(family: str, width: int, tmp_p
     assert torch.equal(outputs(reloaded), outputs(model))
 
 
-def test_a_model_without_such_a_layer_is_refused() -> None:
-    for model in (torch.nn.Sequential(torch.nn.Conv2d(1, 3, 2)), torch.nn.Linear(4, 2)):
-        with pytest.raises(UserError, match=f"{type(model).__name__} has no linear layer of 3"):
-            head.last_linear(model, 3)
-
-
-def test_the_nearest_power_of_two() -> None:
-    found = head.power_of_two(np.array([1.0, 1.4, 1.5, 3.1, 1e-3, 1000.0, 1e-300]))
-    assert found.tolist() == [1, 1, 2, 4, 2**-10, 1024, 2**-100]
-
-
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_scaled_outputs_change_nothing_to_the_bit(family: str, tmp_path: Path) -> None:
     model = tiny(family, 2)

@@ -1,14 +1,12 @@
 """What the repository says of itself on the outside: distribution, version, licence, hosted CI."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from email.message import Message
 from email.parser import Parser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +18,6 @@ from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGED = ("pyproject.toml", "README.md", "LICENSE", "finetune", "recipes", "metrics")
-OLDEST = ".venv-oldest"  # of `make test-oldest`
-TEXTS = [
-    path
-    for path in ROOT.rglob("*")
-    if path.suffix in (".py", ".md", ".ipynb", ".toml", ".jinja", ".yml", ".yaml", ".sbatch")
-    and not {".venv", OLDEST, "runs", "build"} & set(path.relative_to(ROOT).parts)
-]
 
 
 def read_yaml(name: str) -> dict[str, Any]:
@@ -65,53 +56,6 @@ def test_the_distribution_has_the_name_version_and_licence_of_the_package(
     assert metadata.get_all("License-File") == ["LICENSE"]
 
 
-def test_the_distribution_is_not_named_like_the_packages_of_others() -> None:
-    assert DISTRIBUTION not in ("finetune", "recipes", "metrics")
-
-
-def test_advice_to_install_names_the_distribution() -> None:
-    install = re.compile(r"pip install[^`\"\n]*?'?([\w.-]+)(?:\\)?\[embedded")
-    advised = {
-        (path.name, name)
-        for path in TEXTS
-        for name in install.findall(path.read_text(encoding="utf-8"))
-        if path != Path(__file__)
-    }
-    assert {file for file, _ in advised} >= {"README.md", "quickstart.ipynb", "test_embedded.py"}
-    assert {name for _, name in advised} == {".", DISTRIBUTION}
-
-
-def test_version_and_metrics_need_no_installation(tmp_path: Path) -> None:
-    """In a copy that nobody installed, without any installed distribution, from elsewhere."""
-    for name in ("finetune", "recipes", "metrics"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    (elsewhere := tmp_path / "elsewhere").mkdir()
-    script = (
-        "import importlib.metadata as m\n"
-        "known = m.version\n"
-        "def version(name):\n"
-        "    if name in ('finetune', 'trainer-recipes'): raise m.PackageNotFoundError(name)\n"
-        "    return known(name)\n"
-        "m.version = version\n"
-        "import finetune\n"
-        "from finetune.pipeline import provenance\n"
-        "print(finetune.__file__)\n"
-        "from finetune.recipe.scoring import load\n"
-        "scores = load('f1').compute(predictions=[0, 1], references=[0, 1])\n"
-        "assert scores == {'f1': 1.0}, scores\n"
-        "print(finetune.__version__, provenance.versions()['finetune'])\n"
-    )
-    printed = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=elsewhere,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert printed == [str(tmp_path / "finetune" / "__init__.py"), *[finetune.__version__] * 2]
-
-
 def test_the_citation_agrees_with_the_package() -> None:
     citation = read_yaml("CITATION.cff")
     assert citation["cff-version"] == "1.2.0"
@@ -127,12 +71,3 @@ def test_the_hosted_workflow_runs_what_ci_runs() -> None:
     assert (ROOT / ".ci" / "run").exists()
     (setup,) = [step for step in job["steps"] if "setup-python" in step.get("uses", "")]
     assert PROJECT["requires-python"] == f">={setup['with']['python-version']}"
-
-
-def test_the_issue_form_asks_for_what_a_bug_is_found_with() -> None:
-    form = read_yaml(".github/ISSUE_TEMPLATE/bug_report.yml")
-    assert {"name", "description", "body"} <= form.keys()
-    asked = {field["id"]: field["attributes"]["label"] for field in form["body"]}
-    assert list(asked) == ["command", "expected", "happened", "doctor", "manifest"]
-    assert "python -m finetune doctor" in asked["doctor"]
-    assert "run.json" in asked["manifest"]

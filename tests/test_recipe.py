@@ -1,9 +1,6 @@
 """The contract of a recipe: fields are options, methods are steps, and mistakes have names."""
 
 import dataclasses
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,17 +11,6 @@ from finetune.config.parser import RecipeParser
 from finetune.errors import UserError
 from finetune.recipe import Recipe, TextRecipe, catalog, option
 from tests.hub.repositories import UNCASED
-
-RECIPES = catalog.names()
-IMPORT_ALL = """
-import sys
-from finetune.recipe import catalog
-
-for name in catalog.names():
-    print(name, catalog.find(name).__name__, catalog.summary(name))
-heavy = {"torch", "transformers", "datasets", "accelerate", "evaluate", "numpy"} & set(sys.modules)
-assert not heavy, heavy
-"""
 
 
 class Reviews(TextRecipe):
@@ -53,14 +39,6 @@ def test_a_field_declared_again_keeps_its_help() -> None:
     assert helps(Reviews)["max_length"] == helps(TextRecipe)["max_length"]
     assert Reviews().max_length == 32
     assert TextRecipe().max_length == 512
-
-
-def test_a_field_declared_again_may_have_another_help() -> None:
-    class Other(TextRecipe):
-        max_length: int = option(64, "tokens of a title")
-
-    assert helps(Other)["max_length"] == "tokens of a title"
-    assert Other().max_length == 64
 
 
 def test_an_override_without_annotation_is_refused_two_classes_down() -> None:
@@ -96,15 +74,6 @@ def test_defaults_merge_down_the_classes(name: str) -> None:
 
 
 # ---- the recipes that come with the toolkit --------------------------------------------------
-
-
-def test_importing_every_recipe_imports_no_library() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == RECIPES
 
 
 # ---- models ----------------------------------------------------------------------------------
@@ -146,26 +115,6 @@ def test_a_base_class_that_is_imported_is_no_recipe_of_the_file(tmp_path: Path) 
     assert catalog.find(str(path)).__name__ == "Child"
 
 
-def test_a_recipe_of_the_toolkit_is_not_taken_from_the_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "yelp.py", "Decoy")
-    write(tmp_path / "recipes" / "yelp.py", "Decoy")
-    monkeypatch.chdir(tmp_path)
-
-    assert catalog.find("yelp").__name__ == "Yelp"
-
-
-@pytest.mark.parametrize(
-    ("classes", "found"), [((), "found none"), (("First", "Second"), "found First, Second")]
-)
-def test_a_file_defines_one_recipe(classes: tuple[str, ...], found: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "several.py", *classes)
-
-    with pytest.raises(UserError, match=f"expected one class derived from Recipe .*{found}"):
-        catalog.find(str(path))
-
-
 def test_two_files_of_one_name_are_two_recipes(tmp_path: Path) -> None:
     first = write(tmp_path / "a" / "task.py", "First")
     second = write(tmp_path / "b" / "task.py", "Second")
@@ -174,13 +123,6 @@ def test_two_files_of_one_name_are_two_recipes(tmp_path: Path) -> None:
 
     assert [cls.__name__ for cls in found] == ["First", "Second"]
     assert [catalog.origin(cls) for cls in found] == [str(first), str(second)]
-
-
-def test_a_recipe_named_like_the_standard_library_shadows_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path / "json.py", "Json", before="import json\nassert json.dumps([]) == '[]'")
-
-    assert catalog.find(str(path)).__name__ == "Json"
-    assert sys.modules["json"] is json
 
 
 def test_a_recipe_that_fails_is_not_kept_half_made(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "finetune"
@@ -81,17 +79,3 @@ def test_the_house_stays_small() -> None:
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
     assert {str(path): count for path, count in lines.items() if count > MOST_LINES} == {}
     assert 5_000 < sum(lines.values()) < MOST_IN_ALL
-
-
-@pytest.mark.parametrize(
-    ("module", "expected"),
-    [
-        ("finetune.training.trainer.Trainer", "training"),
-        ("finetune.models.cpu.attention", "models/cpu"),
-        ("finetune.models.pretrained", "models"),
-        ("finetune.errors.UserError", "errors"),
-        ("finetune.Recipe", "__init__"),
-    ],
-)
-def test_a_module_has_its_room(module: str, expected: str) -> None:
-    assert room(module) == expected

@@ -4,8 +4,7 @@ The imports of one start take six seconds, which is more than most commands of t
 are done once for all commands with one environment, and of these seconds two thirds, for libraries
 that read no variable of the Hub, once for all environments. Each command is still a process of its
 own, with its own arguments, environment, directory and files; under torchrun a rank is, too. What a
-start itself does, its imports and their order, is tested where `LAUNCHERS` or `in_fresh_processes`
-is used.
+start itself does, its imports and their order, is tested where `LAUNCHERS` is used.
 
     python tests/warm.py serve SOCKET MODULES    # imports, then forks whoever asks
     python tests/warm.py SOCKET MODULE WORDS    # as `python -m MODULE WORDS`: asks, and waits
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+
 #: How the variables begin that the libraries read as they are imported.
 READ = ("CUDA", "DATASETS", "HF_", "HOME", "HUGGING", "MKL", "MPL", "OMP", "OPENBLAS", "TOKENIZERS")
 READ += ("TRANSFORMERS", "XDG_")
@@ -218,19 +218,25 @@ class Servers:
 def in_warm_processes(
     num_processes: int, work: Callable[..., Result], *arguments: Any
 ) -> list[Result]:
-    """``in_fresh_processes``, but that the processes are forked from one with all imports."""
-    import functools
+    """Return what ``work`` returns in each process of a job, by rank; they are forked from one
+    with all imports, which finds ``work`` by its name.
+    """
     import multiprocessing
-    from unittest import mock
 
-    from torch.distributed.launcher import api
-
-    from finetune.pipeline.launch import in_fresh_processes
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     multiprocessing.set_forkserver_preload(["tests.warm", *IMPORTS])
-    configuration = functools.partial(_configured, api.LaunchConfig)
-    with mock.patch.object(api, "LaunchConfig", configuration):
-        return in_fresh_processes(num_processes, _frozen, work, *arguments)
+    configuration = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+        start_method="forkserver",
+    )
+    results = elastic_launch(configuration, _frozen)(work, *arguments)
+    return [results[rank] for rank in range(num_processes)]
 
 
 def _frozen(work: Callable[..., Result], *arguments: Any) -> Result:
@@ -239,10 +245,6 @@ def _frozen(work: Callable[..., Result], *arguments: Any) -> Result:
 
     gc.freeze()
     return work(*arguments)
-
-
-def _configured(configuration: Callable[..., Any], **given: Any) -> Any:
-    return configuration(**given | {"start_method": "forkserver"})
 
 
 if __name__ == "__main__":

@@ -59,16 +59,16 @@ def find_class_problems(splits: DatasetDict) -> list[Finding]:
     small = np.flatnonzero((counts > 0) & (counts < _FEWEST_ROWS))
     small = small[np.argsort(counts[small], kind="stable")]
     untested = np.flatnonzero((counts > 1) & (count_classes(splits["test"]) == 0))
-    for name, classes, what, fix in (
+    for name, classes, description, fix in (
         ("few_rows_of_a_class", small, f"with fewer than {_FEWEST_ROWS} training rows", "add rows"),
         ("not_in_test", untested, "of the training rows without a test row", "add test rows"),
     ):
         if len(classes):
-            shown = ", ".join(
+            listed = ", ".join(
                 f"'{names[number]}' ({counts[number]:,})" for number in classes[:_MOST_NAMED]
             )
-            shown += ", ..." * (len(classes) > _MOST_NAMED)
-            message = f"{counted(len(classes), noun)} {what}: {shown}"
+            listed += ", ..." * (len(classes) > _MOST_NAMED)
+            message = f"{counted(len(classes), noun)} {description}: {listed}"
             fix += ", or merge classes: --label_map OLD=NEW"
             findings.append(_describe_classes(name, message, fix, counts[classes].sum(), train))
     return findings
@@ -137,14 +137,14 @@ def find_far_targets(rows: Dataset, split: str, names: Sequence[str]) -> list[Fi
         if scale == 0:
             continue
         distances = np.abs(column - median) / scale
-        far = np.flatnonzero(distances > _FAR)
-        is_rare = len(far) <= SUSPICIOUS_SHARE * len(rows)  # else it is a long tail
+        distant = np.flatnonzero(distances > _FAR)
+        is_rare = len(distant) <= SUSPICIOUS_SHARE * len(rows)  # else it is a long tail
         findings += describe_rows(
             "far_targets",
             f"more than {_FAR} robust standard deviations from the median of '{name}', {median:g}; "
             f"the farthest is {column[distances.argmax()]:g}",
             f"is the unit or the decimal point wrong? If so, correct them, or {EXCLUDE}",
-            far,
+            distant,
             rows,
             split,
             severity="warning" if is_rare else "info",

@@ -91,7 +91,7 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str]) -> lis
         sample = np.sort(np.random.default_rng(0).choice(len(rows), MOST_ROWS, replace=False))
     findings = []
     for part, column in enumerate(columns):
-        where = f" in '{column}'" if stored == digests.TEXTS else ""
+        place = f" in '{column}'" if stored == digests.TEXTS else ""
         characters, has_spaces = np.zeros(len(rows), np.int64), False
         masks = {name: np.zeros(len(rows), bool) for name in _DAMAGES}
         for positions, values in arrow.pieces(rows, stored, sample):
@@ -106,7 +106,7 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str]) -> lis
         for name, (_, description, fix, severity) in _DAMAGES.items():
             findings += describe_rows(
                 name,
-                description + where,
+                description + place,
                 f"{fix} {EXCLUDE}",
                 np.flatnonzero(masks[name]),
                 rows,
@@ -114,7 +114,7 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str]) -> lis
                 examined=len(sample),
                 severity=severity,
             )
-        for name, is_odd, description, fix in _odd_lengths(characters[sample], where, has_spaces):
+        for name, is_odd, description, fix in _odd_lengths(characters[sample], place, has_spaces):
             findings += describe_rows(
                 name,
                 description,
@@ -129,13 +129,13 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str]) -> lis
 
 
 def _odd_lengths(
-    characters: np.ndarray, where: str, has_spaces: bool
+    characters: np.ndarray, place: str, has_spaces: bool
 ) -> list[tuple[str, np.ndarray, str, str]]:
     """Return which texts are far longer than the others, and which were cut off at one length.
 
     Args:
         characters: The length of each text, shape ``(texts,)``.
-        where: The column, for the descriptions.
+        place: The column, for the descriptions.
         has_spaces: Whether any text has one: sequences of one length are no prose.
 
     Returns:
@@ -144,14 +144,14 @@ def _odd_lengths(
     median = int(np.median(characters[characters > 0])) if characters.any() else 0
     longest = int(characters.max(initial=0))
     is_cut = characters == longest
-    below = int(((characters < longest) & (characters >= longest - _BELOW)).sum())
-    fewest = max(_FEWEST_CUT, _TIMES_BELOW * below / _BELOW, 0.001 * len(characters), below + 1)
+    shorter = int(((characters < longest) & (characters >= longest - _BELOW)).sum())
+    fewest = max(_FEWEST_CUT, _TIMES_BELOW * shorter / _BELOW, 0.001 * len(characters), shorter + 1)
     is_cut &= has_spaces and longest >= _SHORTEST_CUT and is_cut.sum() >= fewest
     return [
         (
             "far_longer",
             characters > max(_LONG, _TIMES_MEDIAN * median),
-            f"far longer than the others{where}, up to {longest:,} characters, where half have "
+            f"far longer than the others{place}, up to {longest:,} characters, where half have "
             f"{median:,} or fewer",
             "did rows run together, for instance by a quotation mark that is never closed? If so, "
             "correct them",
@@ -159,7 +159,7 @@ def _odd_lengths(
         (
             "cut_off",
             is_cut,
-            f"of exactly {longest:,} characters{where}, the greatest length, and few just below: "
+            f"of exactly {longest:,} characters{place}, the greatest length, and few just below: "
             "they were probably cut off when the data was exported",
             "export the whole texts",
         ),
@@ -187,13 +187,13 @@ def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
         return []
     is_other = (languages != main) & (languages != "")
     numbers = row_numbers(rows, positions[is_other][:MOST_SUSPECTS])
-    shown = ", ".join(f"'{name}' {number:,}" for name, number in rest[:5])
+    listed = ", ".join(f"'{name}' {number:,}" for name, number in rest[:5])
     return [
         Finding(
             name="languages",
             severity="warning" if count > _SUSPICIOUS_LANGUAGES * total else "info",
             message=f"{count:,} of {total:,} training texts looked at are in another language than "
-            f"'{main}': {shown}{', ...' * (len(rest) > 5)}",
+            f"'{main}': {listed}{', ...' * (len(rest) > 5)}",
             fix=f"unless the model knows these languages, {EXCLUDE}",
             split="train",
             rows=numbers,
@@ -232,9 +232,9 @@ def describe_token_lengths(
         positions: Tokens that the model can read; None without a limit.
     """
     share = float((lengths > max_length).mean())
-    about = "about " if len(lengths) < rows else ""
+    qualifier = "about " if len(lengths) < rows else ""
     median, high, longest = (int(value) for value in np.quantile(lengths, [0.5, 0.95, 1]))
-    truncated = f"{about}{share:.1%} are" if share else "none is"
+    truncated = f"{qualifier}{share:.1%} are" if share else "none is"
     fix = ""
     if share > _ADVISED_TRUNCATED:
         fix = "--long_texts windows reads all of them"
@@ -246,7 +246,7 @@ def describe_token_lengths(
             name="lengths",
             severity="warning" if share > _SUSPICIOUS_TRUNCATED else "info",
             message=f"training texts have {median:,} tokens (median), 95% up to {high:,}, the "
-            f"longest {'of the sample ' if about else ''}{longest:,}; {truncated} truncated at "
+            f"longest {'of the sample ' if qualifier else ''}{longest:,}; {truncated} truncated at "
             f"--max_length {max_length}",
             fix=fix,
             count=round(share * rows),

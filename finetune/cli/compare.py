@@ -8,14 +8,12 @@ Each run is compared with the first: a table here, and a page with the rows on w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from finetune.cli.parser import Parser, load_run
 from finetune.errors import counted
-
-if TYPE_CHECKING:
-    from finetune.pipeline.compare import Comparison
 
 
 def main(words: Sequence[str]) -> int:
@@ -24,44 +22,29 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs, two or more")
     parser.add_argument(
         "--output",
-        default="comparison.html",
         metavar="PAGE",
-        help="the page (default: comparison.html)",
+        help="the page, which is replaced (default: comparison.html, or comparison.1.html and so "
+        "on where that is there already)",
     )
     parser.add_trust_recipe()
     arguments = parser.parse_args(words)
     parser.refuse_launcher()
 
-    from finetune.pipeline.compare import compare
-
-    runs = [load_run(path, arguments.trust_recipe) for path in arguments.runs]
-    _show(compare(runs, arguments.output), arguments.output)
-    return 0
-
-
-def _show(comparison: Comparison, page: str) -> None:
     from finetune.cli import console
+    from finetune.pipeline.compare import compare
+    from finetune.reporting import tables
 
-    lines = []
-    for number, name in enumerate(comparison.names):
-        lines.append(
-            [name, *console.with_intervals(comparison.metrics[number], comparison.headline)]
-        )
-        if number:
-            gaps = console.with_intervals(
-                comparison.differences[number - 1], comparison.headline, "+"
-            )
-            lines.append([f"  difference to {comparison.names[0]}", *gaps])
-    console.say(
-        f"{counted(comparison.rows, 'test row')}, the same for all; 95% confidence intervals"
-    )
-    console.table(["", *console.two_each(comparison.headline)], lines)
+    names = itertools.chain(["comparison"], (f"comparison.{n}" for n in itertools.count(1)))
+    unused = (f"{name}.html" for name in names if not Path(f"{name}.html").exists())
+    page = arguments.output or next(unused)
+    runs = [load_run(path, arguments.trust_recipe) for path in arguments.runs]
+    comparison = compare(runs, page)
+    console.show(comparison.scores(comparison.headline))
     for sentence in comparison.verdicts:
-        console.sentence(f"\n{sentence}")
+        console.say(f"\n{sentence}")
     if comparison.settings:
         console.say()
-        console.block(
-            "settings that differ", {n: " | ".join(v) for n, v in comparison.settings.items()}
-        )
+        console.show(tables.settings(comparison.names, comparison.settings))
     differing = counted(len(comparison.disagreements), "row")
     console.say(f"\npredictions differ on {differing}: see {page}")
+    return 0

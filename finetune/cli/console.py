@@ -5,20 +5,19 @@ libraries.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
-import math
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from shutil import get_terminal_size
-from textwrap import TextWrapper, fill
-from typing import Any
+from typing import IO, TYPE_CHECKING, cast
 
 from finetune.runtime import distributed
 from finetune.runtime.terminal import visible
 
-_HUGE = 1e9
+if TYPE_CHECKING:
+    from finetune.reporting.html import Table
 
 
 def say(text: str = "") -> None:
@@ -31,20 +30,6 @@ def say(text: str = "") -> None:
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def sentence(text: str, indent: int = 0) -> None:
-    """Print a paragraph, on a terminal folded at words to its width, all but the first line of it
-    indented.
-    """
-    if sys.stdout.isatty():
-        width = max(40, min(100, get_terminal_size().columns))
-        lines = visible(text).splitlines()
-        hanging = " " * indent
-        text = "\n".join(
-            fill(line, width, break_on_hyphens=False, subsequent_indent=hanging) for line in lines
-        )
-    say(text)
-
-
 def tell(text: str) -> None:
     """Print a line to standard error, from rank 0 only."""
     if distributed.ranks().rank == 0:
@@ -52,9 +37,19 @@ def tell(text: str) -> None:
             print(visible(text), file=sys.stderr, flush=True)
 
 
-def data(text: str) -> str:
-    """Return text for standard output: as it is for a file or a pipe, visible on a terminal."""
-    return visible(text) if sys.stdout.isatty() else text
+class _Terminal(io.TextIOBase):
+    """Standard output on a terminal, where control characters are shown and not obeyed."""
+
+    def write(self, text: str) -> int:
+        return sys.stdout.write(visible(text))
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def data_file() -> IO[str]:
+    """Return a file for rows on standard output."""
+    return cast(IO[str], _Terminal()) if sys.stdout.isatty() else sys.stdout
 
 
 def _above_bars() -> contextlib.AbstractContextManager[object]:
@@ -68,16 +63,12 @@ def _above_bars() -> contextlib.AbstractContextManager[object]:
 
 
 def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
-    """Print a title and its facts, a line each, folded to the width of the terminal."""
-    width = max(40, min(100, get_terminal_size().columns))
-    indent = max(map(len, facts)) + 4
-    folder = TextWrapper(max(20, width - indent), break_on_hyphens=False, break_long_words=False)
+    """Print a title and its facts, a line each."""
     say(title)
+    width = max(map(len, facts))
     for name, value in facts.items():
-        lines = [value] if isinstance(value, str) else list(value)
-        folded = [part for line in lines for part in folder.wrap(visible(line, "")) or [""]]
-        for number, line in enumerate(folded):
-            say(f"  {name if number == 0 else '':<{indent - 4}}  {line}")
+        for number, line in enumerate([value] if isinstance(value, str) else value):
+            say(f"  {'' if number else name:<{width}}  {visible(line, '')}")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -93,44 +84,17 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         say("  " + "  ".join([f"{first:<{widths[0]}}", *aligned]).rstrip())
 
 
-def two_each(names: Iterable[str]) -> list[str]:
-    """Return the header of :func:`with_intervals`: each name, then an empty cell."""
-    return [cell for name in names for cell in (name, "")]
+def show(result: Table) -> None:
+    """Print a table of results: its caption, then its columns, each with one of its notes."""
+    say(result.caption)
+    noted = [any(cell.note for cell in cells) for cells in zip(*result.rows, strict=True)]
 
+    def words(row: Iterable[tuple[str, str]]) -> list[str]:
+        pairs = zip(row, noted, strict=True)
+        return [word for (text, note), is_noted in pairs for word in (text, note)[: 1 + is_noted]]
 
-def with_intervals(metrics: Mapping[str, Any], columns: Sequence[str], sign: str = "") -> list[str]:
-    """Return two cells for each metric, the value and its interval, empty where it is missing or,
-    as that of a single row, has no width; ``sign`` is ``"+"`` for differences.
-    """
-    from finetune.reporting import wording
-
-    cells = []
-    for estimate in map(metrics.get, columns):
-        cells += [score(estimate["value"], sign)] if estimate else [""]
-        wide = estimate is not None and estimate["low"] < estimate["high"]
-        if not estimate or not wide:
-            cells += [""]
-            continue
-        digits = max(3, wording.digits(estimate) or 0)  # of numbers in small units
-        ends = (score(estimate[end], sign, digits) for end in ("low", "high"))
-        cells += [f"[{', '.join(ends)}]"]
-    return cells
-
-
-def score(value: float, sign: str = "", digits: int = 4) -> str:
-    """Return a score with that many digits after the point, four in all of a huge one."""
-    if math.isnan(value):
-        return "undefined"
-    return f"{value:{sign}.4g}" if abs(value) >= _HUGE else f"{value:{sign}.{digits}f}"
-
-
-def targets(targets_metrics: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print the metrics of each of several numbers."""
-    metrics = list(next(iter(targets_metrics.values())))
-    rows = [
-        [name, *with_intervals(estimates, metrics)] for name, estimates in targets_metrics.items()
-    ]
-    table(["target", *two_each(metrics)], rows)
+    rows = [words((cell.text, cell.note) for cell in row) for row in result.rows]
+    table(words((name, "") for name in result.header), rows)
 
 
 def quiet() -> None:

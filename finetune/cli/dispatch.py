@@ -81,7 +81,9 @@ def _run(words: list[str]) -> int:
         raise UserError(f"unknown option {verb}{hint}")
     if verb not in VERBS:
         verb, rest = "train", words
-        if not _may_be_recipe(words[0]):
+        if not (
+            words[0] in catalog.names() or words[0].endswith(".py") or words[0].startswith("-")
+        ):
             names = [*VERBS, *catalog.names()]
             raise UserError(
                 f"unknown recipe or subcommand '{words[0]}'{suggestion(words[0], names)} "
@@ -110,10 +112,6 @@ def usage() -> str:
             "python -m finetune --version",
         ]
     )
-
-
-def _may_be_recipe(word: str) -> bool:
-    return word in catalog.names() or word.endswith(".py") or word.startswith("-")
 
 
 def _table(descriptions: Mapping[str, str]) -> list[str]:

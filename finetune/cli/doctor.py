@@ -63,14 +63,12 @@ def _time_all_reduces(timeout: int) -> None:
         ) from error
     total = distributed.ranks().world_size
     console.say(f"\n{len(hosts)} of {total} ranks connected, on {', '.join(dict.fromkeys(hosts))}")
+    # as nccl-tests define the speed of a link (doc/PERFORMANCE.md there)
+    share = 2 * (total - 1) / total
     rows = [
-        [
-            f"{result.size / 1e6:.0f} MB",
-            f"{result.seconds * 1e3:.2f}",
-            f"{result.bandwidth:.2f}",
-            f"{result.bus_bandwidth:.2f}",
-        ]
-        for result in doctor.time_all_reduces()
+        [f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}"]
+        + [f"{size / seconds / 1e9 * factor:.2f}" for factor in (1, share)]
+        for size, seconds in doctor.time_all_reduces()
     ]
     console.table(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
     distributed.leave()

@@ -14,23 +14,20 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from finetune.cli import console, imports
-from finetune.cli.parser import Parser, load_run
-from finetune.errors import UserError, counted
+from finetune.cli import console
+from finetune.cli.parser import Parser, import_at_once, load_run
+from finetune.errors import counted
 from finetune.models import cpu
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
 from finetune.recipe import ImageRecipe, TextRecipe
-from finetune.runtime import distributed, hub
+from finetune.runtime import hub
 from finetune.runtime.formats import QUOTING
-
-if TYPE_CHECKING:
-    from finetune.training.manifest import Statistics
 
 #: Options of a recipe that say how a file is read.
 _READING = (
-    *("text_column", "text_columns", "image_column", "label_column", "label_columns"),
+    *("text_column", "text_columns", "image_column", "label_column"),
     *("label_separator", "label_map", "drop_invalid"),
     *("csv_quoting", "csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits"),
 )
@@ -70,17 +67,11 @@ def main(words: Sequence[str]) -> int:
     parser.add_trust_recipe()
     arguments = parser.parse_args(words)
     run = load_run(arguments.run, arguments.trust_recipe)
-    run.require_model()
     reading = {name: value for name in _READING if (value := getattr(arguments, name)) is not None}
-    if reading and arguments.data is None:
-        raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     missing = hub.missing(sources(run, arguments.data))
-    unreachable = hub.unreachable(missing, data="--data FILE")
-    if unreachable and distributed.ranks().rank == 0:
-        raise unreachable
     if not missing:
         hub.go_offline()
-    imports.at_once("datasets", "finetune.training.trainer")
+    import_at_once("datasets", "finetune.training.trainer")
     console.quiet()
     _show(
         evaluate(
@@ -96,39 +87,27 @@ def main(words: Sequence[str]) -> int:
 
 
 def _show(evaluation: Evaluation) -> None:
-    if evaluation.statistics is not None:
-        _show_intervals(evaluation.source, evaluation.statistics)
-        for note in [*evaluation.statistics.notes, *evaluation.notes]:
+    from finetune.reporting import tables
+    from finetune.reporting.html import number
+
+    source, rows = evaluation.source, counted(evaluation.rows, "row")
+    if (statistics := evaluation.statistics) is not None:
+        caption = f"\n{source}, {rows}, 95% confidence intervals"
+        console.show(tables.metrics(caption, statistics))
+        for values, table in (
+            (statistics.targets, tables.targets),
+            (statistics.classes, tables.classes),
+        ):
+            if values:
+                console.say()
+                console.show(table(statistics))
+        for note in [*statistics.notes, *evaluation.notes]:
             console.say(f"\n{note}")
         return
-    recorded = evaluation.recorded or {}
-    console.say(f"\ntest set of {evaluation.source}, {counted(evaluation.rows, 'row')}")
-    numbers = [name for name, value in evaluation.metrics.items() if isinstance(value, float)]
-    sources = {"now": evaluation.metrics, "recorded": recorded}
-    lines = [
-        [name, *(console.score(values[key]) for key in numbers)] for name, values in sources.items()
-    ]
-    console.table(["", *numbers], lines)
-
-
-def _show_intervals(source: str, statistics: Statistics) -> None:
-    from finetune.reporting import wording
-
-    console.say(f"\n{source}, {counted(statistics.rows, 'row')}, 95% confidence intervals")
-    scores = {**statistics.metrics, **(statistics.ordered or {})}
-    console.table(
-        ["", "", ""],
-        [[wording.name(name), *console.with_intervals(scores, [name])] for name in scores],
-    )
-    if statistics.targets:
-        console.say()
-        console.targets(statistics.targets)
-    if statistics.classes:
-        console.say()
-        scores_of_class = ("precision", "recall", "f1")
-        lines = [
-            [name, f"{scores['support']:,}", *console.with_intervals(scores, scores_of_class)]
-            for name, scores in statistics.classes.items()
-        ]
-        kind = "class" if statistics.together is None else "label"
-        console.table([kind, "rows", *console.two_each(["precision", "recall", "F1"])], lines)
+    console.say(f"\ntest set of {source}, {rows}")
+    names = [name for name, value in evaluation.metrics.items() if isinstance(value, float)]
+    scores = {"now": evaluation.metrics, "recorded": evaluation.recorded or {}}
+    lines = [[name, *(number(values[key]) for key in names)] for name, values in scores.items()]
+    console.table(["", *names], lines)
+    for note in evaluation.notes:
+        console.say(f"\n{note}")

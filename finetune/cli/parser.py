@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
 import inspect
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from finetune.cli import console
 from finetune.errors import UserError
+from finetune.recipe import catalog
 from finetune.runs.run import Run
 from finetune.runtime import distributed
-from finetune.training.retired import option_suggestion
+from finetune.training.options import describe_unknown
 
 
 def load_run(path: str, trust_recipe: bool) -> Run:
@@ -19,6 +23,35 @@ def load_run(path: str, trust_recipe: bool) -> Run:
     if trust_recipe:
         run.trust(console.tell)
     return run
+
+
+def recipe_and_flags(words: Sequence[str], verb: str = "") -> tuple[str, list[str]]:
+    """Return the name of the recipe, which comes first, and the flags."""
+    names = catalog.names()
+    if not words or words[0].startswith("-"):
+        recipe = next((word for word in words if word in names), "RECIPE")
+        raise UserError(
+            f"the name of a recipe comes first: python -m finetune {verb}{recipe} [flags] "
+            f"(available: {', '.join(names)})"
+        )
+    return words[0], list(words[1:])
+
+
+def import_at_once(*names: str) -> None:
+    """Import modules with garbage collection paused, in nearly a third less time.
+
+    Importing makes hundreds of thousands of objects, and Python would go through them again and
+    again. They are taken to stay as long as the process, so this is not for a notebook.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for name in names:
+            importlib.import_module(name)
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,14 +66,13 @@ class Parser(argparse.ArgumentParser):
         )
         self.verb = verb
 
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """Add an argument; a flag can be written with dashes, too, which the help leaves out."""
-        action = super().add_argument(*names, **options)
-        flags = [name for name in names if name.startswith("--")]
-        if dashed := [name.replace("_", "-") for name in flags if "_" in name]:
-            hidden = {**options, "dest": action.dest, "help": argparse.SUPPRESS}
-            super().add_argument(*dashed, **hidden)
-        return action
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words, in which a flag may be written with dashes, too."""
+        parts = [word.partition("=") if word[:2] == "--" else ("", "", word) for word in args]
+        words = [
+            f"{flag[:2]}{flag[2:].replace('-', '_')}{is_}{value}" for flag, is_, value in parts
+        ]
+        return super().parse_known_args(words, namespace)
 
     def add_trust_recipe(self) -> None:
         """Add ``--trust_recipe``, of the subcommands that read a run."""
@@ -61,8 +93,6 @@ class Parser(argparse.ArgumentParser):
         _, _, left = message.partition("unrecognized arguments: ")
         flags_of_verb = [*self._option_string_actions]
         flags = [word.partition("=")[0] for word in left.split() if word.startswith("--")]
-        unknown = [
-            f"unknown option {flag}{option_suggestion(flag, flags_of_verb)}" for flag in flags
-        ]
+        unknown = [describe_unknown(flag, flags_of_verb) for flag in flags]
         mistakes = unknown or [f"unexpected words: {left}" if left else message]
         raise UserError(*(f"{self.verb}: {mistake}" for mistake in mistakes))

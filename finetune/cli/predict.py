@@ -8,20 +8,14 @@
     python -m finetune predict runs/mnist folder/of/images --output digits.csv
 
 INPUT is one file (FORMATS; text may be compressed: .gz, .bz2, .zst, .zip), an image, a folder with
-images at any depth, or - for the lines of the standard input. Of several files, each is predicted
-by itself:
+images at any depth, or - for the lines of the standard input. Paths of images in a table are
+relative to its folder.
 
-    for f in data/*.csv; do
-      python -m finetune predict runs/yelp "$f" --output "$(basename "$f" .csv).predicted.csv"
-    done
-
-Paths of images in a table are relative to its folder. All columns and the order of the rows are
-kept; the columns label and probability are added (in a regression, prediction). Where INPUT has a
-label already, the added one is "predicted label". Two columns of the same name are refused, even if
-the model reads neither. Where the text is missing (an empty field of a .csv or .tsv, as in
-training, or a null) the added fields are empty. An empty text in JSON lines or parquet, and a blank
-line of a .txt or the standard input, are predicted. A blank line of a .csv or .tsv with a single
-column is a row without a text; other blank lines are no rows.
+All columns and the order of the rows are kept; the columns label and probability are added (in a
+regression, prediction). Where INPUT has a label already, the added one is "predicted label". Where
+the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the added fields
+are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or the standard input,
+are predicted.
 
 A run that was trained with --text_columns reads these columns of INPUT; from the standard input the
 texts of a line, separated by tabs. A row is predicted if none of its texts is missing.
@@ -36,24 +30,18 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-from finetune.cli import console, imports
-from finetune.cli.parser import Parser, load_run
+from finetune.cli import console
+from finetune.cli.parser import Parser, import_at_once, load_run
 from finetune.errors import UserError, counted
-from finetune.pipeline.events import Event, Predicted, Progress, Seldom
+from finetune.pipeline.events import Event, Predicted, Progress, throttle
 from finetune.predicting.options import Options, find_mistakes
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 
 _SHOWN_CLASSES = 5
-#: Options that ``--text`` has no use for.
-_OF_FILES = (
-    *("text_column", "text_columns", "image_column", "csv_quoting", "csv_separator"),
-    *("encoding", "sheet", "csv_safe"),
-)
 
 
 def main(words: Sequence[str]) -> int:
@@ -63,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     _refuse_contradictions(typed, options)
     run = load_run(typed.run, typed.trust_recipe)
     hub.go_offline()  # everything is in the run
-    imports.at_once("datasets", "finetune.predicting.request")
+    import_at_once("datasets", "finetune.predicting.request")
     console.quiet()
     if typed.text is not None:
         _answer(run, typed.text, options)
@@ -104,24 +92,19 @@ def _refuse_contradictions(typed: argparse.Namespace, options: dict[str, Any]) -
     """Refuse what can be refused before anything is read, all at once."""
     from finetune.pipeline.predict import find_output_mistakes
 
-    mistakes, is_stdin = find_mistakes(options), typed.input == "-"
-    if typed.text is not None:
-        if typed.input is not None:
-            mistakes.append('--text "one sentence" replaces INPUT: give one of the two')
-        of_files = [*_OF_FILES, *(["output"] if typed.output else [])]
-        mistakes += [f"--{name}: not with --text" for name in of_files if getattr(typed, name)]
-    elif not typed.input:
+    mistakes = find_mistakes(options)
+    if typed.text is not None and (typed.input or typed.output):
+        mistakes.append('--text "one sentence": not with INPUT or --output')
+    if typed.text is None and not typed.input:
         mistakes.append(
             "INPUT is missing: name a file, a folder of images, or - for the standard input, or "
             'give --text "one sentence"'
         )
-    if typed.resume and (typed.output is None or is_stdin):
+    to_file = typed.output is not None and typed.input != "-"
+    if typed.resume and not to_file:
         mistakes.append("--resume: needs --output, and an INPUT that can be read again")
-    if distributed.ranks().world_size > 1 and (typed.output is None or is_stdin):
-        mistakes.append(
-            "several processes read a file and write a file: name INPUT and --output, or start one "
-            "process"
-        )
+    if distributed.ranks().world_size > 1 and not to_file:
+        mistakes.append("several processes need an INPUT that can be read again, and --output")
     if typed.output is not None:
         mistakes += find_output_mistakes(typed.input or "", typed.output)
     if mistakes:
@@ -143,23 +126,18 @@ def _answer(run: Run, texts: list[str], options: dict[str, Any]) -> None:
     rows = [tuple(texts)] if recipe.text_columns else texts
     task, most = run.kind, None if options["all_probabilities"] else _SHOWN_CLASSES
     row = predict(run, rows, **{**options, "all_probabilities": task.has_probabilities}).iloc[0]
-    print(console.data(task.sentence(row, most)))
+    console.data_file().write(f"{task.sentence(row, most)}\n")
 
 
 def _write_to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
     """Write lines as they are predicted, in UTF-8; all else goes to standard error."""
-    from finetune.pipeline.predict import predict_stream
+    from finetune.pipeline.predict import predict_file
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")
-
-    def write(text: str) -> None:
-        sys.stdout.write(console.data(text))
-        sys.stdout.flush()
-
     with _bar() as bar:
-        notes = predict_stream(run, source, write, progress=bar, **options)
-    for note in notes:
+        prediction = predict_file(run, source, console.data_file(), progress=bar, **options)
+    for note in prediction.notes:
         console.tell(note)
 
 
@@ -168,8 +146,6 @@ def _write_to_file(
 ) -> None:
     from finetune.pipeline.predict import predict_file
 
-    if Path(typed.output).expanduser().exists():
-        console.tell(f"--output {typed.output} exists: replaced when all rows are done")
     try:
         with _bar() as bar:
             prediction = predict_file(
@@ -195,20 +171,17 @@ def _write_to_file(
 def _bar() -> Iterator[Progress]:
     """Show on standard error how far rank 0 is: a bar on a terminal, or a line now and then."""
     if not sys.stderr.isatty():
-        yield Seldom(lambda event: console.tell(str(event)), Predicted)
+        yield throttle(lambda event: console.tell(str(event)), Predicted)
         return
     from tqdm import tqdm
 
     # the delay keeps the bar back until there is an event
     unseen = distributed.ranks().rank != 0
-    with tqdm(disable=unseen, unit_scale=True, dynamic_ncols=True, delay=0.001) as bar:
+    with tqdm(disable=unseen, unit=" rows", unit_scale=True, dynamic_ncols=True, delay=1e-3) as bar:
 
         def show(event: Event) -> None:
             if isinstance(event, Predicted):
-                if not bar.n:
-                    bar.unit = " rows" if event.counted else "B"
-                    bar.reset(event.total)
-                bar.set_postfix_str(f"{event.rows:,} rows", refresh=False)
-                bar.update(event.position - bar.n)
+                bar.total = event.total
+                bar.update(event.rows - bar.n)
 
         yield show

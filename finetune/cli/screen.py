@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
+import numpy as np
 import torch
 
 from finetune.cli import console
@@ -13,11 +13,10 @@ from finetune.data import sources, targets
 from finetune.data.windows import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
-from finetune.models.cpu import exchange, unpadded
 from finetune.models.cpu import kernels as cpu
-from finetune.pipeline import events, lengths, provenance
+from finetune.pipeline import events, provenance
 from finetune.recipe import Recipe, TextRecipe, catalog
-from finetune.reporting import wording
+from finetune.reporting import tables, wording
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 
@@ -29,12 +28,13 @@ class Screen:
 
     def __init__(self) -> None:
         self._has_bar = sys.stderr.isatty()  # which tells what lines would tell
+        self._has_started = False
 
     def __call__(self, event: events.Event) -> None:
         """Print one event."""
         match event:
             case events.Started():
-                self._has_bar = not event.arguments.disable_tqdm
+                self._has_bar, self._has_started = not event.arguments.disable_tqdm, True
                 _start(event)
             case events.Collated():
                 _batch(event)
@@ -48,8 +48,10 @@ class Screen:
                 _end(event)
                 if event.profiled:
                     console.say(f"trace and slowest operators: {event.run.path}/profile")
+                elif event.run.manifest.arguments.get("profile"):
+                    console.say("--profile: too few steps were left, none was profiled")
             case events.Interrupted():
-                console.say(f"\n{event}")
+                (console.say if self._has_started else console.tell)(f"\n{event}")
             case events.Logged() | events.Advanced() | events.Noted():
                 console.say(str(event))
 
@@ -58,41 +60,34 @@ def _start(event: events.Started) -> None:
     """One block: recipe, data, model, device, batch, precision, steps."""
     settings, arguments, model = event.settings, event.arguments, event.model
     recipe, splits = settings.recipe, settings.recipe.splits
-    facts: dict[str, str | list[str]] = {"data": _data(settings)}
-    facts["rows"] = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
-    if recipe.split_how:
-        facts["splits"] = recipe.split_how
+    source, default = sources.Source(recipe.dataset).describe(), type(recipe).dataset
+    if is_other := bool(default) and recipe.dataset != default:
+        source += f", not the recipe's own {default}"
     name, balance = recipe.kind.balance(targets.values(splits["train"]))
     reason = f" ({recipe.task_reason})" if recipe.task_reason else ""
-    facts["task"] = recipe.kind.name.replace("_", " ") + reason
-    facts[name] = balance
-    if isinstance(recipe, TextRecipe):
-        if recipe.text_columns:
-            read = recipe.columns_read()
-            facts["texts"] = f"{', '.join(read)}, {recipe.encoder().describe_joining(len(read))}"
-        if long_texts := lengths.describe_long_texts(recipe):
-            facts["long texts"] = long_texts
-    facts["model"] = _model(settings, model)
-    facts["device"] = _device(arguments, settings.command)
-    facts["batch"] = _batch_sizes(arguments, in_windows=_in_windows(recipe))
-    if arguments.device.type == "cpu" and (kernels := _cpu_kernels(arguments, model)):
-        facts["cpu kernels"] = kernels
-    facts["precision"] = _precision(arguments)
-    if arguments.torch_compile:
-        facts["compiled"] = _compiled(arguments)
-    facts["steps"] = (
-        f"{event.steps:,} ({_length(arguments)}), learning rate {arguments.learning_rate:g}"
-    )
-    if settings.overrides:
-        changed = ", ".join(f"{name}={value}" for name, value in settings.overrides.items())
-        facts["embedded"] = f"overrides: {changed}"
-    facts["directory"] = str(settings.output_dir)
-    if notes := settings.without_effect:
-        facts["note"] = notes
+    changed = ", ".join(f"{name}={value}" for name, value in settings.overrides.items())
+    epochs = arguments.num_train_epochs
+    length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
+    facts: dict[str, str | list[str]] = {
+        "data": [source, *recipe.notes],
+        "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()),
+        "splits": recipe.split_how,
+        "task": recipe.kind.name.replace("_", " ") + reason,
+        name: balance,
+        **(_texts(recipe) if isinstance(recipe, TextRecipe) else {}),
+        "model": _model(settings, model),
+        "device": _device(arguments, settings.command),
+        "batch": _batch_sizes(arguments, _windows(recipe) is not None),
+        "cpu kernels": _cpu_kernels(arguments, model),
+        "precision": _precision(arguments),
+        "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
+        "embedded": f"overrides: {changed}" if changed else "",
+        "directory": str(settings.output_dir),
+    }
     title = catalog.display_name(type(recipe))
-    if not _has_other_data(recipe):  # which the docstring is about
+    if not is_other:  # else the docstring is about other data
         title += f": {(recipe.__doc__ or type(recipe).__name__).partition(chr(10))[0]}"
-    console.block(title, facts)
+    console.block(title, {name: fact for name, fact in facts.items() if fact})
     console.say()
 
 
@@ -108,40 +103,23 @@ def _end(event: events.Finished) -> None:
     """Print the test metrics beside the baselines; then time, throughput and the directory."""
     run = event.run
     metrics, manifest = run.metrics, run.manifest
-    statistics, columns = run.statistics, run.headline
-    console.say(f"\ntest set, {counted(statistics.rows, 'row')}, 95% confidence intervals")
-    lines = [["fine-tuned", *console.with_intervals(statistics.metrics, columns)]]
-    for baseline, scores in metrics.baseline.items():
-        gaps = console.with_intervals(statistics.beyond[baseline], columns, "+")
-        lines.append([baseline, *console.two_each(console.score(scores[name]) for name in columns)])
-        lines.append(["  difference to baseline", *gaps])
-    console.table(["", *console.two_each(columns)], lines)
+    statistics, names = run.statistics, run.headline
+    console.say()
+    console.show(tables.scores(metrics, names))
     if statistics.targets:
         console.say()
-        console.targets(statistics.targets)
-    for sentence in wording.unbeaten(statistics, columns, wording.directions(manifest)):
-        console.sentence(f"\n{sentence}")
+        console.show(tables.targets(statistics))
+    for sentence in wording.verdicts(statistics, names, wording.directions(manifest)):
+        console.say(f"\n{sentence}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
     console.say(
         f"\ntrained {counted((manifest.steps or 0) - before, 'step')}{resumed} "
-        f"in {_duration(manifest.train_seconds or 0.0)}; test loss {metrics.test['loss']:.4f}"
+        f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {metrics.test['loss']:.4f}"
     )
     console.say(f"throughput: {wording.speed(manifest.speed)}")
     report = f"; report: {event.page}" if event.page else ""
     console.say(f"saved to {run.path}{report}")
-
-
-def _data(settings: Settings) -> list[str]:
-    recipe = settings.recipe
-    source = sources.Source(recipe.dataset).describe()
-    if _has_other_data(recipe):
-        source += f", not the recipe's own {type(recipe).dataset}"
-    return [source, *recipe.notes]
-
-
-def _has_other_data(recipe: Recipe) -> bool:
-    return bool(type(recipe).dataset) and recipe.dataset != type(recipe).dataset
 
 
 def _model(settings: Settings, model: torch.nn.Module | None) -> str:
@@ -166,21 +144,36 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     if kind is None or kind.type == "cpu":
         lines[0] += f", {counted(torch.get_num_threads(), 'thread')} each"
     if me.world_size == 1 and devices > 1:
-        same_command = command.removeprefix("python ")
-        lines.append(f"faster: torchrun --nproc_per_node={devices} {same_command}")
-        lines.append("on one GPU only: CUDA_VISIBLE_DEVICES=0")
-    if "ACCELERATE_MIXED_PRECISION" in os.environ and arguments.use_cpu and me.world_size == 1:
-        lines.append(
-            "accelerate launch starts one process on a CPU; for two: torchrun --nproc_per_node=2"
-        )
+        torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
+        lines.append(f"faster: {torchrun}; on one GPU only: CUDA_VISIBLE_DEVICES=0")
     return lines
 
 
-def _in_windows(recipe: Recipe) -> bool:
-    return documents_of(recipe.prepared["train"]) is not None
+def _windows(recipe: Recipe) -> np.ndarray | None:
+    """Return the document of each training window; None where texts are not read in windows."""
+    return documents_of(recipe.prepared["train"])
 
 
-def _batch_sizes(arguments: FinetuneArguments, *, in_windows: bool) -> str:
+def _texts(recipe: TextRecipe) -> dict[str, str]:
+    """Return how several columns are joined, and what becomes of long texts."""
+    facts, length, documents = {}, recipe.max_length, _windows(recipe)
+    if recipe.text_columns:
+        names = recipe.columns_read()
+        facts["texts"] = f"{', '.join(names)}, {recipe.encoder().describe_joining(len(names))}"
+    if recipe.windows is not None and documents is not None:
+        facts["long texts"] = (
+            f"{len(documents):,} training windows of up to {length} tokens, "
+            f"{recipe.windows.shared} shared with the next; logits pooled by {recipe.pooling}"
+        )
+    elif (sample := recipe.token_sample) is not None:
+        share = float((sample.lengths > length).mean())
+        approximately = "about " if len(sample.rows) < sample.total else ""
+        count = f"{approximately}{round(share * sample.total):,} of {sample.total:,}"
+        facts["long texts"] = f"{count} training texts ({share:.1%}) cut at --max_length {length}"
+    return facts
+
+
+def _batch_sizes(arguments: FinetuneArguments, in_windows: bool) -> str:
     devices = distributed.devices_in_training(arguments.use_cpu)
     unit = "process" if distributed.ranks().world_size == devices else "GPU"
     if arguments.max_tokens_per_batch is not None:
@@ -201,39 +194,16 @@ def _batch_sizes(arguments: FinetuneArguments, *, in_windows: bool) -> str:
 
 def _cpu_kernels(arguments: FinetuneArguments, model: torch.nn.Module | None) -> str:
     """Return the kernels that are on, and how to switch them off; nothing if they are not known."""
+    if arguments.device.type != "cpu" or model is None:
+        return ""
     if arguments.cpu_kernels == "off":
         return "off"
-    if model is None:
-        return ""
-    names = cpu.names(model)
-    if not unpadded.used_by(model) and (reason := unpadded.supports(model)):
-        names.append(f"with padding ({reason})")
-    if exchange.expected(model):
-        names.append("gradient averaging in shared memory")
-    return f"{', '.join(names)}; --cpu_kernels off for those of the libraries" if names else ""
+    names = ", ".join(cpu.names(model))
+    return f"{names}; --cpu_kernels off for those of the libraries" if names else ""
 
 
 def _precision(arguments: FinetuneArguments) -> str:
     chosen = provenance.precision(arguments)
-    if arguments.precision != "auto":
-        return chosen
     other = "" if chosen == "fp32" else "; --precision fp32 for full precision"
-    return f"{chosen} (fastest on this device){other}"
-
-
-def _compiled(arguments: FinetuneArguments) -> str:
-    text = f"with {arguments.torch_compile_backend}, once for each of a few padded lengths"
-    if arguments.device.type == "cpu":
-        text += "; on a CPU slower than without --torch_compile"
-    return text
-
-
-def _length(arguments: FinetuneArguments) -> str:
-    if arguments.max_steps > 0:
-        return "--max_steps"
-    return f"{arguments.num_train_epochs:g} epoch{'s' * (arguments.num_train_epochs != 1)}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+    is_chosen = arguments.precision == "auto"
+    return f"{chosen} (fastest on this device){other}" if is_chosen else chosen

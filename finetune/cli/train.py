@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from finetune.cli import console, imports
+from finetune.cli import console
+from finetune.cli.parser import import_at_once, recipe_and_flags
 from finetune.config.settings import Settings, peek
-from finetune.errors import UserError
 from finetune.recipe import catalog
 from finetune.runtime import distributed, hub, signals
 
@@ -22,17 +22,10 @@ def main(words: Sequence[str]) -> int:
             "The flags: python -m finetune RECIPE --help"
         )
         return 0
-    if not words or words[0].startswith("-"):
-        recipes = [word for word in words if word in catalog.names()]
-        raise UserError(
-            "the name of a recipe comes first: python -m finetune "
-            f"{recipes[0] if recipes else 'RECIPE'} [flags] "
-            f"(available: {', '.join(catalog.names())})"
-        )
-    recipe, *flags = words
+    recipe, flags = recipe_and_flags(words)
     cls = catalog.find(recipe)
     if {"-h", "--help"} & set(flags):
-        imports.at_once("finetune.training.arguments")
+        import_at_once("finetune.training.arguments")
         from finetune.config.parser import RecipeParser
 
         print(RecipeParser(cls).help(), end="")
@@ -49,22 +42,14 @@ def main(words: Sequence[str]) -> int:
     if not missing and sources is not None:
         hub.go_offline()
     if not missing or unreachable:  # all at once: rank 0 waits for the others before it begins
-        imports.at_once("datasets", "finetune.training.trainer")
+        import_at_once("datasets", "finetune.training.trainer")
 
     from finetune.cli import screen
-    from finetune.pipeline import preparation, train
+    from finetune.pipeline import train
 
     console.quiet()
-    show = screen.Screen()
-
     with signals.handled():
         if distributed.under_launcher():
             signals.leave_with_parent()
-        try:
-            prepared = preparation.prepare_job(Settings.from_command_line(recipe, flags), show)
-        except signals.Stopped as wish:
-            console.tell(f"interrupted by {wish} before the training began: start it again")
-            raise
-        run = train.show_batch if prepared.settings.dry_run else train.train_prepared
-        run(prepared, show)
+        train.run_training(Settings.from_command_line(recipe, flags), screen.Screen())
     return 0

@@ -7,22 +7,23 @@ with what is wrong with the data.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import functools
 import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from finetune.data.comma_list import format_option
 from finetune.errors import Report, UserError, masked
 from finetune.recipe import Recipe, catalog
-from finetune.recipe.options import DataOptions, comma_lists
+from finetune.recipe.options import comma_lists
 from finetune.runtime import distributed, hub
+from finetune.training.options import find_type_mistake
 
 if TYPE_CHECKING:
     from finetune.config.parser import RecipeParser
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 #: Options that name data and model on the Hub.
 _SOURCES = ("dataset", "dataset_revision", "dataset_config", "model", "model_revision")
-#: ``--resume`` in a command whose words end in a null byte.
-_RESUME = re.compile(r"\0--resume([_-]from[_-]checkpoint)?([=\0](?!--)[^\0]*)?(?=\0|$)")
-_TOKEN = re.compile(r"(?<=--hub[_-]token[=\0])[^\0]*")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,6 @@ class Settings:
         user_options: What the config file and the flags set, by name.
         dry_run: Whether to stop after one collated batch.
         command: The command that says the same again, for people.
-        resuming: The command that resumes this run where it was interrupted.
         hub_token: To push with; it is in no other attribute, and is not shown.
     """
 
@@ -56,94 +53,83 @@ class Settings:
     user_options: dict[str, Any] = field(default_factory=dict)
     dry_run: bool = False
     command: str = ""
-    resuming: str = ""
     hub_token: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_command_line(
         cls, recipe: str, flags: Sequence[str], more_flags: Sequence[str] = ()
     ) -> Settings:
-        """Return the settings of ``python -m finetune RECIPE FLAGS``.
-
-        Args:
-            recipe: What :func:`~finetune.recipe.catalog.find` takes.
-            flags: The words after it.
-            more_flags: Flags of the subcommand, which are suggested for a misspelled one.
+        """Return the settings of ``python -m finetune RECIPE FLAGS``; for a misspelled flag
+        ``more_flags`` of the subcommand are suggested, too.
 
         Raises:
             UserError: If there is no such recipe. Other mistakes are in the report.
         """
-        from finetune.config.parser import RecipeParser
+        from finetune.config.parser import RecipeParser, group_flags
 
-        recipe_class, report = catalog.find(recipe), Report()
-        parser = RecipeParser(recipe_class, more_flags)
+        parser, report = RecipeParser(catalog.find(recipe), more_flags), Report()
         typed = parser.read(flags, report)
         user_options = {**_read_config(parser, typed.get("config"), report), **typed}
-        words = "\0".join([*distributed.launcher(), "-m", "finetune", recipe, *flags])
-        words = _TOKEN.sub("***", words)
-        lines = words, _RESUME.sub("", words) + "\0--resume"
-        command, resuming = (masked(shlex.join(line.split("\0"))) for line in lines)
-        return cls._resolve(recipe_class, user_options, command, resuming, report)
+        words = [*distributed.launcher(), "-m", "finetune", recipe]
+        for group in group_flags(flags):
+            is_token = group[0].replace("-", "_").startswith("__hub_token")
+            words += ["--hub_token=***"] if is_token else group
+        return cls._resolve(parser, user_options, masked(shlex.join(words)), report)
 
     @classmethod
     def from_keywords(
         cls, recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]
     ) -> Settings:
-        """Return the settings of ``finetune.train(RECIPE, **options)``, whose options are values.
-
-        Args:
-            recipe: A name, a class, or an instance whose options count, too.
-            options: Options of the recipe, training arguments, ``embedded`` and ``config``.
+        """Return the settings of ``finetune.train(RECIPE, **options)``, whose options are values;
+        those of an instance of a recipe count, too.
 
         Raises:
             UserError: If there is no such recipe. Other mistakes are in the report.
         """
-        from finetune.config.parser import RecipeParser
+        from finetune.config.parser import RecipeParser, RunOptions
 
         changed: dict[str, Any] = {}
         if isinstance(recipe, Recipe):
-            recipe_class = type(recipe)
             for option in dataclasses.fields(recipe):
                 if (value := getattr(recipe, option.name)) != option.default:
                     changed[option.name] = value
-        else:
-            recipe_class = catalog.find(recipe) if isinstance(recipe, str) else recipe
-        report = Report()
-        options = _check_keywords(options, recipe_class, report)
-        if not isinstance(options.get("dataset", ""), str):
+            recipe = type(recipe)
+        recipe_class = catalog.find(recipe) if isinstance(recipe, str) else recipe
+        parser, report = RecipeParser(recipe_class), Report()
+        hints, keywords = get_type_hints(RunOptions), dict[str, Any]()
+        for name, value in options.items():
+            if name not in parser.names:
+                parser.report_unknown(f"'{name}'", parser.names, report)
+            elif mistake := find_type_mistake(name, value, hints.get(name, Any)):
+                report.error(mistake)
+            else:
+                keywords[name] = value
+        if not isinstance(keywords.get("dataset", ""), str):
             from finetune.data import memory
 
-            options["dataset"] = memory.store(options["dataset"])
-        config = _read_config(RecipeParser(recipe_class), options.get("config"), report)
-        user_options = {**config, **changed, **options}
-        written = {
-            name: "***" if name == "hub_token" else value for name, value in user_options.items()
-        }
-        again = {**written, "resume": True}
-        again.pop("resume_from_checkpoint", None)
-        name = repr(catalog.origin(recipe_class))
-        command, resuming = (
-            f"finetune.train({', '.join([name, *(f'{key}={line[key]!r}' for key in line)])})"
-            for line in (written, again)
-        )
-        return cls._resolve(recipe_class, user_options, command, resuming, report)
+            keywords["dataset"] = memory.store(keywords["dataset"])
+        config = _read_config(parser, keywords.get("config"), report)
+        user_options = {**config, **changed, **keywords}
+        words = [repr(catalog.origin(recipe_class))]
+        for name, value in user_options.items():
+            words.append(f"{name}={'***' if name == 'hub_token' else value!r}")
+        return cls._resolve(parser, user_options, f"finetune.train({', '.join(words)})", report)
 
     @classmethod
     def _resolve(
         cls,
-        recipe: type[Recipe],
+        parser: RecipeParser,
         user_options: Mapping[str, Any],
         command: str,
-        resuming: str,
         report: Report,
     ) -> Settings:
-        from finetune.config.parser import RUN_OPTIONS, reads_dataset
+        from finetune.config.parser import RUN_OPTIONS
 
+        recipe, names = parser.recipe, parser.option_names
         recipe_name = catalog.display_name(recipe)
         if user_options.get("embedded") and not recipe.embedded:
             report.error(f"--embedded: the recipe '{recipe_name}' has no embedded data")
-        names_of_data = {option.name for option in dataclasses.fields(DataOptions)}
-        for name in [] if reads_dataset(recipe) else sorted(names_of_data & user_options.keys()):
+        for name in sorted(parser.unread & user_options.keys()):
             report.error(
                 f"--{name}: the recipe '{recipe_name}' loads its own data; if its load() reads "
                 "self.dataset, write `dataset: str = ...` in the class"
@@ -151,7 +137,6 @@ class Settings:
         embedded = recipe.embedded if user_options.get("embedded") else {}
         overrides = {name: value for name, value in embedded.items() if name not in user_options}
         merged = {**overrides, **user_options}
-        names = {option.name for option in dataclasses.fields(recipe)}
         training = {name: merged[name] for name in merged if name not in {*names, *RUN_OPTIONS}}
         hub_token = training.pop("hub_token", None)
         directory = training.get("output_dir", recipe.defaults()["output_dir"])
@@ -162,12 +147,9 @@ class Settings:
             recipe=built,
             training=training,
             overrides=overrides,
-            user_options={
-                name: value for name, value in user_options.items() if name != "hub_token"
-            },
+            user_options={n: value for n, value in user_options.items() if n != "hub_token"},
             dry_run=bool(user_options.get("dry_run")),
             command=command,
-            resuming=resuming,
             hub_token=hub_token,
         )
 
@@ -186,6 +168,17 @@ class Settings:
         """The directory of the run."""
         return Path(self.training["output_dir"])
 
+    @property
+    def resuming(self) -> str:
+        """The command that resumes this run where it was interrupted."""
+        if self.values.resume:
+            return self.command
+        if not self.command.startswith("finetune."):
+            return f"{self.command} --resume_from_checkpoint last"  # the last flag counts
+        value = self.values.resume_from_checkpoint
+        command = self.command.replace(f", resume_from_checkpoint={value!r}", "")
+        return f"{command[:-1]}, resume_from_checkpoint='last')"
+
     @functools.cached_property
     def values(self) -> ArgumentValues:
         """The training arguments as values, checked without touching the device.
@@ -193,14 +186,9 @@ class Settings:
         Raises:
             UserError: If they contradict each other.
         """
-        from finetune.training.defaults import argument_values
+        from finetune.training.arguments import argument_values
 
         return argument_values(self.recipe.training_defaults(self.training), self.training)
-
-    @property
-    def without_effect(self) -> list[str]:
-        """A sentence for each option of the recipe that has no effect beside the others."""
-        return self.recipe.without_effect(self.user_options)
 
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:
@@ -219,26 +207,27 @@ def peek(recipe: type[Recipe], flags: Sequence[str]) -> tuple[dict[str, Any], bo
         These options, and whether there are other words that may be mistaken, or local data; None
         if they are not known, or if the Hub is needed anyway, to push to it.
     """
-    typed: dict[str, Any] = {}
-    for flag, *values in group_flags(flags):
-        name, has_value, value = flag.lstrip("-").partition("=")
-        typed[name.replace("-", "_")] = value if has_value else " ".join(values)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in (*_SOURCES, "config", "embedded", "push_to_hub"):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
+    namespace, others = parser.parse_known_args(flags)
+    typed = {name: value for name, value in vars(namespace).items() if value is not None}
     try:
         config = _load_yaml(typed["config"]) if "config" in typed else {}
     except UserError:
         return None
     user_options = {**{name: value for name, value in config.items() if value}, **typed}
-    is_on = {
-        name: str(user_options.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
+    embedded, pushes = (
+        str(user_options.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
         for name in ("embedded", "push_to_hub")
-    }
-    if is_on["push_to_hub"] or "" in (user_options.get(name) for name in _SOURCES):
-        return None
+    )
     defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-    merged = {**defaults, **(recipe.embedded if is_on["embedded"] else {}), **user_options}
+    merged = {**defaults, **(recipe.embedded if embedded else {}), **user_options}
     sources = {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
     is_local = bool(sources.get("dataset")) and not hub.names_repository(sources["dataset"])
-    return sources, is_local or bool(typed.keys() - {*_SOURCES})
+    has_other_words = bool(others) or not typed.keys() <= {*_SOURCES}
+    is_unknown = pushes or "" in (typed.get(name) for name in _SOURCES)
+    return None if is_unknown else (sources, is_local or has_other_words)
 
 
 def _build(recipe: type[Recipe], options: Mapping[str, Any], report: Report) -> Recipe:
@@ -255,43 +244,18 @@ def _build(recipe: type[Recipe], options: Mapping[str, Any], report: Report) -> 
     return recipe(**accepted)
 
 
-def _check_keywords(
-    options: Mapping[str, Any], recipe: type[Recipe], report: Report
-) -> dict[str, Any]:
-    """Return the keywords that are options; the others are reported."""
-    from finetune.config.parser import RUN_OPTIONS, refuse_clashes, report_unknown
-    from finetune.training.defaults import training_names
-
-    refuse_clashes(recipe)
-    names = {option.name for option in dataclasses.fields(recipe)}
-    names |= training_names() | {*RUN_OPTIONS}
-    checked, forms = {}, comma_lists(recipe)
-    for name, value in options.items():
-        if name in forms:
-            with report.collect():
-                checked[name] = format_option(value, forms[name], f"--{name}")
-        elif name in ("embedded", "dry_run") and not isinstance(value, bool):
-            report.error(f"{name}: expected True or False, found {value!r}")
-        elif name in names:
-            checked[name] = value
-        else:
-            report_unknown(f"'{name}'", recipe, names, report)
-    return checked
-
-
 def _read_config(parser: RecipeParser, config: str | None, report: Report) -> dict[str, Any]:
     """Return the options in a YAML file, read by the parser of the flags."""
-    words: list[str] = []
     if config is None:
         return {}
+    content, words, forms = dict[str, Any](), list[str](), comma_lists(parser.recipe)
     with report.collect():
-        content, forms = _load_yaml(config), comma_lists(parser.recipe)
-        for name, value in content.items():
+        content = _load_yaml(config)
+    for name, value in content.items():
+        with report.collect():
             if name in forms:
-                with report.collect():
-                    text = format_option(value, forms[name], f"{config}: '{name}'")
-                    words.append(f"--{name}={text}")
-            elif isinstance(value, list):
+                value = format_option(value, forms[name], f"{config}: '{name}'")
+            if isinstance(value, list):
                 words += [f"--{name}", *map(str, value)]
             elif value not in ("", "null", "~"):
                 text = json.dumps(value) if isinstance(value, dict) else value
@@ -303,7 +267,7 @@ def _read_config(parser: RecipeParser, config: str | None, report: Report) -> di
 
 
 def _load_yaml(config: str) -> dict[str, Any]:
-    """Return the values of a YAML file as strings.
+    """Return the values of a YAML file as strings, which the parser checks like flags.
 
     Raises:
         UserError: If it cannot be read, or has a key twice.
@@ -311,34 +275,16 @@ def _load_yaml(config: str) -> dict[str, Any]:
     import yaml
 
     try:
-        # BaseLoader reads every value as a string, which the parser checks like a flag
         text = Path(config).expanduser().read_text(encoding="utf-8")
         node, content = yaml.compose(text, yaml.BaseLoader), yaml.load(text, yaml.BaseLoader)
-    except OSError as error:
-        raise UserError(f"--config: {config} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config: {config} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"--config: {config} cannot be read: {error}") from error
+    if not isinstance(node, yaml.MappingNode):
         raise UserError(f"--config: {config}: expected lines like `learning_rate: 2e-5`")
-    assert isinstance(node, yaml.MappingNode)
-    lines: dict[str, list[str]] = {}
+    first_lines: dict[str, int] = {}
     for key, _ in node.value:
-        lines.setdefault(key.value.replace("-", "_"), []).append(str(key.start_mark.line + 1))
-    if mistakes := [
-        f"--config: {config}: '{name}' is in lines {' and '.join(numbers)}; keep one"
-        for name, numbers in lines.items()
-        if len(numbers) > 1
-    ]:
-        raise UserError(*mistakes)
+        name, line = key.value.replace("-", "_"), key.start_mark.line + 1
+        if first_lines.setdefault(name, line) != line:
+            lines = f"lines {first_lines[name]} and {line}"
+            raise UserError(f"--config: {config}: '{name}' is in {lines}; keep one")
     return {name.replace("-", "_"): value for name, value in content.items()}
-
-
-def group_flags(words: Sequence[str]) -> list[list[str]]:
-    """Return each flag with the words after it."""
-    groups: list[list[str]] = []
-    for word in words:
-        if word.startswith("--") or not groups:
-            groups.append([word])
-        else:
-            groups[-1].append(word)
-    return groups

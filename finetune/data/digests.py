@@ -70,11 +70,6 @@ def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
     return np.asarray(pc.is_in(hashes, value_set=value_set).to_numpy(zero_copy_only=False))
 
 
-def repeating(rows: Dataset, column: str) -> int:
-    """Return how many rows repeat one before them exactly."""
-    return len(rows) - int(pc.count_distinct(hash_rows(rows, column)).as_py())
-
-
 def _contents(values: pa.Array, normalize: bool) -> list[bytes]:
     """Return what is hashed of each value."""
     if not arrow.is_text(values.type) or values.null_count:

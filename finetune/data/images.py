@@ -18,7 +18,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features, Value
 from PIL import Image, ImageOps
 
-from finetune.data.files_of_splits import SPLITS, find_classes, guess_split, is_hidden
+from finetune.data.files_of_splits import SPLITS, find_classes, is_hidden
 from finetune.data.row_findings import refuse_or_drop
 from finetune.data.sources import number_rows
 from finetune.errors import Report, UserError
@@ -181,15 +181,6 @@ def are_folders(dataset: str) -> bool:
     return directory.is_dir() and not any(
         path.is_file() and path.stem in SPLITS and not is_image(path)
         for path in directory.iterdir()
-    )
-
-
-def are_class_folders(dataset: str) -> bool:
-    """Return whether a data set is a directory of folders of classes, not of splits."""
-    return are_folders(dataset) and not any(
-        guess_split(folder.name) and any(path.is_dir() for path in folder.iterdir())
-        for folder in Path(dataset).expanduser().iterdir()
-        if folder.is_dir()
     )
 
 

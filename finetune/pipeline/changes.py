@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.digests import fingerprint
 from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import ImageRecipe, TextRecipe, catalog, metric_modules
+from finetune.recipe import ImageRecipe, TextRecipe, catalog, scoring
 from finetune.runtime.files import to_json
 
 if TYPE_CHECKING:
     from finetune.config.settings import Settings
     from finetune.recipe import Recipe
-    from finetune.training.arguments import ArgumentValues, FinetuneArguments
+    from finetune.training.arguments import ArgumentValues
+    from finetune.training.manifest import Manifest
 
 #: Training arguments that may change; every other one is part of the configuration.
 _FREE = {
@@ -50,14 +51,6 @@ _FREE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
 _LENGTH = ("num_train_epochs", "max_steps")
 #: Values in the configuration that are hashes.
 _HASHES = ("data", "recipe_file", "metric_files", "tokenizer", "image_processor", "model_config")
-#: What options that runs of older releases did not have were in effect.
-_OLDER = {
-    "class_weights": "none",
-    "class_sampling": "none",
-    "thresholds": "one",
-    "long_texts": "cut",
-    "pooling": "mean",
-}
 
 
 def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
@@ -75,16 +68,12 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
     if model and Path(str(model)).expanduser().exists():
         options["model"] = str(Path(str(model)).expanduser().resolve())
     if recipe.metrics:
-        options["metrics"] = metric_modules.with_file_names(recipe.metrics)
+        options["metrics"] = scoring.with_paths(recipe.metrics, absolute=False)
     entries = {
         "recipe": settings.name,
         "recipe_file": catalog.file_hash(type(recipe)),
         **_hash_model_files(recipe),
-        **(
-            {"metric_files": files}
-            if (files := metric_modules.hashes(recipe.known_scoring))
-            else {}
-        ),
+        "metric_files": scoring.hashes(recipe.known_scoring),
         "data": fingerprint(recipe.splits, recipe.input_column),
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
         "labels": recipe.labels,
@@ -116,15 +105,12 @@ def _hash_model_files(recipe: Recipe) -> dict[str, str]:
 def changed_entries(
     resumption: Resumption, current: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Return the entries of the configuration that differ: the values before and now, by name."""
-    if not resumption.configuration:
-        return {}
-    older = {name: value for name, value in _OLDER.items() if name in current}
-    before = {**older, "task": current.get("task"), **resumption.configuration}
+    """Return the entries of both configurations that differ: the values before and now, by name."""
+    earlier = resumption.configuration
     return {
-        name: (before.get(name), current.get(name))
-        for name in dict.fromkeys([*current, *before])
-        if before.get(name) != current.get(name)
+        name: (earlier[name], current[name])
+        for name in current
+        if name in earlier and earlier[name] != current[name]
     }
 
 
@@ -147,12 +133,15 @@ def refuse_changes(
         raise UserError(
             *(f"--allow_changed: unknown name '{n}'{suggestion(n, names)}" for n in unknown)
         )
-    before, after = _count_outputs(resumption.configuration), _count_outputs(current)
-    same_outputs = before in (None, after)
     changed = changed_entries(resumption, current)
+    before, after = map(len, changed.get("labels", ((), ())))
+    if before != after:  # the weights of the head do not fit
+        raise UserError(
+            f"{resumption.directory} was trained with {counted(before, 'label')}, now there are "
+            f"{after}: restore the labels, or start a new run in another --output_dir"
+        )
     for name in [*allowed, *(_LENGTH if extends(resumption, current) else ())]:
-        if name != "labels" or same_outputs:
-            changed.pop(name, None)
+        changed.pop(name, None)
     if not changed:
         return
     place = resumption.path or resumption.directory
@@ -161,22 +150,11 @@ def refuse_changes(
         f"is {_shorten(new)}"
         for name, (old, new) in changed.items()
     )
-    hint = (
-        "hint: to resume, restore them, or accept a result that is that of neither: "
-        f"--allow_changed {','.join(changed)}"
+    raise UserError(
+        *lines,
+        f"{last}\nhint: to resume, restore them, or accept a result that is that of neither: "
+        f"--allow_changed {','.join(changed)}",
     )
-    if not same_outputs:
-        hint = (
-            f"hint: a model of {counted(before or 0, 'output')} cannot go on with {after}: to "
-            "resume, restore the labels; for these, start a new run in another --output_dir"
-        )
-    raise UserError(*lines, f"{last}\n{hint}")
-
-
-def _count_outputs(configuration: Mapping[str, Any]) -> int | None:
-    """Return the outputs of a model for a row; None if its labels are not in the configuration."""
-    labels = configuration.get("labels")
-    return None if labels is None else max(1, len(labels))
 
 
 def extends(resumption: Resumption, current: Mapping[str, Any]) -> bool:
@@ -195,91 +173,31 @@ def extends(resumption: Resumption, current: Mapping[str, Any]) -> bool:
     return bool(more_steps <= 0 and more_epochs > epochs)
 
 
-def is_complete(resumption: Resumption, current: Mapping[str, Any], patience: int | None) -> bool:
-    """Return whether the run is finished, and these settings ask for no more training.
-
-    Args:
-        resumption: The run that is resumed.
-        current: The :func:`configuration` of this start.
-        patience: Of early stopping; None without.
-    """
-    if not resumption.finished or extends(resumption, current):
-        return False
-    assert resumption.manifest is not None
-    earlier_patience = resumption.manifest.arguments.get("early_stopping_patience")
-    stopped_early = resumption.manifest.stopped_early is not None and resumption.path is not None
-    if not stopped_early or earlier_patience is None:
-        return True
-    return patience is not None and patience <= earlier_patience
-
-
-def record(
-    resumption: Resumption, current: Mapping[str, Any], arguments: FinetuneArguments
-) -> dict[str, Any]:
-    """Return the entry of ``run.json`` about a resume: from which step, and what has changed.
-
-    Args:
-        resumption: The run that is resumed.
-        current: The :func:`configuration` of this start.
-        arguments: The training arguments of this start.
-    """
-    before = resumption.manifest.arguments if resumption.manifest is not None else {}
-    current_arguments = arguments.to_sanitized_dict()
-    names = (
-        (_FREE - {"resume", "resume_from_checkpoint"}) & before.keys() & current_arguments.keys()
-    )
-    return {
-        "step": resumption.step,
-        "from": str(resumption.path) if resumption.path else None,
-        "allowed": {
-            name: list(pair) for name, pair in changed_entries(resumption, current).items()
-        },
-        "changed": {
-            n: [before[n], current_arguments[n]]
-            for n in sorted(names)
-            if before[n] != current_arguments[n]
-        },
-        "world_size": [resumption.world_size, arguments.world_size],
-    }
-
-
-def describe(
-    resumption: Resumption,
-    current: Mapping[str, Any],
-    arguments: FinetuneArguments,
-    versions: Mapping[str, str],
-    model_revision: str | None,
-) -> list[str]:
+def describe(resumption: Resumption, current: Mapping[str, Any], manifest: Manifest) -> list[str]:
     """Return a sentence for each change that can move the result.
 
     Args:
         resumption: The run that is resumed.
         current: The :func:`configuration` of this start.
-        arguments: The training arguments of this start.
-        versions: Of the libraries.
-        model_revision: The commit of the base model; None where there is none.
+        manifest: Of this start.
     """
-    sentences = []
-    manifest, is_extended = resumption.manifest, extends(resumption, current)
+    sentences, step, is_extended = [], resumption.step, extends(resumption, current)
     if resumption.path is not None and is_extended:
         sentences.append(
-            f"continues a finished run at step {resumption.step:,}: from there the learning rate "
+            f"continues a finished run at step {step:,}: from there the learning rate "
             "follows the longer schedule, so the result differs from training as long from scratch"
         )
     ignored = _LENGTH if is_extended else ()
     if names := [name for name in changed_entries(resumption, current) if name not in ignored]:
         sentences.append(
-            f"continues at step {resumption.step:,} with other settings than before: "
-            f"{', '.join(names)}"
+            f"continues at step {step:,} with other settings than before: {', '.join(names)}"
         )
-    earlier = manifest.arguments if manifest is not None else {}
+    earlier = resumption.manifest
+    name = "gradient_accumulation_steps"
+    accumulation = earlier.arguments.get(name) if earlier is not None else None
     for noun, before, after in (
-        ("process", resumption.world_size, arguments.world_size),
-        (
-            "accumulation step",
-            earlier.get("gradient_accumulation_steps"),
-            arguments.gradient_accumulation_steps,
-        ),
+        ("process", resumption.world_size, manifest.launch.world_size),
+        ("accumulation step", accumulation, manifest.arguments[name]),
     ):
         if before not in (None, after):
             sentences.append(
@@ -287,14 +205,13 @@ def describe(
                 "are the same, dropout masks differ"
             )
             break
-    if manifest is not None:
-        before_and_now: dict[str, tuple[str | None, str | None]] = {
-            n: (manifest.versions.get(n), versions[n]) for n in versions
-        }
-        before_and_now["the model at"] = (manifest.model_revision, model_revision)
+    if earlier is not None:
+        pairs: dict[str, tuple[str | None, str | None]]
+        pairs = {n: (earlier.versions.get(n), version) for n, version in manifest.versions.items()}
+        pairs["the model at"] = (earlier.model_revision, manifest.model_revision)
         sentences += [
             f"resumed with {name} {after} instead of {before}"
-            for name, (before, after) in before_and_now.items()
+            for name, (before, after) in pairs.items()
             if before and after and before != after
         ]
     return sentences

@@ -92,16 +92,7 @@ def check(
 
 
 def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False) -> Check:
-    """Return what there is to say of settings: see :func:`check`.
-
-    Args:
-        chosen: The settings.
-        progress: Likewise.
-        deep: Likewise.
-
-    Returns:
-        Likewise.
-    """
+    """Return what there is to say of settings: see :func:`check`."""
     recipe, report, steps = chosen.recipe, chosen.report, None
     if deep:
         with report.collect():
@@ -109,27 +100,29 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
     with telling(progress):
         values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)
-        if is_read and values is not None and not report.has_errors:
-            with report.collect():
-                report.add(*_describe_lengths(recipe))
-                steps = preparation.steps_of(values, recipe)
-        if steps is not None and values is not None:
-            for remark in preparation.remarks(recipe, values, steps):
+        if is_read and values is not None:
+            if not report.has_errors:
+                with report.collect():
+                    report.add(*_describe_lengths(recipe))
+                    steps = preparation.steps_of(values, recipe)
+            for remark in preparation.remarks(recipe, values, steps) if steps is not None else ():
                 report.warning(remark)
-        for sentence in chosen.without_effect if is_read and values is not None else []:
-            report.info(sentence)
         if deep and is_read and not report.has_errors:
-            _look_deep(chosen)
+            read, plan = recipe.columns_read(), split_plan(recipe)
+            report.add(
+                *tiers.check_deep(recipe.source, recipe.splits, recipe.input_column, read, plan)
+            )
         elif deep:
             report.info("--deep looked no further: first fix what training refuses", name="deep")
-    facts: dict[str, Any] = {}
-    if is_read:
-        facts = {"task": recipe.kind.name, "steps": steps, "split_how": recipe.split_how}
-    return Check(
-        findings=_sort(report),
-        splits={name: _count(rows) for name, rows in recipe.splits.items()} if is_read else {},
-        command=chosen.command,
-        **facts,
+    result = Check(findings=_sort(report), splits={}, command=chosen.command)
+    if not is_read:
+        return result
+    return dataclasses.replace(
+        result,
+        splits={name: _count(rows) for name, rows in recipe.splits.items()},
+        task=recipe.kind.name,
+        steps=steps,
+        split_how=recipe.split_how,
     )
 
 
@@ -139,20 +132,6 @@ def refused(mistakes: Sequence[str]) -> Check:
     for mistake in mistakes:
         report.error(mistake)
     return Check(findings=_sort(report), splits={})
-
-
-def _look_deep(chosen: Settings) -> None:
-    """Add what takes longer to the report."""
-    recipe = chosen.recipe
-    chosen.report.add(
-        *tiers.check_deep(
-            recipe.source,
-            recipe.splits,
-            recipe.input_column,
-            recipe.columns_read(),
-            split_plan(recipe),
-        )
-    )
 
 
 def _sort(report: Report) -> list[Finding]:

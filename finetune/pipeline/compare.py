@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import norm
 
-from finetune.data.prediction_columns import DIGEST, LABEL
+from finetune.data.prediction_columns import DIGEST
 from finetune.errors import UserError, counted
 from finetune.recipe.scoring import without_counted
-from finetune.reporting import curves, html, wording
+from finetune.reporting import html, tables, wording
+from finetune.reporting.html import Cell, Section, Table, estimates
 from finetune.runs.run import Run
 from finetune.statistics.estimates import McNemar, holm
-from finetune.statistics.scored import Scored
 from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task
 from finetune.training.manifest import Manifest
 
 _ROWS = 30
-#: What names a place, not a choice.
-_PLACES = ("output_dir", "logging_dir", "run_name", "resume_from_checkpoint", "hub_model_id")
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,14 @@ class Comparison:
             its best checkpoint was chosen, then the others.
         metrics: For each run the metrics of the first one, with intervals.
         differences: For each run but the first, how much more of each metric it has than the
-            first, with the interval of the paired difference.
-        tests: For each run but the first, McNemar's test of the accuracy, corrected for the number
-            of runs by Holm's method; none in a regression.
+            first, with a 95% interval.
+        tests: For each run but the first, McNemar's test of the accuracy; none in a regression.
         settings: Options and training arguments that are not the same in all, by name.
         disagreements: Indices of rows for which the runs have not the same prediction, the ones
             of which they are most confident first.
         tables: ``predictions.parquet`` of each.
-        directions: 1 where more is better, -1 where less is, by metric.
+        verdicts: A sentence for each run but the first: whether it is better. Of several
+            comparisons, the chance of a single wrong "better" or "worse" is 5% (Holm, 1979).
     """
 
     names: list[str]
@@ -57,25 +56,18 @@ class Comparison:
     settings: dict[str, list[str]]
     disagreements: np.ndarray
     tables: list[pd.DataFrame]
-    directions: dict[str, int]
+    verdicts: list[str]
 
-    @property
-    def verdicts(self) -> list[str]:
-        """A sentence for each run but the first: whether it is better."""
-        first, *rest = self.names
-        gaps = zip(rest, self.differences, strict=True)
-        sentences = [
-            wording.between(name, first, differences, self.headline, self.directions)
-            for name, differences in gaps
-        ]
-        corrected = " (Holm's correction)" if len(self.tests) > 1 else ""
-        for number, test in enumerate(self.tests):
-            sentences[number] += (
-                f" McNemar's test of the accuracy: {test.only_second:,} rows only "
-                f"{rest[number]} gets right, {test.only_first:,} only {first}, "
-                f"p = {test.p_value:.3g}{corrected}."
-            )
-        return sentences
+    def scores(self, names: Sequence[str]) -> Table:
+        """Return a table of metrics: each run, and its difference to the first."""
+        rows = [[Cell(self.names[0]), *estimates(self.metrics[0], names)]]
+        columns = (self.names[1:], self.metrics[1:], self.differences)
+        for name, metrics, differences in zip(*columns, strict=True):
+            rows.append([Cell(name), *estimates(metrics, names)])
+            gaps = estimates(differences, names, signed=True)
+            rows.append([Cell(f"difference to {self.names[0]}"), *gaps])
+        caption = f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals"
+        return Table(caption, ["", *names], rows)
 
 
 def compare(
@@ -89,29 +81,61 @@ def compare(
         trust_recipe: Whether to import recipe files that the runs name; see :meth:`Run.load`.
 
     Raises:
-        UserError: if their tasks, their test rows or the labels of these are not the same, or if
+        UserError: If their tasks, their test rows or the labels of these are not the same, or if
             they have no metric that is a number.
     """
-    if isinstance(runs, (str, Path, Run)):
-        one = runs.path if isinstance(runs, Run) else runs
-        raise UserError(f"compare: expected a list of two runs or more, found '{one}'")
+    if isinstance(runs, (str, Path, Run)) or len(runs) < 2:
+        raise UserError(f"compare: expected a list of two runs or more, found {runs!r}")
     loaded = [Run.load(run, trust_recipe=trust_recipe) for run in runs]
-    if len(loaded) < 2:
-        raise UserError("compare: expected two runs or more")
     path = None if page is None else Path(page).expanduser()
-    if path is not None:
-        _refuse_page(path)
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UserError(f"--output {page}: no such directory: {path.parent}")
+    if path is not None and path.is_dir():
+        raise UserError(f"--output {page} is a directory: name a file, like {page}/comparison.html")
     comparison = _compared(loaded)
     if path is not None:
         _write_page(path, comparison, loaded)
     return comparison
 
 
-def _refuse_page(page: Path) -> None:
-    if not page.absolute().parent.is_dir():
-        raise UserError(f"--output {page}: no such directory: {page.parent}")
-    if page.is_dir():
-        raise UserError(f"--output {page} is a directory: name a file, like {page}/comparison.html")
+def _judge(
+    names: Sequence[str],
+    headline: Sequence[str],
+    differences: Sequence[Mapping[str, Any]],
+    tests: Sequence[McNemar],
+    better: Mapping[str, int],
+) -> list[str]:
+    """Return the verdicts; see :class:`Comparison`."""
+    # from the distance of the nearer end of a 95% interval
+    gaps = [differences_of_run.get(headline[0]) for differences_of_run in differences]
+    chances = holm([1.0 if gap is None else _p_value(gap) for gap in gaps])
+    corrected = holm([test.p_value for test in tests])
+    note = f" after Holm's correction for {len(gaps)} comparisons" * (len(gaps) > 1)
+    sentences = []
+    for number, name in enumerate(names[1:]):
+        is_chance = len(gaps) > 1 and chances[number] >= 0.05
+        sentence = wording.judge(
+            name, names[0], differences[number], headline, better, is_chance=is_chance
+        )
+        if tests:
+            test = tests[number]
+            sentence += (
+                f" McNemar's test of the accuracy: {test.only_second:,} rows only {name} gets "
+                f"right, {test.only_first:,} only {names[0]}, p = {corrected[number]:.3g}{note}."
+            )
+        sentences.append(sentence)
+    return sentences
+
+
+def _p_value(gap: Mapping[str, float]) -> float:
+    """Return how probable a difference as large is by chance, by the end of its 95% interval that
+    is nearer to 0.
+    """
+    value = gap["value"]
+    if np.isnan(gap["low"]):  # too few rows for an interval
+        return 1.0
+    reach = value - gap["low"] if value > 0 else gap["high"] - value
+    return float(2 * norm.sf(1.96 * abs(value) / reach)) if reach > 0 else float(value == 0)
 
 
 def _compared(runs: Sequence[Run]) -> Comparison:
@@ -120,56 +144,49 @@ def _compared(runs: Sequence[Run]) -> Comparison:
     headline = runs[0].headline
     if not headline:
         raise UserError(f"{runs[0].path} has no numeric metric: nothing to compare")
-    tables = [run.predicted_rows for run in runs]
+    frames = [run.predicted_rows for run in runs]
     task = runs[0].kind
-    scored_rows = [runs[0].scored(tables[0])]
-    for run, table in zip(runs[1:], tables[1:], strict=True):
-        _refuse_other_rows(runs[0], tables[0], run, table)
+    scored_rows = [runs[0].scored(frames[0])]
+    for run, table in zip(runs[1:], frames[1:], strict=True):
+        _refuse_other_rows(runs[0], frames[0], run, table)
         scored_rows.append(run.scored(table, task))
-        _refuse_other_labels(runs[0], scored_rows[0].labels, run, scored_rows[-1].labels)
-    judge = judging(runs[0])
-    judged = [judge(scored_rows[0], other) for other in scored_rows[1:]]
+        is_other = scored_rows[0].labels != scored_rows[-1].labels
+        if count := int(is_other.reshape(len(table), -1).any(axis=1).sum()):
+            raise UserError(
+                f"{runs[0].path} and {run.path} have different labels for {count:,} of the same "
+                f"{counted(len(table), 'test row')}: compare runs with the same --label_column or "
+                "--label_columns, and the same --label_map"
+            )
+    scoring, better = runs[0].manifest.scoring, wording.directions(runs[0].manifest)
+    # its recipe may not be importable
+    compute_metrics = functools.cache(
+        lambda: without_counted(runs[0].compute_metrics, scoring, task)
+    )
+    judged = [
+        compared(task, scored_rows[0], other, scoring, lambda some: compute_metrics()(some))
+        for other in scored_rows[1:]
+    ]
+    names, tests = [str(run.path) for run in runs], task.tests(scored_rows)
+    differences = [gaps for _, gaps in judged]
     return Comparison(
-        [str(run.path) for run in runs],
-        len(tables[0]),
+        names,
+        len(frames[0]),
         headline,
         [runs[0].statistics.metrics, *(metrics for metrics, _ in judged)],
-        [differences for _, differences in judged],
-        _corrected(task.tests(scored_rows)),
+        differences,
+        tests,
         settings_that_differ([run.manifest for run in runs]),
         task.rank_disagreements(scored_rows),
-        tables,
-        wording.directions(runs[0].manifest),
-    )
-
-
-def _corrected(tests: list[McNemar]) -> list[McNemar]:
-    """Return tests with p values corrected for how many runs are compared with the first."""
-    p_values = holm([test.p_value for test in tests])
-    return [replace(test, p_value=p) for test, p in zip(tests, p_values, strict=True)]
-
-
-def judging(run: Run) -> Callable[[Scored, Scored], tuple[Mapping[str, Any], dict[str, Any]]]:
-    """Return what compares two models on the same rows by the metrics of a run: the metrics of the
-    second, and how much more of each it has than the first; see
-    :func:`finetune.tasks.assessment.compared`.
-    """
-    task, scoring = run.kind, run.manifest.scoring
-    # its recipe may not be importable
-    compute_metrics = functools.cache(lambda: without_counted(run.compute_metrics, scoring, task))
-    return lambda first, second: compared(
-        task, first, second, scoring, lambda some: compute_metrics()(some)
+        frames,
+        _judge(names, headline, differences, tests, better),
     )
 
 
 def settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
-    """Recipe, options, training arguments, data, launch and versions that not all runs share."""
+    """Return what decides a result, the launch and the versions that not all runs share."""
     flat = [
         {
-            "recipe": manifest.recipe,
-            **manifest.options,
-            **{name: value for name, value in manifest.arguments.items() if name not in _PLACES},
-            "data (fingerprint)": manifest.data.fingerprint,
+            **manifest.configuration,
             **{name.replace("_", " "): value for name, value in asdict(manifest.launch).items()},
             **{f"version of {name}": value for name, value in manifest.versions.items()},
             "revision": manifest.git_revision,
@@ -188,65 +205,46 @@ def _refuse_other_rows(
     if difference := task.find_difference(second.kind):
         raise UserError(f"{runs} {difference}")
     columns = [name for name in ("id", "text", DIGEST) if name in first_table and name in other]
-    prints = {run.manifest.data.fingerprint for run in (first, second)}
-    are_known = len(columns) > 1 or len(prints) == 1  # older runs of images have numbers only
-    if (
-        len(first_table) != len(other)
-        or not are_known
-        or not first_table[columns].equals(other[columns])
-    ):
+    if len(columns) < 2 or not first_table[columns].equals(other[columns]):
         raise UserError(
             f"{runs} different test rows ({len(first_table):,} and {len(other):,}): compare runs "
             "with the same --dataset, --split_seed and --eval_samples"
         )
 
 
-def _refuse_other_labels(
-    first: Run, first_labels: np.ndarray, second: Run, other: np.ndarray
-) -> None:
-    if differing := int((first_labels != other).reshape(len(first_labels), -1).any(axis=1).sum()):
-        raise UserError(
-            f"{first.path} and {second.path} have different {LABEL}s for {differing:,} of the same "
-            f"{counted(len(first_labels), 'test row')}: compare runs with the same --label_column "
-            "or --label_columns, and the same --label_map"
-        )
-
-
 def _write_page(page: Path, comparison: Comparison, runs: Sequence[Run]) -> None:
-    overlaid = curves.overlaid(
-        {str(run.path): run.manifest.history for run in runs}, f"eval_{comparison.headline[0]}"
-    )
+    shared = [name for name in comparison.metrics[0] if all(name in m for m in comparison.metrics)]
+    differing: list[Any] = [tables.settings(comparison.names, comparison.settings)]
+    count = len(comparison.disagreements)
+    rows = [_row(comparison, runs[0].kind, index) for index in comparison.disagreements[:_ROWS]]
+    header = ["row", *(["text"] if "text" in comparison.tables[0] else []), "label"]
+    examples = Table("Most confident disagreements", [*header, *comparison.names], rows)
     html.write(
         page,
-        "compare",
-        {
-            "title": f"{len(runs)} runs on the same rows",
-            "verdicts": comparison.verdicts,
-            "found": comparison,
-            "digits": {
-                name: wording.column_digits(
-                    estimates[name]
-                    for estimates in (*comparison.metrics, *comparison.differences)
-                    if name in estimates
-                )
-                for name in comparison.metrics[0]
-            },
-            "metrics": [
-                name for name in comparison.metrics[0] if all(name in m for m in comparison.metrics)
-            ],
-            "plots": [plot.element() for plot in overlaid],
-            "rows": [_row(comparison, runs[0].kind, n) for n in comparison.disagreements[:_ROWS]],
-            "sections": ["Scores", *(["Curves"] if overlaid else []), "Settings", "Disagreements"],
-        },
+        f"{len(runs)} runs on the same rows",
+        comparison.verdicts,
+        [
+            Section("Scores", [comparison.scores(shared)]),
+            Section("Settings", differing if comparison.settings else ["All are the same."]),
+            Section(
+                "Disagreements",
+                [
+                    f"The predictions differ on {count:,} of {comparison.rows:,} rows.",
+                    *([examples] if rows else []),
+                ],
+            ),
+        ],
     )
 
 
-def _row(comparison: Comparison, task: Task[Any], index: int) -> dict[str, Any]:
-    first, predictions = comparison.tables[0].iloc[index], []
+def _row(comparison: Comparison, task: Task[Any], index: int) -> list[Cell]:
+    first = comparison.tables[0].iloc[index]
+    cells = [Cell(str(first["id"]))]
+    if "text" in first:
+        cells.append(html.excerpt(first["text"]))
+    cells.append(Cell(task.label_shown(first["label"])))
     for table in comparison.tables:
-        row = table.iloc[index]
-        prediction, probability, right = task.describe_row(row)
-        predictions.append({"prediction": prediction, "probability": probability, "right": right})
-    text = html.excerpt(first["text"]) if "text" in first else None
-    label = task.label_shown(first["label"])
-    return {"id": first["id"], "text": text, "label": label, "said": predictions}
+        prediction, probability, is_right = task.describe_row(table.iloc[index])
+        note = "" if probability is None else f"{probability:.1%}"
+        cells.append(Cell(prediction, note + " \N{CHECK MARK}" * is_right, "good" * is_right))
+    return cells

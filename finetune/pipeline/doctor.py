@@ -13,7 +13,6 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import psutil
 
@@ -78,12 +77,14 @@ def list_interfaces() -> dict[str, list[str]]:
 
 def recommend(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the lines to type so that backends use an interface that reaches other machines."""
+    import torch.distributed as dist
+
     outer = [name for name, addresses in interfaces.items() if not _is_local(addresses)]
     route = _route_address()
     best = next((name for name in outer if route in interfaces[name]), next(iter(outer), None))
     lines = []
     for variable, backend in _INTERFACE_VARIABLES.items():
-        if not _has_backend(backend):
+        if not (dist.is_available() and dist.is_backend_available(backend)):
             continue
         value = os.environ.get(variable, "")
         chosen = _match_interfaces(variable, value, interfaces)
@@ -94,12 +95,6 @@ def recommend(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
         elif value or len(outer) > 1:
             lines.append(f"export {variable}={best}")
     return lines
-
-
-def _has_backend(name: str) -> bool:
-    import torch.distributed as dist
-
-    return dist.is_available() and dist.is_backend_available(name)
 
 
 def _match_interfaces(variable: str, value: str, interfaces: Mapping[str, object]) -> list[str]:
@@ -128,36 +123,12 @@ def _route_address() -> str | None:
         return str(probe.getsockname()[0])
 
 
-@dataclass(frozen=True)
-class AllReduce:
-    """The speed of all-reduces of one size.
+def time_all_reduces() -> Iterator[tuple[int, float]]:
+    """Time all-reduces of the sizes that occur in training, each verified on every rank.
 
-    Attributes:
-        size: Bytes on each rank.
-        seconds: Median of five, on rank 0.
-        world_size: Ranks.
+    Yields:
+        Bytes on each rank, and the median of the seconds of five on rank 0.
     """
-
-    size: int
-    seconds: float
-    world_size: int
-
-    @property
-    def bandwidth(self) -> float:
-        """Size over time, GB/s."""
-        return self.size / self.seconds / 1e9
-
-    @property
-    def bus_bandwidth(self) -> float:
-        """What each link carries, GB/s, comparable with the peak of the hardware.
-
-        As nccl-tests define it (doc/PERFORMANCE.md there): bandwidth x 2 (n - 1) / n.
-        """
-        return self.bandwidth * 2 * (self.world_size - 1) / self.world_size
-
-
-def time_all_reduces() -> Iterator[AllReduce]:
-    """Time all-reduces of the sizes that occur in training, each verified on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -175,4 +146,4 @@ def time_all_reduces() -> Iterator[AllReduce]:
                 torch.accelerator.synchronize()
             seconds.append(time.perf_counter() - started)
             assert bool((values == world_size).all())
-        yield AllReduce(values.nbytes, statistics.median(seconds[1:]), world_size)
+        yield values.nbytes, statistics.median(seconds[1:])

@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from finetune.runs.run import Run
     from finetune.training.arguments import FinetuneArguments
 
+#: Seconds without an event after which long work is reported.
+_SECONDS = 30.0
+#: How a logged value is shown, where that is not its name and four digits.
+_FORMATS = {
+    "epoch": "epoch {:.2f}",
+    "learning_rate": "lr {:.3g}",
+    "grad_norm": "grad_norm {:.3g}",
+    "rows_per_second": "{:,.0f} samples/s",
+}
+#: The speed of an evaluation, as the library names it, and the memory, which a line leaves out.
+_UNSEEN = ("runtime", "samples_per_second", "steps_per_second", "preparation_time", "memory_mib")
+
 
 @dataclass(frozen=True)
 class Event:
@@ -87,45 +99,25 @@ class Logged(Event):
 
     def __str__(self) -> str:
         """One line: ``step 120/480  epoch 0.50  loss 0.3421  lr 1.8e-05  152 samples/s``."""
-        width = len(str(self.max_steps))
-        words = [f"step {self.step:>{width}}/{self.max_steps}"]
-        if (epoch := self.values.get("epoch")) is not None:
-            words.append(f"epoch {epoch:.2f}")
-        if "eval_loss" in self.values:
-            scores = {
-                name.removeprefix("eval_"): value
-                for name, value in self.values.items()
-                if name.startswith("eval_") and not name.endswith(_EVALUATION_SPEED)
-            }
-            words += ["validation", *(_worded(name, scores[name]) for name in scores)]
-        else:
-            words += [
-                _worded(name, value) for name, value in self.values.items() if name != "epoch"
-            ]
-        return "  ".join(filter(None, words))
+        words = [f"step {self.step:>{len(str(self.max_steps))}}/{self.max_steps}"]
+        values = {name: value for name, value in self.values.items() if not name.endswith(_UNSEEN)}
+        if "epoch" in values:
+            words.append(_format("epoch", values.pop("epoch")))
+        if "eval_loss" in values:
+            words.append("validation")
+        words += [_format(name.removeprefix("eval_"), value) for name, value in values.items()]
+        return "  ".join(words)
 
 
-#: How the evaluation's own speed is named by the library.
-_EVALUATION_SPEED = ("runtime", "samples_per_second", "steps_per_second", "preparation_time")
-#: How a logged value is shown, where that is not its name and four significant digits.
-_SHOWN = {
-    "loss": "loss {:.4f}",
-    "learning_rate": "lr {:.3g}",
-    "grad_norm": "grad_norm {:.3g}",
-    "rows_per_second": "{:,.0f} samples/s",
-    "memory_mib": "",
-}
-
-
-def _worded(name: str, value: Any) -> str:
-    if name in _SHOWN and isinstance(value, (int, float)):
-        return _SHOWN[name].format(value)
+def _format(name: str, value: Any) -> str:
+    if isinstance(value, (int, float)) and name in _FORMATS:
+        return _FORMATS[name].format(value)
     return f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value}"
 
 
 @dataclass(frozen=True)
 class Advanced(Event):
-    """Work that takes a while is so far; see :class:`Seldom` for how often this is told.
+    """Work that takes a while is so far; reported when there was no event for 30 seconds.
 
     Attributes:
         work: What is done, like ``tokenizing train``.
@@ -146,6 +138,18 @@ class Advanced(Event):
         if self.unit == "bytes":
             return f"{self.work}: {self.done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB {share}"
         return f"{self.work}: {self.done:,} of {self.total:,} {self.unit} {share}"
+
+
+@dataclass(frozen=True)
+class Predicted(Event):
+    """So many ``rows`` of an input are predicted, of ``total``; None for standard input."""
+
+    rows: int
+    total: int | None
+
+    def __str__(self) -> str:
+        share = f" ({self.rows / self.total:.0%})" if self.total else ""
+        return f"{self.rows:,} rows predicted{share}"
 
 
 @dataclass(frozen=True)
@@ -172,27 +176,6 @@ class Finished(Event):
         return f"finished: {scores}; saved to {self.run.path}{report}"
 
 
-@dataclass(frozen=True)
-class Predicted(Event):
-    """More rows of an input are predicted.
-
-    Attributes:
-        position: Rows of the input up to the one that is done.
-        total: Rows of the input; None for standard input.
-        rows: The same as ``position``.
-        counted: Whether ``total`` is known.
-    """
-
-    position: float
-    total: int | None
-    rows: int
-    counted: bool
-
-    def __str__(self) -> str:
-        share = f" ({self.position / self.total:.0%})" if self.total else ""
-        return f"{self.rows:,} rows predicted{share}"
-
-
 Progress = Callable[[Event], object]
 
 
@@ -205,41 +188,25 @@ def on_rank_zero(progress: Progress) -> Progress:
     return progress if distributed.ranks().rank == 0 else ignore
 
 
-class Seldom:
-    """Passes events on; of one kind only those that come when nothing was told for a while.
+def throttle(progress: Progress, kind: type[Event] = Advanced) -> Progress:
+    """Return ``progress``, which gets an event of ``kind`` only after 30 seconds without events."""
+    last = time.monotonic()
 
-    The clock decides what rank 0 tells, and nothing that is computed.
+    def report(event: Event) -> None:
+        nonlocal last
+        seconds = time.monotonic()
+        if not isinstance(event, kind) or seconds - last >= _SECONDS:
+            last = seconds
+            progress(event)
 
-    Args:
-        progress: Is given the events.
-        kind: The events of which most are left out.
-        seconds: How long nothing must have been told.
-        clock: Tells the seconds.
-    """
-
-    def __init__(
-        self,
-        progress: Progress,
-        kind: type[Event] = Advanced,
-        seconds: float = 30.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._progress, self._kind, self._seconds, self._clock = progress, kind, seconds, clock
-        self._last = clock()
-
-    def __call__(self, event: Event) -> None:
-        """Pass the event on, or not."""
-        seconds = self._clock()
-        if isinstance(event, self._kind) and seconds - self._last < self._seconds:
-            return
-        self._last = seconds
-        self._progress(event)
+    return report
 
 
 @contextlib.contextmanager
 def telling(progress: Progress) -> Iterator[Progress]:
-    """Give ``progress`` as rank 0 calls it, and tell it of long work inside the block."""
-    seldom = Seldom(progress)
-    tell: Progress = on_rank_zero(seldom)
-    with activity.listening(lambda *work: tell(Advanced(*work)), lambda text: tell(Noted(text))):
-        yield tell
+    """Give ``progress`` as rank 0 calls it, and report long work inside the block to it."""
+    report = on_rank_zero(throttle(progress))
+    with activity.listening(
+        lambda *work: report(Advanced(*work)), lambda text: report(Noted(text))
+    ):
+        yield report

@@ -4,56 +4,45 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import io
-import socket
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO
 
 from finetune.config.settings import Settings
 from finetune.errors import UserError
 from finetune.pipeline.events import Progress, ignore
 from finetune.pipeline.preparation import prepare
 from finetune.pipeline.train import resolve_settings, run_training
-from finetune.recipe import catalog
 from finetune.runs.run import Run
 
 if TYPE_CHECKING:
     from finetune.recipe import Recipe
-
-Result = TypeVar("Result")
 
 
 def launch(
     recipe: str | type[Recipe] | Recipe,
     *,
     num_processes: int,
-    port: int | None = None,
     progress: Progress = ignore,
     **options: Any,
 ) -> Run:
     """Fine-tune in ``num_processes`` worker processes of this machine, with
-    DistributedDataParallel.
-
-    The workers are forked by ``accelerate.notebook_launcher`` where nothing is initialised yet;
-    after a trainer was built in this process, torch's elastic launch starts fresh ones.
+    DistributedDataParallel; ``accelerate.notebook_launcher`` forks them.
 
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
         num_processes: How many; on GPUs, at most as many as there are.
-        port: Where the workers meet; a free one if None.
-        progress: Is given each event, in the worker of rank 0; fresh processes import it by its
-            name.
+        progress: Called with each event, in the worker of rank 0.
         **options: As in :func:`finetune.train`.
 
     Returns:
         The finished run, read from its directory.
 
     Raises:
-        UserError: what is wrong with the options, the data or the port; it is checked here,
-            before any worker starts.
+        UserError: What is wrong with the options or the data; it is checked here, before any
+            worker starts. Or if a trainer was built in this process: then it cannot be forked.
     """
+    from accelerate import notebook_launcher
     from accelerate.state import AcceleratorState, PartialState
 
     if num_processes < 1:
@@ -61,85 +50,26 @@ def launch(
     chosen = resolve_settings(recipe, options)
     if num_processes == 1:
         return run_training(chosen, progress)
-    port = _free_port(port)
+    if AcceleratorState._shared_state or PartialState._shared_state:
+        raise UserError(
+            "launch: a trainer was built in this process, which cannot be forked any more; restart "
+            "the kernel and launch first, or start torchrun"
+        )
     prepare(chosen, progress, trains=False)
     chosen = dataclasses.replace(chosen)  # the workers divide the batch anew, among themselves
     screen = sys.stdout
     screen.flush()
-    if AcceleratorState._shared_state or PartialState._shared_state:
-        _start_fresh(chosen, num_processes, port, progress)
-    else:
-        from accelerate import notebook_launcher
-
-        # It announces "2 CUDAs" also where there are none.
-        with contextlib.redirect_stdout(io.StringIO()):
-            notebook_launcher(
-                _work_forked,
-                (chosen, screen, progress),
-                num_processes=num_processes,
-                use_port=str(port),
-            )
+    with contextlib.redirect_stdout(io.StringIO()):  # it announces "2 CUDAs" also without any
+        notebook_launcher(
+            _work,
+            (chosen, screen, progress),
+            num_processes=num_processes,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",  # torch chooses the port
+        )
     return Run.load(chosen.output_dir)
 
 
-def in_fresh_processes(
-    num_processes: int, work: Callable[..., Result], *arguments: Any, port: int | None = None
-) -> list[Result]:
-    """Return what ``work`` returns in each of so many new processes of this machine, by rank.
-
-    Torch's elastic launch starts them; ``work`` is imported by its name, its arguments are pickled,
-    and the processes meet at ``port``, or a free one if None.
-    """
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    configuration = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        run_id="finetune",
-        rdzv_backend="static",
-        rdzv_endpoint=f"127.0.0.1:{port or _free_port(None)}",
-        rdzv_configs={"rank": 0},
-        max_restarts=0,
-        start_method="spawn",
-    )
-    results = elastic_launch(configuration, work)(*arguments)
-    return [results[rank] for rank in range(num_processes)]
-
-
-def _work_forked(chosen: Settings, screen: TextIO, progress: Progress) -> None:
+def _work(chosen: Settings, screen: TextIO, progress: Progress) -> None:
     sys.stdout = screen
     run_training(chosen, progress)
-
-
-def _work_fresh(recipe: str, options: dict[str, Any], progress: Progress) -> None:
-    run_training(Settings.from_keywords(recipe, options), progress)
-
-
-def _start_fresh(chosen: Settings, num_processes: int, port: int, progress: Progress) -> None:
-    if getattr(sys.modules.get(type(chosen.recipe).__module__), "__file__", None) is None:
-        raise UserError(
-            f"{type(chosen.recipe).__name__} is defined in the notebook, and a trainer was built "
-            "here already: fresh processes cannot import it. Restart the kernel and launch first, "
-            "or put the recipe into a file"
-        )
-    # the class of a recipe file has no importable name: the worker finds it again by the file
-    origin = catalog.origin(type(chosen.recipe))
-    options = {**chosen.user_options}
-    if chosen.hub_token is not None:
-        options["hub_token"] = chosen.hub_token
-    in_fresh_processes(num_processes, _work_fresh, origin, options, progress, port=port)
-
-
-def _free_port(port: int | None) -> int:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port or 0))
-        except (OSError, OverflowError) as error:
-            is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-            raise UserError(
-                f"port {port} of this machine "
-                f"{'is in use' if is_taken else f'cannot be: {error}'}; leave `port` out, and a "
-                "free one is taken"
-            ) from error
-        return int(probe.getsockname()[1])

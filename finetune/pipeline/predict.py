@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from finetune.errors import UserError
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
@@ -103,7 +103,7 @@ def predict(
 def predict_file(
     run: Run | str | Path,
     source: str | Path,
-    output: str | Path,
+    output: str | Path | IO[str],
     *,
     resume: bool = False,
     trust_recipe: bool = False,
@@ -119,6 +119,8 @@ def predict_file(
         source: A file of rows that training reads (:data:`finetune.data.read.READABLE`), a
             ``.txt`` file, an image, a folder of images, or ``-`` for standard input.
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
+            Or a file that is open: rows are written to it in the format of the source as they are
+            done, in one process.
         resume: Whether to continue an interrupted prediction.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
         progress: Called with :class:`~finetune.pipeline.events.Predicted`, on rank 0.
@@ -131,15 +133,19 @@ def predict_file(
 
     from finetune.predicting import output as writing
 
-    if mistakes := find_output_mistakes(source, output):
-        raise UserError(*mistakes)
-    path, csv_safe = Path(output).expanduser(), bool(options.get("csv_safe"))
+    file = None if isinstance(output, (str, Path)) else output
+    path, csv_safe = Path("-"), bool(options.get("csv_safe"))
+    if isinstance(output, (str, Path)):
+        path = Path(output).expanduser()
+        if mistakes := find_output_mistakes(source, output):
+            raise UserError(*mistakes)
     ranks = distributed.ranks()
 
     def prepare() -> tuple[Request, writing.Parts | None, dict[int, int]]:
         request = _open(Run.load(run, trust_recipe=trust_recipe), source, options)
-        writing.refuse_impossible(request.input, path.suffix, csv_safe)
-        if request.input.total is None:  # of standard input, which cannot be read again
+        suffix = path.suffix if file is None else writing.screen_format(request.input.kind)
+        writing.refuse_impossible(request.input, suffix, csv_safe)
+        if file is not None or request.input.total is None:  # standard input is read only once
             return request, None, {}
         parts = writing.Parts(path, request.facts())
         if ranks.rank == 0:
@@ -152,11 +158,19 @@ def predict_file(
     before, missing, started = sum(complete.values()), 0, time.perf_counter()
     events = _events(on_rank_zero(progress), request, before, ranks.world_size)
     if parts is None:
-        rows = 0
-        with writing.open_writer(path, request.columns, csv_safe) as write:
+        rows, columns = 0, request.columns
+        writer: contextlib.AbstractContextManager[writing.Writer]
+        if file is None:
+            writer = writing.open_writer(path, columns, csv_safe)
+        else:
+            suffix = writing.screen_format(request.input.kind)
+            writer = contextlib.nullcontext(writing.text_writer(file, suffix, columns, csv_safe))
+        with writer as write:
             for chunk, added in request.predict(events):
                 write(chunk, added)
                 rows, missing = rows + len(chunk), missing + added.column(0).null_count
+                if file is not None:
+                    file.flush()
         seconds = time.perf_counter() - started
     else:
         rows = request.input.total or 0
@@ -174,42 +188,6 @@ def predict_file(
             missing = parts.join(request.input, request.columns, csv_safe)
     speed = (rows - before) / seconds
     return FilePrediction(path, rows, before, speed, request.precision, request.notes(missing))
-
-
-def predict_stream(
-    run: Run | str | Path,
-    source: str | Path,
-    write: Callable[[str], object],
-    *,
-    progress: Progress = ignore,
-    **options: Any,
-) -> list[str]:
-    """Predict a file, images or standard input in this process, and pass on rows as they are done.
-
-    Args:
-        run: A run with a model, or its directory.
-        source: See :func:`predict_file`.
-        write: Called with the rows of each chunk as text, in the format of the source.
-        progress: Called with :class:`~finetune.pipeline.events.Predicted`.
-        **options: Those of :class:`~finetune.predicting.options.Options`.
-
-    Returns:
-        What the user should know, a sentence each.
-    """
-    from finetune.predicting import output as writing
-
-    request = _open(Run.load(run), source, options)
-    suffix, csv_safe = writing.screen_format(request.input.kind), bool(options.get("csv_safe"))
-    writing.refuse_impossible(request.input, suffix, csv_safe)
-    missing, text = 0, io.StringIO(newline="")
-    write_rows = writing.text_writer(text, suffix, request.columns, csv_safe)
-    for chunk, added in request.predict(_events(progress, request)):
-        write_rows(chunk, added)
-        write(text.getvalue())
-        text.seek(0)
-        text.truncate()
-        missing += added.column(0).null_count
-    return request.notes(missing)
 
 
 def find_output_mistakes(source: str | Path, output: str | Path) -> list[str]:
@@ -247,8 +225,7 @@ def _events(
 
     def report(rows_done: int) -> object:
         rows = before + rows_done * world_size
-        rows = rows if total is None else min(total, rows)
-        return progress(Predicted(rows, total, rows, total is not None))
+        return progress(Predicted(rows if total is None else min(total, rows), total))
 
     return report
 
@@ -265,15 +242,15 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     rows = [None if pd.api.types.is_scalar(row) and pd.isna(row) else row for row in data]
     if rows and all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
-    kind = (
-        f"a tuple of {len(columns)} texts ({', '.join(columns)})" if len(columns) > 1 else "a text"
-    )
-    for number, row in enumerate(rows, 1):
-        is_tuple = isinstance(row, tuple) and len(row) == len(columns)
-        if not (is_tuple if len(columns) > 1 else row is None or isinstance(row, str)):
-            raise UserError(
-                f"the data, row {number}: expected {kind}, found {reprlib.repr(row)} (all rows are "
-                "texts, tuples of texts, or mappings)"
-            )
-    values = rows if len(columns) > 1 else [(row,) for row in rows]
-    return pd.DataFrame(values, columns=columns, dtype=object)
+    if len(columns) == 1:
+        kind, is_right = "a text", [row is None or isinstance(row, str) for row in rows]
+    else:
+        kind = f"a tuple of {len(columns)} texts ({', '.join(columns)})"
+        is_right = [isinstance(row, tuple) and len(row) == len(columns) for row in rows]
+    if not all(is_right):
+        number = is_right.index(False)
+        raise UserError(
+            f"the data, row {number + 1}: expected {kind}, found {reprlib.repr(rows[number])}"
+        )
+    cells = rows if len(columns) > 1 else [(row,) for row in rows]
+    return pd.DataFrame(cells, columns=columns, dtype=object)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from finetune.config.settings import Settings
-from finetune.errors import UserError, counted, suggestion
-from finetune.pipeline import changes, resumption
+from finetune.data import ROW, targets
+from finetune.data.label_columns import list_names
+from finetune.data.lengths import unknown_findings
+from finetune.errors import UserError, counted
+from finetune.models.families import outputs_of_head
+from finetune.models.head import match_outputs
+from finetune.pipeline import changes, provenance, resumption
 from finetune.pipeline.events import Noted, Progress, ignore, telling
 from finetune.pipeline.resumption import Resumption
-from finetune.recipe import ImageRecipe, Recipe, TextRecipe, metric_modules
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.recipe.rows import correction_files
-from finetune.runtime import distributed, hub, lock
-
-if TYPE_CHECKING:
-    from finetune.training.arguments import ArgumentValues
+from finetune.runtime import distributed, hub
+from finetune.runtime.agreement import agree, refuse_half_directories
+from finetune.training import sampler
+from finetune.training.arguments import ArgumentValues
+from finetune.training.directory import occupy, refuse_foreign
+from finetune.training.pickles import refuse_code
+from finetune.training.speed import WARMUP_STEPS
 
 #: Log entries of the loss in a run, unless ``--logging_steps`` is given.
 _MOST_LOGGED = 500
@@ -26,7 +36,6 @@ _DDP_TIMEOUT = 1800
 #: Flags that may differ from one machine to the next.
 _MACHINE_FLAGS = {
     *("output_dir", "resume_from_checkpoint", "resume", "num_threads"),
-    "preprocessing_num_workers",
 }
 #: Steps below which a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
 _FEWEST_STEPS = 50
@@ -84,17 +93,14 @@ def prepare(settings: Settings, progress: Progress = ignore, *, trains: bool = T
     Raises:
         UserError: All errors in the report: options, data, directory and Hub.
     """
-    try:
-        with telling(progress) as report_event:
-            resumed = _check_options(settings, trains=trains)
-            _check_sources(settings)
-            settings.report.raise_errors()
-            for note in resumed.notes if resumed is not None else ():
-                report_event(Noted(note))
-            return _tokenize(settings, resumed)
-    except BaseException:
-        lock.release(settings.output_dir)
-        raise
+    with telling(progress) as report_event:
+        values = _check_values(settings)
+        resumed = _check_directory(settings, values, trains=trains)
+        _check_sources(settings, values)
+        settings.report.raise_errors()
+        for note in resumed.notes if resumed is not None else ():
+            report_event(Noted(note))
+        return _tokenize(settings, resumed)
 
 
 def look(settings: Settings) -> ArgumentValues | None:
@@ -107,9 +113,8 @@ def look(settings: Settings) -> ArgumentValues | None:
         The training arguments; None if they contradict each other.
     """
     report, recipe = settings.report, settings.recipe
-    _check_values(settings)
-    _check_sources(settings)
-    values = _values(settings)
+    values = _check_values(settings)
+    _check_sources(settings, values)
     if report.has_errors or "splits" not in vars(recipe):
         return values
     with report.collect():
@@ -119,7 +124,6 @@ def look(settings: Settings) -> ArgumentValues | None:
 
 def steps_of(values: ArgumentValues, recipe: Recipe) -> int | None:
     """Return the optimizer steps of a training; None where they depend on the token counts."""
-    from finetune.pipeline import provenance
 
     if isinstance(recipe, TextRecipe) and recipe.long_texts == "windows":
         return None
@@ -157,54 +161,37 @@ def refuse_different_machines(prepared: Prepared) -> None:
     Raises:
         UserError: On every rank, one line for each that differs.
     """
-    from finetune.pipeline.provenance import versions
-    from finetune.runtime.agreement import agree, refuse_half_directories
 
     if distributed.machines() == 1:
         return
-    settings, configuration = prepared.settings, prepared.configuration
-    recipe, checkpoint = settings.recipe, prepared.checkpoint
-    options = {option.name: getattr(recipe, option.name) for option in fields(recipe)}
-    flags = {**options, **settings.training, "metrics": configuration.get("metrics")}
-    for name in ("dataset", "model"):  # a path may be another on each machine
-        if Path(str(flags.get(name) or "-")).expanduser().exists():
-            flags[name] = "a local path"
-    agree(
-        {
-            "the recipe": type(recipe).__name__,
-            **{f"--{name}": flags[name] for name in flags if name not in _MACHINE_FLAGS},
-            "the metric files (sha256)": configuration.get("metric_files"),
-            "the data (fingerprint)": configuration["data"],
-            "the checkpoint to resume": Path(checkpoint).name if checkpoint else None,
-            "versions": versions(),
-        }
-    )
+    settings, checkpoint = prepared.settings, prepared.checkpoint
+    facts = {**prepared.configuration, **settings.training, "versions": provenance.versions()}
+    facts["the checkpoint to resume"] = Path(checkpoint).name if checkpoint else None
+    if Path(str(facts.get("model") or "-")).expanduser().exists():
+        del facts["model"]  # a path may be another on each machine
+    options = {**vars(settings.recipe), **vars(settings.values)}
+    names = {name: f"--{name}" if name in options else name for name in facts}
+    agree({names[name]: fact for name, fact in facts.items() if name not in _MACHINE_FLAGS})
     if not settings.dry_run:
         refuse_half_directories(settings.output_dir, settings.values.save_on_each_node)
 
 
-def _values(settings: Settings) -> ArgumentValues | None:
-    """Return the training arguments; None if they contradict each other, which is reported."""
-    try:
-        return settings.values
-    except UserError:
-        return None
-
-
 def _check_values(settings: Settings) -> ArgumentValues | None:
-    """Return the training arguments, whose errors are added to the report."""
+    """Return the training arguments, whose errors are added to the report; None if they contradict
+    each other.
+    """
+    values = None
     with settings.report.collect():
-        _refuse_unknown_metric(settings.values, settings.recipe)
-    return _values(settings)
+        values = settings.values
+    return values
 
 
-def _check_options(settings: Settings, *, trains: bool) -> Resumption | None:
-    """Check the training arguments and the directory, and return what is to be resumed."""
-    from finetune.training.directory import occupy, refuse_foreign
-    from finetune.training.pickles import refuse_code
+def _check_directory(
+    settings: Settings, values: ArgumentValues | None, *, trains: bool
+) -> Resumption | None:
+    """Check the output directory, and return what is to be resumed."""
 
-    values, directory = _check_values(settings), settings.output_dir
-    is_writer, resumed = writes_run(values), None
+    directory, is_writer, resumed = settings.output_dir, writes_run(values), None
     is_locked = is_writer and trains and not settings.dry_run
     with settings.report.collect():
         if is_writer:
@@ -219,13 +206,10 @@ def _check_options(settings: Settings, *, trains: bool) -> Resumption | None:
     return resumed
 
 
-def _check_sources(settings: Settings) -> None:
+def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
-    from finetune.data import targets
-    from finetune.pipeline import lengths
-    from finetune.training import sampler
 
-    recipe, report, values = settings.recipe, settings.report, _values(settings)
+    recipe, report = settings.recipe, settings.report
     # an unknown option may be meant to say where data and model are
     has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
     missing = [] if has_unknown else hub.missing(vars(recipe))
@@ -251,24 +235,22 @@ def _check_sources(settings: Settings) -> None:
                 sampler.require_classes(recipe.kind.targets(targets.values(rows)))
             if recipe.weights is not None:
                 sampler.refuse_weights(values)
-        if isinstance(recipe, TextRecipe):
-            lengths.check_tokens(recipe)
+        if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
+            numbers = np.asarray(rows.select_columns(ROW)[sample.rows][ROW])
+            report.add(*unknown_findings(sample, recipe.model, numbers))
         if isinstance(recipe, (TextRecipe, ImageRecipe)):
             _note_trained_head(recipe)
 
 
 def _tokenize(settings: Settings, resumed: Resumption | None) -> Prepared:
     """Return the settings with tokenized rows, or a run that is finished already."""
-    from finetune.pipeline import provenance
-    from finetune.training.speed import WARMUP_STEPS
 
     settings = replace(settings)  # the task, which the data decides, has defaults too
     recipe, values = settings.recipe, settings.values
-    _refuse_unknown_metric(values, recipe)
     configuration, is_done = changes.configuration(settings, values), False
     if resumed is not None:
         changes.refuse_changes(resumed, configuration, values.allow_changed)
-        is_done = changes.is_complete(resumed, configuration, values.early_stopping_patience)
+        is_done = resumed.finished and not changes.extends(resumed, configuration)
         if is_done and not values.save_on_each_node:  # another machine may have to go on
             return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
     steps = provenance.steps(values, recipe.prepared["train"])
@@ -287,26 +269,6 @@ def _tokenize(settings: Settings, resumed: Resumption | None) -> Prepared:
     return Prepared(settings, resumed, configuration, steps, is_done=is_done)
 
 
-def _refuse_unknown_metric(values: ArgumentValues, recipe: Recipe) -> None:
-    """Raise for a metric that is not computed; the library would after the first epoch.
-
-    Before the data is loaded, which may decide the task, the metrics of the task are not known.
-    """
-    name = (values.metric_for_best_model or "loss").removeprefix("eval_")
-    is_loaded = "splits" in vars(recipe)
-    if not values.load_best_model_at_end or not (recipe.own_metrics or recipe.metrics or is_loaded):
-        return
-    if not is_loaded and metric_modules.paths_in(recipe.known_scoring):
-        return  # what these compute depends on the task
-    names = recipe.metric_names if is_loaded else recipe.own_metrics or recipe.known_scoring
-    computed = ["loss", *names]
-    if name not in computed:
-        raise UserError(
-            f"--metric_for_best_model: the recipe computes no '{name}'{suggestion(name, computed)} "
-            f"(it computes: {', '.join(computed)})"
-        )
-
-
 def _refuse_files_inside(recipe: Recipe, directory: Path) -> None:
     """Refuse a model, and files of corrections, that would be moved aside with an earlier run."""
     model = getattr(recipe, "model", None)
@@ -323,9 +285,6 @@ def _refuse_files_inside(recipe: Recipe, directory: Path) -> None:
 
 def _note_trained_head(recipe: TextRecipe | ImageRecipe) -> None:
     """Note where a head that was trained before is replaced, or its outputs are reordered."""
-    from finetune.data.label_columns import list_names
-    from finetune.models.families import outputs_of_head
-    from finetune.models.head import match_outputs
 
     if recipe.model_config is None:
         return

@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data import sources
 from finetune.data.digests import fingerprint
-from finetune.recipe import metric_modules
+from finetune.recipe import scoring
 from finetune.runtime import distributed, hub
 from finetune.runtime.importing import HOUSE
 from finetune.runtime.version import __version__
@@ -24,12 +23,11 @@ from finetune.training.manifest import Data, Launch, Manifest, Process
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import TrainerState
-    from transformers.trainer_utils import TrainOutput
 
     from finetune.config.settings import Settings
     from finetune.recipe import Recipe
     from finetune.training.arguments import ArgumentValues, FinetuneArguments
+    from finetune.training.trainer import Trainer
 
 _MOST_IN_HISTORY = 1000
 LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
@@ -79,8 +77,16 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
         ),
         task=recipe.kind.name,
         task_facts=recipe.kind.facts,
-        model_revision=recipe.base_revision(),
+        model_revision=_model_revision(recipe),
     )
+
+
+def _model_revision(recipe: Recipe) -> str | None:
+    """Return the commit on the Hub of the model that is trained further, if there is one."""
+    from finetune.models.pretrained import commit
+
+    model = getattr(recipe, "model", None)
+    return commit(model, getattr(recipe, "model_revision", None)) if model else None
 
 
 def versions() -> dict[str, str]:
@@ -98,36 +104,25 @@ def _options(recipe: Recipe) -> dict[str, Any]:
     path = Path(recipe.dataset).expanduser()
     is_path = recipe.dataset and path.exists()
     if recipe.metrics:
-        options["metrics"] = metric_modules.with_absolute_paths(recipe.metrics)
+        options["metrics"] = scoring.with_paths(recipe.metrics, absolute=True)
     return options | ({"dataset": str(path.resolve())} if is_path else {})
 
 
-def outcome(
-    trained: TrainOutput,
-    state: TrainerState,
-    seconds: float,
-    steps_before: int,
-    speed: dict[str, Any],
-) -> dict[str, Any]:
+def outcome(trainer: Trainer, loss: float, seconds: float, steps_before: int) -> dict[str, Any]:
     """Return the fields of the manifest that are known when training has ended.
 
     Loss, seconds and speed are those since it was started or resumed.
-
-    Args:
-        trained: What ``Trainer.train`` returned.
-        state: Of the trainer.
-        seconds: Of the training.
-        steps_before: Steps that were done before it was resumed.
-        speed: What the meter of the training measured.
     """
+    state, early_stopping = trainer.state, trainer.early_stopping
     return {
-        "steps": trained.global_step,
+        "steps": state.global_step,
         "steps_before": steps_before,
-        "train_loss": trained.training_loss,
+        "train_loss": loss,
         "train_seconds": round(seconds, 2),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "speed": speed,
+        "speed": trainer.throughput.summary(),
         "best_step": state.best_global_step if state.best_model_checkpoint else None,
+        "stopped_early": (early_stopping.reason or None) if early_stopping is not None else None,
         "history": thinned(state.log_history),
     }
 
@@ -140,19 +135,6 @@ def thinned(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     step = -(-len(logged) // _MOST_IN_HISTORY) or 1
     left_out = set(logged[:-1]) - set(logged[::step])
     return [entry for number, entry in enumerate(history) if number not in left_out]
-
-
-def validation_metrics(
-    history: Sequence[dict[str, Any]], best_step: int | None
-) -> dict[str, float]:
-    """Of the model that was kept: the best checkpoint where there is one, or else the last
-    evaluation.
-    """
-    evaluations = [entry for entry in history if "eval_loss" in entry]
-    if not evaluations:
-        return {}
-    best = [entry for entry in evaluations if entry["step"] == best_step]
-    return scores_only((best or evaluations)[-1], "eval_")
 
 
 def scores_only(metrics: dict[str, Any], prefix: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The report and the model card of a run, regenerated from its directory."""
+"""The report and the model card of a run, written from its directory."""
 
 from __future__ import annotations
 
@@ -23,23 +23,18 @@ class Report:
 def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
     """Write the report, the plots and the model card of a run; those that are there are replaced.
 
-    A run without statistics, since it failed or is of an older release, gets them from its
-    predictions.
-
     Args:
         run: A run, or its directory.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
 
     Raises:
-        UserError: if the training did not end.
+        UserError: If the training did not end.
     """
     from finetune.pipeline import suspects
-    from finetune.pipeline.assess import assess_again
     from finetune.reporting import card, page
 
     run = Run.load(run, trust_recipe=trust_recipe)
     if run.unfinished:
         raise UserError(run.unfinished)
-    if run.metrics.statistics is None:
-        assess_again(run)
-    return Report(page=page.write(run), card=card.write(run), suspects=suspects.of_run(run))
+    written = card.write(run)
+    return Report(page=page.write(run), card=written, suspects=suspects.of_run(run))

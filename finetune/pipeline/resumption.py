@@ -117,36 +117,30 @@ def find(
     if request not in ("resume", "last"):
         return _find_path(Path(request).expanduser(), output_dir, verifies=verifies)
     manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
-    path, problems = _newest(output_dir, verifies=verifies)
-    is_incomplete = [not (newer / Checkpoint.NAME).exists() for newer in paths]
-    starts_again = path is None and request == "resume" and manifest is not None
-    starts_again &= all(is_incomplete)  # it was killed while it saved for the first time
-    if renames and (path is not None or starts_again):
-        damaged = paths[: paths.index(path)] if path is not None else paths
+    saved = [path for path in paths if (path / Checkpoint.NAME).exists()]
+    newest, problems = checkpoint.newest_complete(output_dir) if verifies else (None, [])
+    if not verifies and saved:
+        newest = saved[0]
+    starts_again = request == "resume" and not saved  # it was killed while it saved the first one
+    starts_again &= manifest is not None or not paths
+    if renames and (newest is not None or starts_again):
+        damaged = paths[: paths.index(newest)] if newest is not None else paths
         problems = [
-            f"{problem}: renamed to {checkpoint.set_aside(newer, 'damaged').name}"
-            for newer, problem in zip(damaged, problems, strict=True)
+            f"{problem}: renamed to {checkpoint.set_aside(path, 'damaged').name}"
+            for path, problem in zip(damaged, problems, strict=True)
         ]
-    if path is not None:
-        return _continue_from(path, output_dir, manifest, problems)
+    if newest is not None:
+        return _continue_from(newest, output_dir, manifest, problems)
     if manifest is not None and not paths:
         finished = Resumption(None, output_dir, manifest, manifest.configuration)
         if finished.finished:
             return finished
     if starts_again:
-        return Resumption(None, output_dir, manifest, notes=problems)
-    if request == "resume" and not paths:
-        return Resumption(None, output_dir, manifest) if output_dir.exists() else None
+        start = Resumption(None, output_dir, manifest, notes=problems)
+        return start if output_dir.exists() else None
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
     reasons = [f"{flag}: no {'complete ' * bool(paths)}checkpoint in {output_dir}", *problems]
     raise UserError("; ".join([*reasons, "leave the flag out to start from the beginning"]))
-
-
-def _newest(directory: Path, *, verifies: bool) -> tuple[Path | None, list[str]]:
-    if verifies:
-        return checkpoint.newest_complete(directory)
-    paths = checkpoint.list_checkpoints(directory)
-    return next((path for path in paths if (path / Checkpoint.NAME).exists()), None), []
 
 
 def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resumption | None:

@@ -39,7 +39,7 @@ def of_run(run: Run) -> Path | None:
     if not run.kind.has_one_class or not {"text", DIGEST} & {*table.columns}:
         return None
     rows: ScoredRows = run.scored(table)
-    suspicion, _ = sections.suspicion(run, rows)
+    suspicion = sections.suspicion(run, rows)
     suspected = suspicion.rows[:MOST_SUSPECTS] if suspicion else np.array([], dtype=np.int64)
     wrong = mistakes.most_confident(rows)
     further = wrong[~np.isin(wrong, suspected)][:_MISTAKES]
@@ -71,27 +71,19 @@ def of_run(run: Run) -> Path | None:
     return corrections.write_suspects(path, written, user_columns)
 
 
-def refuse_loss(path: Path) -> None:
-    """Refuse to replace a file that is no list of suspects, or into which a person has written.
-
-    Raises:
-        UserError: if it is one of these.
-    """
-    if not path.exists():
-        return
-    try:
-        problem = "has new labels, which would be lost" * corrections.has_new_labels(path)
-    except UserError:
-        problem = "is no list of suspects"
-    if problem:
-        raise UserError(f"--suspects {path}: the file that is there {problem}: name another")
+def refuse_path(path: Path) -> None:
+    """Refuse a path that is no .csv in a directory, and a file that is there: it may be edited."""
+    if path.suffix.lower() != ".csv" or path.exists() or not path.absolute().parent.is_dir():
+        raise UserError(
+            f"--suspects {path}: expected the name of a new .csv in a directory that is there"
+        )
 
 
 def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
     """Write the rows that findings suspect, each once, with all reasons.
 
     Args:
-        path: Of the file; one that is there is replaced, or removed if no row is suspected.
+        path: Of the file, which is not written if no row is suspected.
         findings: From the worst.
         recipe: Which read the rows.
 
@@ -132,7 +124,6 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
                     **suggestions.get((split, row), {}),
                 }
             )
-    path.unlink(missing_ok=True)
     if written:
         corrections.write_suspects(path, written, user_columns)
     return len(written)

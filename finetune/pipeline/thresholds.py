@@ -76,8 +76,8 @@ def folded(
         validated: Outputs for the validation rows.
 
     Returns:
-        The outputs for these rows, with their loss and metrics, as the model gives them now, and
-        what was folded; None if nothing was.
+        The outputs for these rows as the model gives them now, and what was folded; None if nothing
+        was.
     """
     outputs, targets = map(np.asarray, (validated.predictions, validated.label_ids))
     after = task.fit(outputs, targets)
@@ -85,10 +85,4 @@ def folded(
         return validated, None
     assert trainer.model is not None
     head.fold(head.last_linear(trainer.model, task.width), after.scale, after.shift)
-    moved = after(outputs)
-    losses = trainer.row_loss.evaluation_losses(torch.as_tensor(moved), torch.as_tensor(targets))
-    scores = {"loss": losses.double().mean().item()}
-    if trainer.compute_metrics is not None:
-        scores |= trainer.compute_metrics(EvalPrediction(moved, targets))
-    metrics = {f"eval_{name}": value for name, value in scores.items()}
-    return validated._replace(predictions=moved, metrics=metrics), after
+    return trainer.predict(trainer.eval_dataset, metric_key_prefix="eval"), after

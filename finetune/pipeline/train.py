@@ -1,26 +1,26 @@
 """Training: from settings to a run directory.
 
 :func:`train` is the whole path for notebooks and scripts. The command line calls its parts:
-settings, :func:`~finetune.pipeline.preparation.prepare_job` and
-:func:`train_prepared` on every process.
+settings and :func:`run_training` on every process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PrinterCallback, ProgressCallback
 
 from finetune.config.settings import Settings
+from finetune.data import windows
 from finetune.errors import Diverged, RunError, UserError
-from finetune.pipeline import changes, results, resumption
+from finetune.pipeline import changes, provenance, results, resumption, thresholds
 from finetune.pipeline.events import (
     Collated,
     Finished,
@@ -43,12 +43,11 @@ from finetune.recipe import Recipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, files, lock, signals
 from finetune.runtime.signals import Stopped
-
-if TYPE_CHECKING:
-    from transformers.trainer_utils import PredictionOutput, TrainOutput
-
-    from finetune.tasks.base import Affine
-    from finetune.training.trainer import Trainer
+from finetune.training import checkpoint
+from finetune.training.directory import clear_way, occupy
+from finetune.training.failures import explain_full_disk
+from finetune.training.speed import Bar, Logs
+from finetune.training.trainer import Trainer, build_trainer
 
 
 def train(
@@ -87,51 +86,48 @@ def resolve_settings(recipe: str | type[Recipe] | Recipe, options: dict[str, Any
 
 
 def run_training(settings: Settings, progress: Progress = ignore) -> Run:
-    """Prepare and train; every process of a job calls it.
+    """Prepare, train, evaluate once on the test set and write the run; every process calls it.
+
+    A dry run ends with one collated batch, and writes nothing.
 
     Args:
         settings: The settings.
         progress: Called with each event, on rank 0.
+
+    Returns:
+        The run in the directory.
     """
-    return train_prepared(prepare_job(settings, progress), progress)
-
-
-def show_batch(prepared: Prepared, progress: Progress = ignore) -> None:
-    """Do everything up to one collated batch; nothing is trained or written."""
-    from finetune.data import windows
-
-    settings = prepared.settings
-    _agree(prepared)
-    arguments, rows = settings.arguments, settings.recipe.prepared["train"]
     with telling(progress) as report:
-        report(Started(settings, arguments, prepared.steps, model=None))
-        if prepared.checkpoint is not None:
-            report(Noted(f"would resume from {prepared.checkpoint}"))
-        size = min(arguments.per_device_train_batch_size or 1, len(rows))
-        unused = {arguments.length_column_name, windows.COLUMN}
-        rows = rows.select_columns([name for name in rows.column_names if name not in unused])
-        collate = settings.recipe.data_collator()
-        report(Collated(collate([rows[index] for index in range(size)])))
+        recording = _Recording(settings, report)
+        try:
+            with recording.failures():
+                prepared = _agree(prepare_job(settings, progress))
+                if settings.dry_run:
+                    _show_batch(prepared, report)
+                elif prepared.is_done:
+                    return _show_finished(prepared, report)
+                else:
+                    is_profiled = _train_and_write(prepared, recording)
+            if recording.run is not None:
+                results.write_report(recording.run, report, profiled=is_profiled)
+        finally:
+            lock.release(settings.output_dir)
+    return Run(settings.output_dir)
+
+
+def _show_batch(prepared: Prepared, progress: Progress) -> None:
+    """Do everything up to one collated batch."""
+
+    arguments, recipe = prepared.settings.arguments, prepared.settings.recipe
+    progress(Started(prepared.settings, arguments, prepared.steps, model=None))
+    if prepared.checkpoint is not None:
+        progress(Noted(f"would resume from {prepared.checkpoint}"))
+    rows = recipe.prepared["train"]
+    unused = {arguments.length_column_name, windows.COLUMN}
+    rows = rows.select_columns([name for name in rows.column_names if name not in unused])
+    rows = rows.select(range(min(arguments.per_device_train_batch_size or 1, len(rows))))
+    progress(Collated(recipe.data_collator()(list(rows))))
     distributed.leave()
-
-
-def train_prepared(prepared: Prepared, progress: Progress = ignore) -> Run:
-    """Train, evaluate once on the test set, write the run and return it.
-
-    Every process calls it with what :func:`prepare_job` returned there.
-
-    Args:
-        prepared: Checked settings with tokenized data.
-        progress: Called with each event, on rank 0.
-    """
-    try:
-        with telling(progress) as report:
-            prepared = _agree(prepared)
-            if prepared.is_done:
-                return _show_finished(prepared, report)
-            return _train_and_write(prepared, report)
-    finally:
-        lock.release(prepared.settings.output_dir)
 
 
 def _show_finished(prepared: Prepared, progress: Progress) -> Run:
@@ -147,62 +143,38 @@ def _show_finished(prepared: Prepared, progress: Progress) -> Run:
     return run
 
 
-def _train_and_write(prepared: Prepared, progress: Progress) -> Run:
-    from finetune.pipeline import thresholds
-    from finetune.training.failures import explain_full_disk
+def _train_and_write(prepared: Prepared, recording: _Recording) -> bool:
+    """Train, and write all but the report; return whether steps were profiled."""
 
-    settings, resumed = prepared.settings, prepared.resumption
+    settings, progress = prepared.settings, recording.progress
     recipe, arguments = settings.recipe, settings.arguments
-    recording = _Recording(settings, progress)
-    with recording.failures():
-        trainer = _build_trainer(prepared, progress)
-        assert trainer.model is not None
-        if no_bias := thresholds.without_place(recipe, trainer.model):
-            recipe.note(no_bias)
-        if writes_run(settings.values):
-            progress(Started(settings, arguments, prepared.steps, trainer.model))
-            with explain_full_disk(settings.output_dir, "writing run.json"):
-                recording.run = _start_run(prepared, progress)
-        give_up = functools.partial(_give_up, recording.run)
-        with signals.deferred(arguments.grace_seconds, give_up):
-            outputs = _train_and_predict(trainer, prepared, progress)
-        early_stopping, profile = trainer.early_stopping, trainer.profile
-        stopped_early = early_stopping.reason if early_stopping is not None else ""
-        for sentence in filter(None, (no_bias, stopped_early)):
-            progress(Noted(sentence))
-        is_profiled = profile is not None and profile.is_written
-        outcome = outputs.outcome(trainer, resumed.step if resumed is not None else 0)
-        outcome["stopped_early"] = stopped_early or None
-        del trainer
-        gc.collect()
-        distributed.leave()  # the other processes are done
-        if recording.run is not None:
-            signals.heed()
-            with explain_full_disk(settings.output_dir, "writing the results"):
-                results.write(
-                    recording.run,
-                    recipe,
-                    outputs.validation,
-                    outputs.test,
-                    outputs.calibration,
-                    outcome,
-                    baseline=arguments.baseline,
-                    progress=progress,
-                )
-    if recording.run is not None:
-        results.tell(recording.run, progress, profiled=is_profiled)
-        if profile is not None and not is_profiled:
-            reason = "too few steps were left, none was profiled"
-            progress(Noted(f"--profile {arguments.profile}: {reason}"))
-    return Run(settings.output_dir)
+    trainer = _build_trainer(prepared, progress)
+    assert trainer.model is not None
+    if no_bias := thresholds.without_place(recipe, trainer.model):
+        recipe.note(no_bias)
+    if writes_run(settings.values):
+        progress(Started(settings, arguments, prepared.steps, trainer.model))
+        with explain_full_disk(settings.output_dir, "writing run.json"):
+            recording.run = _start_run(prepared, progress)
+    with signals.deferred(arguments.grace_seconds, recording.give_up):
+        outputs, outcome = _train_and_predict(trainer, prepared)
+    for sentence in filter(None, (no_bias, outcome["stopped_early"])):
+        progress(Noted(sentence))
+    is_profiled = trainer.profile is not None and trainer.profile.is_written
+    del trainer
+    gc.collect()
+    distributed.leave()  # the other processes are done
+    if (run := recording.run) is not None:
+        signals.heed()
+        with explain_full_disk(settings.output_dir, "writing the results"):
+            results.write(
+                run, recipe, outputs, outcome, baseline=arguments.baseline, progress=progress
+            )
+    return is_profiled
 
 
 def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     """Return the trainer, whose logs go to ``progress`` instead of being printed."""
-    from transformers import PrinterCallback, ProgressCallback
-
-    from finetune.training.speed import Bar, Logs
-    from finetune.training.trainer import build_trainer
 
     recipe, arguments = prepared.settings.recipe, prepared.settings.arguments
     trainer = build_trainer(recipe.trainer_kwargs, arguments, recipe.adapt)
@@ -219,41 +191,18 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     return trainer
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """What a training gave: its summary, and the outputs of the model that was saved.
-
-    Attributes:
-        trained: What ``Trainer.train`` returned.
-        seconds: Of the training.
-        validation: Outputs for the validation rows.
-        test: Outputs for the test rows.
-        calibration: What was folded into the model, such as thresholds; None if nothing was.
-    """
-
-    trained: TrainOutput
-    seconds: float
-    validation: PredictionOutput
-    test: PredictionOutput
-    calibration: Affine | None
-
-    def outcome(self, trainer: Trainer, steps_before: int) -> dict[str, Any]:
-        """Return the fields of ``run.json`` that are known when training has ended."""
-        from finetune.pipeline import provenance
-
-        speed = trainer.throughput.summary()
-        return provenance.outcome(self.trained, trainer.state, self.seconds, steps_before, speed)
-
-
-def _train_and_predict(trainer: Trainer, prepared: Prepared, progress: Progress) -> _Outputs:
+def _train_and_predict(
+    trainer: Trainer, prepared: Prepared
+) -> tuple[results.Outputs, dict[str, Any]]:
     """Train, predict the validation rows, fold what the task fits on them into the model, save it,
     and predict the test rows.
+
+    Returns:
+        The outputs of the model, and the fields of ``run.json`` that are known now.
 
     Raises:
         Stopped: On every process, if a signal asked for it; what is trained is in a checkpoint.
     """
-    from finetune.pipeline import thresholds
-    from finetune.training.failures import explain_full_disk
 
     started, recipe = time.perf_counter(), prepared.settings.recipe
     with thresholds.in_evaluations(trainer, recipe.kind):
@@ -272,7 +221,9 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared, progress: Progress)
         if not trainer.args.load_best_model_at_end:  # or the best has taken the place of the last
             trainer.save_stopped()
         raise
-    return _Outputs(trained, seconds, validation, test, calibration)
+    steps_before = prepared.resumption.step if prepared.resumption is not None else 0
+    outcome = provenance.outcome(trainer, trained.training_loss, seconds, steps_before)
+    return results.Outputs(validation, test, calibration), outcome
 
 
 @dataclass
@@ -295,14 +246,19 @@ class _Recording:
         try:
             yield
         except KeyboardInterrupt as stop:
+            reason = f" by {stop}" if isinstance(stop, Stopped) else ""
             if self.run is not None:
-                reason = f" by {stop}" if isinstance(stop, Stopped) else ""
                 self.run.update(status="interrupted", stopped_by=str(stop) or None)
-                stop.args = (f"interrupted{reason}; {how_to_resume(self.settings)}",)
+                checkpoints = checkpoint.list_checkpoints(self.run.path)
+                then = "no checkpoint was saved yet: start again"
+                if checkpoints:
+                    step = checkpoint.number(checkpoints[0])
+                    then = f"to resume at step {step:,}: {self.settings.resuming}"
+                stop.args = (f"interrupted{reason}; {then}",)
                 self.progress(Interrupted(*stop.args))
-            elif writes_run(self.settings.values):
-                before = "interrupted before the training began: start it again"
-                self.progress(Interrupted(before))
+            else:
+                sentence = f"interrupted{reason} before the training began: start it again"
+                self.progress(Interrupted(sentence))
             raise
         except BaseException as error:  # the process group stays: leaving it waits for the others
             if self.run is not None:
@@ -316,20 +272,16 @@ class _Recording:
                 distributed.gather(None)
             raise
 
-
-def _give_up(run: Run | None, name: str) -> None:
-    """Say that there was no time to save; the process ends after this."""
-    sentence = f"{name}: not saved within --grace_seconds"
-    if run is not None:
-        run.update(status="interrupted", stopped_by=sentence)
-    os.write(2, f"error: {sentence}, the process ends\n".encode())
+    def give_up(self, name: str) -> None:
+        """Record that there was no time to save; the process ends after this."""
+        sentence = f"{name}: not saved within --grace_seconds"
+        if self.run is not None:
+            self.run.update(status="interrupted", stopped_by=sentence)
+        os.write(2, f"error: {sentence}, the process ends\n".encode())
 
 
 def _start_run(prepared: Prepared, progress: Progress) -> Run:
     """Write ``run.json`` of a run that begins or continues, in a directory that is now its own."""
-    from finetune.pipeline import provenance
-    from finetune.training import checkpoint
-    from finetune.training.directory import clear_way, occupy
 
     settings, resumed = prepared.settings, prepared.resumption
     directory, arguments = settings.output_dir, settings.arguments
@@ -350,27 +302,19 @@ def _start_run(prepared: Prepared, progress: Progress) -> Run:
             progress(
                 Noted(f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}")
             )
-        configuration, revision = prepared.configuration, manifest.model_revision
-        for sentence in changes.describe(
-            resumed, configuration, arguments, manifest.versions, revision
-        ):
+        for sentence in changes.describe(resumed, prepared.configuration, manifest):
             progress(Noted(sentence))
         earlier = resumed.manifest.resumed if resumed.manifest is not None else []
-        record = changes.record(resumed, configuration, arguments)
+        record = {
+            "step": resumed.step,
+            "from": str(resumed.path) if resumed.path else None,
+            "allowed": changes.changed_entries(resumed, prepared.configuration),
+            "world_size": [resumed.world_size, arguments.world_size],
+        }
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])
     manifest.write(directory)
     files.reserve(directory)
     return Run(directory)
-
-
-def how_to_resume(settings: Settings) -> str:
-    """Return what to type after an interruption."""
-    from finetune.training.checkpoint import list_checkpoints, number
-
-    checkpoints = list_checkpoints(Path(settings.output_dir))
-    if not checkpoints:
-        return "no checkpoint was saved yet: start again"
-    return f"to resume at step {number(checkpoints[0]):,}: {settings.resuming}"
 
 
 def _agree(prepared: Prepared) -> Prepared:

@@ -288,9 +288,9 @@ class Request:
         return pa.table(columns, names=self.added)
 
 
-def _free_name(name: str, taken: Sequence[str]) -> str:
+def _free_name(name: str, names: Sequence[str]) -> str:
     """Return the name of an added column: ``predicted label`` if the input has ``label``."""
-    while name in taken:
+    while name in names:
         name = f"predicted {name}"
     return name
 
@@ -298,8 +298,8 @@ def _free_name(name: str, taken: Sequence[str]) -> str:
 def _stamp(path: Path) -> str:
     """Return a stamp that changes when the file, or a file of the folder, changes."""
     if not path.is_dir():
-        about = path.stat()
-        return f"{about.st_size} bytes of {about.st_mtime_ns}"
+        status = path.stat()
+        return f"{status.st_size} bytes of {status.st_mtime_ns}"
     stamps = [f"{file.name} {_stamp(file)}" for file in sorted(path.rglob("*")) if file.is_file()]
     digest = hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]
     return f"{len(stamps)} files {digest}"

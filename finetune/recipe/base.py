@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
 from finetune.errors import Report, UserError
-from finetune.recipe.declaration import alias_parts, declare
-from finetune.recipe.options import DataOptions, SplitOptions, TrainingOptions, option, validate
+from finetune.recipe.options import RENAMED_PARTS, RecipeOptions, declare, option, validate
 from finetune.runtime import hub
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
 @dataclasses.dataclass(kw_only=True)
-class Recipe(DataOptions, SplitOptions, TrainingOptions):
+class Recipe(RecipeOptions):
     """The contract. Derive from it, name your options as annotated fields, and replace the steps.
 
     Attributes:
@@ -50,7 +50,6 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
         own_metrics: The names of what a custom :meth:`compute_metrics` returns.
         label_names: The names of the classes; a source that has these is brought into this order.
         ordered_labels: Whether that order means something: three of them or more are ordinal then.
-        exclusive: Pairs of options of which only one may be set.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -60,6 +59,8 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
         "load_best_model_at_end": True,
         "metric_for_best_model": "f1",
         "save_total_limit": 3,
+        "ddp_find_unused_parameters": False,  # every parameter has a part in every step
+        "logging_nan_inf_filter": False,  # or the GPU is synchronized at each step
         "logging_steps": 10,
         "seed": 42,
     }
@@ -69,7 +70,6 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
     own_metrics: ClassVar[Sequence[str]] = ()
     label_names: ClassVar[Sequence[str]] = ()
     ordered_labels: ClassVar[bool] = False
-    exclusive: ClassVar[Sequence[tuple[str, str]]] = (("group_column", "time_column"),)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -89,15 +89,11 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
             raise UserError(f"--loss_function {self.loss_function}: the recipe has its own loss")
 
     @classmethod
-    def short_name(cls) -> str:
-        """Return the name of its file, or of the class where there is none, as in a notebook."""
-        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        return Path(file).stem if file else cls.__name__.lower()
-
-    @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Return the training arguments of the recipe, and where runs go: no clock in a path."""
-        return {"output_dir": f"runs/{cls.short_name()}", **cls.training}
+        """Return the training arguments of the recipe, and where runs go, named like its file."""
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)  # none in a notebook
+        name = Path(file).stem if file else cls.__name__.lower()
+        return {"output_dir": f"runs/{name}", **cls.training}
 
     def note(self, sentence: str) -> None:
         """Add a fact to the report, for the start block and ``run.json``."""
@@ -111,11 +107,8 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
     # ---- the steps -------------------------------------------------------------------------------
 
     def load(self) -> DatasetDict:
-        """Return the raw data: splits with the columns :attr:`input_column` and ``label``.
-
-        Returns:
-            A ``train`` split, and ``validation`` and ``test`` where the source has them; ``label``
-            is one of the features in :mod:`finetune.data.targets`, a ``ClassLabel`` for instance.
+        """Return the raw data: ``train``, and ``validation`` and ``test`` where the source has
+        them, with the columns :attr:`input_column` and ``label``, a ``ClassLabel`` for instance.
         """
         if not self.dataset:
             raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
@@ -123,22 +116,35 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
 
     def read(self) -> DatasetDict:
         """Return the rows of the source as they are, with the column ``_row``."""
-        from finetune.recipe.rows import read
+        from finetune.data.files_of_splits import parse_split_names
+        from finetune.data.read import ReadOptions
+        from finetune.data.sources import Source
 
-        return read(self)
+        options = ReadOptions(
+            quoting=self.csv_quoting,
+            separator=self.csv_separator,
+            encoding=self.encoding,
+            sheet=self.sheet,
+        )
+        splits = parse_split_names(self.dataset_splits)
+        self.row_source = Source(
+            self.dataset, self.dataset_revision, self.dataset_config, splits, options
+        )
+        self.report.locate = self.row_source.locate
+        return self.row_source.load(self.report)
 
     def check(self) -> None:
         """Raise a ``UserError`` if options cannot work with the model; no data is read yet."""
 
-    def without_effect(self, user_options: Mapping[str, Any]) -> list[str]:
-        """Return a sentence for each of the user's options that has no effect beside others."""
-        return []
-
     def split(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``train``, ``validation`` and ``test``, without duplicates, then sampled."""
-        from finetune.recipe.rows import divide
+        from finetune.data.splits import make_splits
+        from finetune.recipe.rows import split_plan
 
-        return divide(self, dataset)
+        dataset, self.split_how = make_splits(
+            dataset, split_plan(self), column=self.input_column, report=self.report
+        )
+        return dataset
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         """Return the features that the model takes, tokenized for instance, not padded."""
@@ -154,8 +160,7 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
         """Return a fresh model with one output for each of ``labels``; a regression has none.
 
-        Its ``forward`` takes the collated batch, with or without ``labels``, and returns a dict
-        with ``logits`` of shape ``(rows, classes)``.
+        Its ``forward`` takes the collated batch and returns ``logits``, shape ``(rows, classes)``.
         """
         raise NotImplementedError(f"{type(self).__name__} must say how to build its model")
 
@@ -176,9 +181,6 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
             logits: Shape ``(rows, outputs)``.
             labels: What :meth:`~finetune.tasks.base.Task.targets` returns, as a tensor: shape
                 ``(rows,)``, int64, for classes.
-
-        Returns:
-            Shape ``(rows,)``, in nats.
         """
         return self.presumed_kind.loss(logits, labels)
 
@@ -190,12 +192,10 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
         """Return ``model`` made ready for a training with ``arguments``, changed in place or not.
 
         Override it to freeze parameters, add adapters or replace layers, and end with
-        ``super().adapt(model, arguments)``: on a CPU that adds the kernels of
-        :mod:`finetune.models.cpu`, unless ``--cpu_kernels off`` or ``--torch_compile`` is set.
-        :meth:`trainer` and the command line call it, after the seed is set;
-        :meth:`trainer_kwargs` does not. An evaluation of a run calls it with what
-        :meth:`load_model` returned: a recipe that adds parameters here loads them there, and does
-        not add them twice.
+        ``super().adapt(model, arguments)``, which adds the kernels of :mod:`finetune.models.cpu`.
+        :meth:`trainer` calls it, after the seed is set; :meth:`trainer_kwargs` does not. An
+        evaluation of a run calls it with what :meth:`load_model` returned: a recipe that adds
+        parameters here loads them there, and does not add them twice.
 
         Args:
             model: From :meth:`build_model` or :meth:`load_model`.
@@ -213,9 +213,8 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.
 
-        The loss is right in the library's ``Trainer`` and in ours. With weights of classes the
-        library divides it by the rows of a step, ours by the sum of their weights, which are 1 on
-        average.
+        With weights of classes the library divides the loss by the rows of a step, our trainer by
+        the sum of their weights, which are 1 on average.
 
         Args:
             model: Trained instead of a fresh one.
@@ -232,18 +231,25 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
             "compute_loss_func": self.kind.global_loss(self.loss, self.weights),
         }
 
+    def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        """Return :meth:`trainer_kwargs`, which had this name until release 0.2."""
+        warnings.warn(RENAMED_PARTS, FutureWarning, stacklevel=2)
+        # of the first class that has not overridden it by this name, where `super().parts()` is it
+        cls = next(cls for cls in type(self).__mro__ if "parts" not in vars(cls) or cls is Recipe)
+        kwargs: dict[str, Any] = cls.trainer_kwargs(self, model)  # type: ignore[attr-defined]
+        return kwargs
+
     def trainer(self, **training_arguments: Any) -> Trainer:
-        """Return a ``transformers.Trainer``, ours where it must be, ready to ``train()``.
+        """Return a ``transformers.Trainer``, ready to ``train()``; nothing is written before.
 
         Args:
             **training_arguments: Any field of ``TrainingArguments``, and the toolkit's few more;
-                they go over the defaults of the recipe. ``output_dir`` defaults to
-                ``runs/<recipe>``; nothing is written or moved there before ``train()`` is called.
+                they go over the defaults of the recipe.
 
         Raises:
             UserError: If an argument is unknown, or if the data cannot be trained on.
         """
-        from finetune.training.defaults import argument_values
+        from finetune.training.arguments import argument_values
         from finetune.training.trainer import build_trainer
 
         argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
@@ -289,20 +295,19 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
 
         The rows have ``_row``, :attr:`input_column` and ``label``, numbered as the model does.
         """
-        from finetune.recipe.rows import with_rows
+        from datasets import DatasetDict
 
-        return with_rows(self, rows)
+        # nothing is trained on them, and they may lack classes that have a weight
+        copy = dataclasses.replace(self, class_weights="none")
+        copy.splits = DatasetDict(dict.fromkeys(("train", "validation", "test"), rows))
+        prepared = copy.prepare(DatasetDict(test=rows))["test"]
+        copy.check_prepared(DatasetDict(test=prepared))
+        copy.prepared = DatasetDict(dict.fromkeys(copy.splits, prepared))
+        return copy
 
     def whole_lengths(self, split: str) -> list[int] | None:
         """Return the tokens of each row before truncation; None where rows have no length."""
         return None
-
-    def base_revision(self) -> str | None:
-        """Return the commit on the Hub of the model that is trained further, if there is one."""
-        from finetune.models.pretrained import commit
-
-        model = getattr(self, "model", None)
-        return commit(model, getattr(self, "model_revision", None)) if model else None
 
     # ---- labels and metrics ----------------------------------------------------------------------
 
@@ -393,6 +398,3 @@ class Recipe(DataOptions, SplitOptions, TrainingOptions):
         from finetune.recipe.scoring import choose_best
 
         return choose_best(self, user_options or {})
-
-
-alias_parts(Recipe)

@@ -7,19 +7,16 @@ there, whatever else is named ``recipes`` on the import path.
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from finetune.errors import UserError, suggestion
+from finetune.recipe import code_files
 from finetune.runtime.importing import (
     HOUSE,
     import_source,
@@ -50,10 +47,7 @@ def summary(name: str) -> str:
 
 
 def find(name: str) -> type[Recipe]:
-    """Return the recipe class of a name.
-
-    Args:
-        name: ``yelp``, ``path/to/mine.py`` or a registered entry point.
+    """Return the recipe class of a name: ``yelp``, ``path/to/mine.py`` or an entry point.
 
     Raises:
         UserError: If there is none, or if the file does not define exactly one recipe.
@@ -63,9 +57,10 @@ def find(name: str) -> type[Recipe]:
         return _only_recipe(importlib.import_module(f"recipes.{name}"), name)
     if name.endswith(".py"):
         path = Path(name).expanduser().resolve()
-        if not path.exists():
-            raise UserError(f"recipe file not found: {name}")
-        return _only_recipe(sys.modules.get(_module_name(path)) or _import_file(path, name), name)
+        _import_package()  # a recipe may derive from one of them
+        return _only_recipe(
+            code_files.imported(path) or code_files.import_file(path, "recipe"), name
+        )
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
@@ -75,37 +70,23 @@ def find(name: str) -> type[Recipe]:
 def of_run(name: str, manifest: Path) -> type[Recipe]:
     """Return the recipe that a manifest names: it is data, and must not make code run.
 
-    Args:
-        name: As :func:`origin` returned it.
-        manifest: The file, for messages.
-
     Raises:
         UserError: If the recipe is neither installed nor imported by this process.
     """
-    if name in names():
-        return find(name)
-    if module := _imported(name):
-        return _only_recipe(module, name)
-    if _is_file(name):
-        raise UserError(
-            f"{manifest} names a recipe file, {name}, which would be run as code: if you trust "
-            "that file, add --trust_recipe (in Python trust_recipe=True, or import it first)"
-        )
-    raise UserError(f"{manifest} names the recipe '{name}', not installed{_available(name)}")
+    if name not in names():
+        if not _is_file(name):
+            raise UserError(
+                f"{manifest} names the recipe '{name}', not installed{_available(name)}"
+            )
+        code_files.refuse_untrusted([Path(name)], "recipe", manifest)
+    return find(name)
 
 
 def trust(name: str, tell: Callable[[str], object]) -> None:
-    """Import the recipe file that a manifest names, if it names one; the user trusts it.
-
-    Args:
-        name: As :func:`origin` returned it.
-        tell: Called with the path and the sha256 before the file is imported.
-
-    Raises:
-        UserError: If the file cannot be imported.
-    """
-    if _is_file(name) and not _imported(name):
-        _import_file(Path(name), name, tell)
+    """Import the recipe file that a manifest names, if it names one; the user trusts it."""
+    if _is_file(name):
+        _import_package()
+        code_files.trust([Path(name)], "recipe", (), tell)
 
 
 def origin(recipe: type[Recipe]) -> str:
@@ -156,52 +137,11 @@ def _import_package() -> None:
         raise UserError(f"another package named 'recipes' was imported, {file}: rename it")
 
 
-def _module_name(path: Path) -> str:
-    return f"recipe_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-
-
 def _is_file(name: str) -> bool:
     return name.endswith(".py") and Path(name).is_absolute()
-
-
-def _imported(name: str) -> ModuleType | None:
-    """Return the module that this process imported from a file, under whatever name."""
-    for module in list(sys.modules.values()) if _is_file(name) else ():
-        file = str(getattr(module, "__file__", None))
-        if file.endswith(Path(name).name) and Path(file).resolve() == Path(name):
-            return module
-    return None
-
-
-def _import_file(
-    path: Path, name: str, tell: Callable[[str], object] = lambda _: None
-) -> ModuleType:
-    source, sha256 = read_source(path, "recipe")
-    tell(f"importing the recipe {path} (sha256 {sha256})")
-    _import_package()  # a recipe may derive from one of them
-    if (finder := _BesideRecipe(str(path.parent))) not in sys.meta_path:
-        sys.meta_path.append(finder)
-    return import_source(_module_name(path), path, source, name)
 
 
 def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:
     from finetune.recipe import Recipe
 
     return only_class(module, Recipe, f"'{name}'")
-
-
-@dataclass(frozen=True)
-class _BesideRecipe(MetaPathFinder):
-    """Lets a recipe import the modules beside its file, also later, in one of its steps.
-
-    An entry of ``sys.path`` would also offer folders without ``__init__.py``: one that is named
-    like an optional package (``wandb``, ``mlx``) would be taken for it.
-    """
-
-    directory: str
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, [self.directory]) if path is None else None
-        return spec if spec is not None and spec.loader is not None else None

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.data import ROW
-from finetune.errors import UserError
 from finetune.recipe.base import Recipe
-from finetune.recipe.options import ImageOptions, LabelColumnOptions, ModelOptions, option
+from finetune.recipe.options import ImageOptions, option
 
 if TYPE_CHECKING:
     import torch
@@ -27,19 +26,13 @@ if TYPE_CHECKING:
 
     from finetune.data.image_batches import Augmentation
 
-#: Options that a folder of images has no use for.
-_OF_TABLES = (
-    *("image_column", "label_column", "dataset_revision"),
-    *("csv_quoting", "csv_separator", "encoding"),
-)
 _BATCH_NORM = (
     "layers of BatchNorm normalise by the rows that a device computes at once: this model is not "
-    "launch-invariant, its result depends on the number of processes and on accumulation; ViT, "
-    "Swin and ConvNeXT have no BatchNorm"
+    "launch-invariant, its result depends on the number of processes and on accumulation"
 )
 
 
-class ImageRecipe(Recipe, LabelColumnOptions, ImageOptions, ModelOptions):
+class ImageRecipe(Recipe, ImageOptions):
     """Images with one label each, on an image classifier from ``transformers``."""
 
     input_column = "image"
@@ -59,17 +52,12 @@ class ImageRecipe(Recipe, LabelColumnOptions, ImageOptions, ModelOptions):
 
         if not images.are_folders(self.dataset):
             return super().read()
-        for name in _OF_TABLES:
-            if (value := getattr(self, name)) not in ("", "auto", None):
-                raise UserError(f"--{name} {value}: {self.dataset} is a folder of images")
         self.report.locate = lambda split, rows: ""  # messages name the files
         return images.read_folders(self.dataset, self.report)
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``.
-
-        Missing labels and images that cannot be decoded are refused. Other columns stay, for the
-        slices of the report.
+        """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``;
+        missing labels and images that cannot be decoded are refused. Other columns stay.
         """
         from datasets import DatasetDict
 

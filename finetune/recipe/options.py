@@ -1,21 +1,22 @@
-"""The options of a recipe: groups of fields, as the help shows them, and what may be wrong in them.
-
-A group is a plain dataclass; the recipes inherit from those that they need.
-"""
+"""The options of a recipe: fields with topics for the help, and what may be wrong in them."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, get_type_hints
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal, get_type_hints
 
 from finetune.data.comma_list import format_option, split_values
 from finetune.errors import Report, UserError
-from finetune.training.option_types import find_type_mistake
+from finetune.training.options import BATCH_SIZES, find_type_mistake
 
 
-def option(default: Any, help: str, form: str | None = None) -> Any:
+def option(default: Any, help: str, form: str | None = None, *, group: str = "") -> Any:
     """Return a field of a recipe: an option with its default and its help.
 
     Args:
@@ -23,228 +24,137 @@ def option(default: Any, help: str, form: str | None = None) -> Any:
         help: One line without the default, which the command line adds.
         form: How several values are written, ``NAME,NAME`` or ``NAME=VALUE,NAME=VALUE``, where
             the option takes them; in Python and YAML they may be a list, or a mapping.
+        group: The topic under which the help shows it; empty for one of its recipe's own.
     """
-    metadata = {"help": help} | ({} if form is None else {"metavar": form})
+    metadata = {"help": help, "group": group, "metavar": form}
+    metadata = {name: text for name, text in metadata.items() if text}
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@dataclasses.dataclass(kw_only=True)
-class DataOptions:
-    """Where rows come from, and how files are written; what is unset is detected."""
+_data, _splits, _labels = (partial(option, group=name) for name in ("data", "splits", "labels"))
+_text, _image, _model = (partial(option, group=name) for name in ("text", "image", "model"))
+_training = partial(option, group="training")
 
-    help_group: ClassVar[str] = "data"
-    dataset: str = option("", "data set on the Hub, or a local file, pattern of files or directory")
-    dataset_revision: str | None = option(
-        None, "commit, tag or branch of the data set on the Hub (unset: the newest)"
-    )
-    dataset_config: str | None = option(
-        None, "configuration of a data set on the Hub that has several"
-    )
-    dataset_splits: str | None = option(
+
+@dataclasses.dataclass(kw_only=True)
+class RecipeOptions:
+    """Options of every recipe: rows, splits, loss and metrics."""
+
+    dataset: str = _data("", "data set on the Hub, local file, pattern of files or directory")
+    dataset_revision: str | None = _data(None, "commit, tag or branch on the Hub (unset: newest)")
+    dataset_config: str | None = _data(None, "configuration of a data set on the Hub")
+    dataset_splits: str | None = _data(
         None,
-        "names of the splits in the source, if not train, validation and test; test=none does not "
-        "read the test split, and splits off another one (a test set without labels)",
+        "names of the splits in the source; test=none splits off another test set",
         "test=NAME,validation=NAME",
     )
-    csv_quoting: Literal["auto", "minimal", "none"] = option(
-        "auto",
-        "quotation marks in a .csv or .tsv: minimal, they enclose fields; none, they are text",
+    csv_quoting: Literal["auto", "minimal", "none"] = _data(
+        "auto", "quotation marks in a .csv: minimal, they enclose fields; none, they are text"
     )
-    csv_separator: str | None = option(
-        None, "separator of the fields of a .csv or .tsv, such as ';' or tab (unset: detected)"
-    )
-    encoding: str | None = option(
-        None, "encoding of a file of text, such as cp1252 (unset: detected)"
-    )
-    sheet: str | None = option(None, "sheet of a spreadsheet (unset: the first that has rows)")
+    csv_separator: str | None = _data(None, "separator in a .csv, ';' or tab (unset: detected)")
+    encoding: str | None = _data(None, "encoding of a text file, such as cp1252 (unset: detected)")
+    sheet: str | None = _data(None, "sheet of a spreadsheet (unset: the first that has rows)")
 
-
-@dataclasses.dataclass(kw_only=True)
-class SplitOptions:
-    """How rows become training, validation and test splits, and which are left out."""
-
-    help_group: ClassVar[str] = "splits"
-    train_samples: int | None = option(None, "train on this many rows, sampled by class")
-    eval_samples: int | None = option(
-        None, "evaluate on at most this many rows of validation and of test"
+    train_samples: int | None = _splits(None, "train on this many rows, sampled by class")
+    eval_samples: int | None = _splits(None, "validate and test on at most this many rows each")
+    test_size: float | None = _splits(None, "test set split off: a share or rows (unset: 0.2)")
+    validation_size: float | None = _splits(
+        None, "the same for validation (unset: 0.1 of the rows left, at most 10,000)"
     )
-    test_size: float | None = option(
-        None, "size of a test set that is split off: a share or a number of rows (unset: 0.2)"
+    group_column: str | None = _splits(
+        None, "column of groups, such as patients, kept in one split"
     )
-    validation_size: float | None = option(
-        None,
-        "the same for validation, of the same rows (unset: 0.1 of those left, at most 10,000)",
-    )
-    group_column: str | None = option(
-        None, "column of groups, such as authors or patients, that are kept within one split"
-    )
-    time_column: str | None = option(
+    time_column: str | None = _splits(
         None, "column of dates or numbers: the newest rows become the test set, the next validation"
     )
-    keep_contradictions: Literal["none", "first"] = option(
+    keep_contradictions: Literal["none", "first"] = _splits(
         "none", "training rows with the same text but different labels: drop all, or keep the first"
     )
-    split_seed: int = option(42, "seed of the splits and of the sampled rows (not of the training)")
-    relabel: str | None = option(
-        None,
-        "correct labels by a suspects.csv (of report or check) whose column new_label was filled "
-        "in; several files are applied in order",
-        "FILE,FILE",
+    split_seed: int = _splits(42, "seed of the splits and of sampled rows (not of the training)")
+    relabel: str | None = _splits(
+        None, "correct labels by the column new_label of a suspects.csv, filled in", "FILE,FILE"
     )
-    exclude: str | None = option(None, "leave out all rows that such a file lists", "FILE,FILE")
+    exclude: str | None = _splits(None, "leave out all rows that such a file lists", "FILE,FILE")
 
-
-@dataclasses.dataclass(kw_only=True)
-class TrainingOptions:
-    """What is trained, and what is measured."""
-
-    help_group: ClassVar[str] = "training"
-    loss_function: str | None = option(
-        None, "loss that is trained, one of those of the task (unset: its first)"
-    )
-    class_weights: str = option(
+    loss_function: str | None = _training(None, "loss, one of those of the task (unset: its first)")
+    class_weights: str = _training(
         "none",
-        "how much rows of a class count in the loss of training: balanced, none, or by name",
+        "weight of classes in the loss: balanced, none, or by name",
         "NAME=WEIGHT,NAME=WEIGHT",
     )
-    metrics: str | None = option(
+    metrics: str | None = _training(
         None, "f1_macro, roc_auc, ./MINE.py and others (unset: those of the task)", "NAME,NAME"
     )
 
 
 @dataclasses.dataclass(kw_only=True)
-class LabelColumnOptions:
-    """One column of labels, and how its values are read."""
+class ModelOptions:
+    """A column of labels, and a model that is trained further."""
 
-    help_group: ClassVar[str] = "labels"
-    label_column: str = option("label", "column that holds the label")
-    label_map: str | None = option(
-        None,
-        "rename labels; labels with the same new name are merged",
-        "LABEL=NAME,LABEL=NAME",
-    )
-    drop_invalid: bool = option(
+    label_column: str = _labels("label", "column that holds the label")
+    label_map: str | None = _labels(None, "rename or merge labels", "LABEL=NAME,LABEL=NAME")
+    drop_invalid: bool = _labels(
         False, "drop rows without a text, an image or a label, instead of refusing them"
     )
+    model: str = _model("", "name of a model on the Hub, a local directory, or embedded:NAME")
+    model_revision: str | None = _model(None, "commit, tag or branch on the Hub (unset: newest)")
 
 
 @dataclasses.dataclass(kw_only=True)
-class TaskOptions:
-    """Labels of any kind, in one column or in several."""
+class TextOptions(ModelOptions):
+    """Labels of any kind, columns of text, and how long texts are read."""
 
-    help_group: ClassVar[str] = "labels"
-    label_columns: str | None = option(
-        None,
-        "several label columns instead: each of 0 and 1 (a class each), or of numbers",
-        "NAME,NAME",
+    label_columns: str | None = _labels(
+        None, "several label columns instead: each of 0 and 1, or of numbers", "NAME,NAME"
     )
-    label_separator: str | None = option(
-        None, "separator of several labels in a cell of --label_column, such as ';'"
+    label_separator: str | None = _labels(
+        None, "separator of several labels in a cell, such as ';'"
     )
-    thresholds: Literal["one", "label", "none"] = option(
+    thresholds: Literal["one", "label", "none"] = _labels(
         "one",
-        "decision thresholds of multi-label tasks, fitted on validation: one for all labels, one "
-        "per label, or none",
+        "decision thresholds of multi-label tasks: one for all labels, one per label, or none",
     )
-    task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = option(
+    task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = _labels(
         "auto", "kind of labels (auto: detected from the training rows)"
     )
-    label_order: str | None = option(
+    label_order: str | None = _labels(
         None, "classes from the lowest to the highest, for --task ordinal", "NAME,NAME,NAME"
     )
-
-
-@dataclasses.dataclass(kw_only=True)
-class DuplicateOptions:
-    """Which training texts are left out because of others."""
-
-    help_group: ClassVar[str] = "splits"
-    drop_duplicates: Literal["exact", "near"] = option(
-        "exact",
-        "keep one of the training rows with the same text; near: also of nearly the same text",
+    drop_duplicates: Literal["exact", "near"] = _splits(
+        "exact", "keep one of the training rows with the same text; near: of nearly the same text"
     )
-    drop_overlap: Literal["exact", "near"] = option(
-        "exact",
-        "drop training rows whose text is also in the data's own validation or test split; near: "
-        "also nearly the same text",
+    drop_overlap: Literal["exact", "near"] = _splits(
+        "exact", "drop training rows whose text is in a held-out split; near: nearly the same text"
     )
-
-
-@dataclasses.dataclass(kw_only=True)
-class TextOptions:
-    """Columns of text, and how long texts are read."""
-
-    help_group: ClassVar[str] = "text"
-    text_column: str = option("text", "column that holds the text")
-    text_columns: str | None = option(
-        None, "several columns instead, of a pair for instance", "NAME,NAME"
+    text_column: str = _text("text", "column that holds the text")
+    text_columns: str | None = _text(None, "several columns instead, of a pair", "NAME,NAME")
+    max_length: int = _text(512, "truncate texts to this many tokens")
+    truncation: Literal["head", "tail", "head_tail"] = _text(
+        "head", "tokens kept of a long text: the first, the last, or a quarter first and the last"
     )
-    max_length: int = option(512, "truncate texts to this many tokens")
-    truncation: Literal["head", "tail", "head_tail"] = option(
-        "head",
-        "tokens of a long text that are kept: the first, the last, or the first quarter and the "
-        "last",
-    )
-    long_texts: Literal["cut", "windows"] = option(
+    long_texts: Literal["cut", "windows"] = _text(
         "cut", "texts of more than max_length tokens: cut them, or read overlapping windows"
     )
-    stride: int | None = option(
-        None, "tokens that neighbouring windows share (unset: a quarter of max_length)"
-    )
-    pooling: Literal["mean", "max"] = option(
-        "mean", "what makes one prediction of a text's windows: mean or maximum of the logits"
-    )
-    preprocessing_num_workers: int | None = option(
+    stride: int | None = _text(None, "tokens that windows share (unset: a quarter of max_length)")
+    pooling: Literal["mean", "max"] = _text("mean", "logits of a text's windows: mean or maximum")
+    preprocessing_num_workers: int | None = _text(
         None, "processes that tokenize (unset: one a core, fewer for few rows)"
     )
-
-
-@dataclasses.dataclass(kw_only=True)
-class ModelOptions:
-    """The model that is trained further."""
-
-    help_group: ClassVar[str] = "model"
-    model: str = option("", "name of a model on the Hub, a local directory, or embedded:NAME")
-    model_revision: str | None = option(
-        None, "commit, tag or branch of the model on the Hub (unset: the newest)"
-    )
-
-
-@dataclasses.dataclass(kw_only=True)
-class DropoutOptions:
-    """Dropout of an encoder of text."""
-
-    help_group: ClassVar[str] = "model"
-    hidden_dropout: float | None = option(
-        None, "dropout of the hidden states (unset: the model's own)"
-    )
-    attention_dropout: float | None = option(
+    hidden_dropout: float | None = _model(None, "dropout of hidden states (unset: the model's own)")
+    attention_dropout: float | None = _model(
         0.0, "dropout of the attention probabilities; above 0 a CPU has no fused kernel for it"
     )
 
 
 @dataclasses.dataclass(kw_only=True)
-class ImageOptions:
+class ImageOptions(ModelOptions):
     """The column of images, and what training changes in them."""
 
-    help_group: ClassVar[str] = "image"
-    image_column: str = option(
-        "", "column that holds the image or its path (unset: one with a usual name)"
-    )
-    crop_scale: float = option(
+    image_column: str = _image("", "column of images or paths (unset: one with a usual name)")
+    crop_scale: float = _image(
         0.5, "least share of the area that random crops of training keep (1: no crops)"
     )
-    horizontal_flip: bool = option(
-        True, "mirror every other image of training; false where left and right mean something"
-    )
-
-
-def help_group(recipe: type, name: str) -> str:
-    """Return the topic under which the help shows an option; empty for one that a recipe adds."""
-    for cls in reversed(recipe.__mro__):
-        if name in vars(cls).get("__annotations__", {}):
-            return str(vars(cls).get("help_group", ""))
-    return ""
+    horizontal_flip: bool = _image(True, "mirror every other training image (not digits or text)")
 
 
 def comma_lists(recipe: Any) -> dict[str, str]:
@@ -253,7 +163,52 @@ def comma_lists(recipe: Any) -> dict[str, str]:
     return {name: form for name, form in forms.items() if "," in form}
 
 
-# ---- mistakes ------------------------------------------------------------------------------------
+# ---- the class of a recipe -----------------------------------------------------------------------
+
+RENAMED_PARTS = "Recipe.parts() is called trainer_kwargs() now; the old name goes in release 0.2"
+
+
+def declare(cls: Any) -> None:
+    """Make a dataclass of a recipe, with the defaults of the classes above merged into its own.
+
+    Raises:
+        UserError: If it overrides an option without annotation, which would have no effect, or
+            does not name the metrics of its ``compute_metrics``.
+    """
+    inherited: dict[str, dataclasses.Field[Any]] = {}
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__[1:])):
+        inherited |= {field.name: field for field in dataclasses.fields(base)}
+    annotated = inspect.get_annotations(cls)
+    for name in inherited.keys() & vars(cls).keys():
+        if name not in annotated:
+            hint: Any = inherited[name].type
+            hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+            raise UserError(
+                f"{cls.__name__}.{name} overrides an option without annotation, so it would have "
+                f"no effect: write `{name}: {hint} = ...`"
+            )
+        value = vars(cls)[name]
+        field = value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
+        field.metadata = MappingProxyType({**inherited[name].metadata, **field.metadata})
+        setattr(cls, name, field)
+    if "compute_metrics" in vars(cls) and "own_metrics" not in vars(cls):
+        raise UserError(
+            f"{cls.__name__} has a compute_metrics of its own and does not say what it returns: "
+            'add `own_metrics = ("NAME", ...)`'
+        )
+    dataclasses.dataclass(kw_only=True)(cls)
+    if "parts" in vars(cls):
+        warnings.warn(RENAMED_PARTS, FutureWarning, stacklevel=3)
+        cls.trainer_kwargs = cls.parts
+    for attribute in ("training", "embedded"):
+        values = vars(cls).get(attribute, {})
+        replaced = () if values.keys().isdisjoint(BATCH_SIZES) else BATCH_SIZES
+        defaults = getattr(super(cls, cls), attribute)
+        remaining = {name: defaults[name] for name in defaults if name not in replaced}
+        setattr(cls, attribute, {**remaining, **values})
+
+
+# ---- mistakes in values --------------------------------------------------------------------------
 
 
 def _is_size(size: float) -> bool:
@@ -266,6 +221,12 @@ _ROWS: tuple[Callable[[Any], bool], str] = (lambda rows: rows >= 1, "a number of
 _DROPOUT: tuple[Callable[[Any], bool], str] = (
     lambda probability: 0 <= probability < 1,
     "a probability, 0 or more and below 1",
+)
+#: Options of which only one may be set.
+EXCLUSIVE = (
+    ("group_column", "time_column"),
+    ("label_column", "label_columns"),
+    ("text_column", "text_columns"),
 )
 #: Which values of the right type an option may have, and what a message calls them.
 _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -294,37 +255,31 @@ def validate(recipe: Any) -> None:
         from finetune.data import memory
 
         recipe.dataset = memory.store(recipe.dataset)
-    report = Report()
-    for name, form in comma_lists(recipe).items():
+    report, hints, forms = Report(), get_type_hints(type(recipe)), comma_lists(recipe)
+    for field in dataclasses.fields(recipe):
+        name = field.name
         with report.collect():
-            setattr(recipe, name, format_option(getattr(recipe, name), form, f"--{name}"))
+            value = format_option(getattr(recipe, name), forms.get(name, ""), f"--{name}")
+            is_allowed, expected = _RANGES.get(name, (lambda _: True, ""))
+            if mistake := find_type_mistake(f"--{name}", value, hints[name]):
+                report.error(mistake)
+            elif value is not None and not is_allowed(value):
+                report.error(f"--{name} {value}: expected {expected}")
+            setattr(recipe, name, os.fspath(value) if isinstance(value, os.PathLike) else value)
     report.raise_errors()
-    hints, values = get_type_hints(type(recipe)), dict[str, Any]()
-    for name in (field.name for field in dataclasses.fields(recipe)):
-        values[name] = value = getattr(recipe, name)
-        is_allowed, expected = _RANGES.get(name, (lambda _: True, ""))
-        if mistake := find_type_mistake(f"--{name}", value, hints[name]):
-            report.error(mistake)
-        elif value is not None and not is_allowed(value):
-            report.error(f"--{name} {value}: expected {expected}")
-        elif isinstance(value, os.PathLike):
-            setattr(recipe, name, os.fspath(value))
-    report.raise_errors()
-    if mistakes := _find_contradictions(recipe, values):
+    if mistakes := _find_contradictions(recipe):
         raise UserError(*mistakes)
 
 
-def _find_contradictions(recipe: Any, values: Mapping[str, Any]) -> list[str]:
+def _find_contradictions(recipe: Any) -> Sequence[str]:
     """Return a line for each two options that contradict each other."""
-    set_values = {
-        field.name: values[field.name]
-        for field in dataclasses.fields(recipe)
-        if values[field.name] not in (None, field.default, recipe.embedded.get(field.name))
-    }
+    values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
     mistakes = [
-        f"--{name} {set_values[name]} and --{other} {values[other]}: give one of the two"
-        for name, other in recipe.exclusive
-        if name in set_values and values[other] is not None
+        f"--{name} {values[name]} and --{other} {values[other]}: give one of the two"
+        for name, other in EXCLUSIVE
+        if values.get(name) not in (None, defaults.get(name), recipe.embedded.get(name))
+        and values.get(other) is not None
     ]
     if values["metrics"] and recipe.own_metrics:
         mistakes.append(f"--metrics {values['metrics']}: the recipe computes its own")
@@ -334,17 +289,14 @@ def _find_contradictions(recipe: Any, values: Mapping[str, Any]) -> list[str]:
             f"--test_size {shares[0]:g} and --validation_size {shares[1]:g}: nothing is left to "
             "train on; expected shares of less than 1 together"
         )
-    if values.get("text_columns") and values.get("long_texts") == "windows":
+    if values.get("text_columns") and values["long_texts"] == "windows":
         mistakes.append("--long_texts windows: reads one column, not --text_columns")
-    elif values.get("text_columns") and values.get("truncation") == "head_tail":
-        mistakes.append(
-            "--truncation head_tail: expected head or tail with --text_columns, whose longest text "
-            "is truncated first"
-        )
+    elif values.get("text_columns") and values["truncation"] == "head_tail":
+        mistakes.append("--truncation head_tail: expected head or tail with --text_columns")
     if values.get("label_order") is not None:
-        names = split_values(values["label_order"])
+        names, task = split_values(values["label_order"]), values["task"]
         typed = f"--label_order {values['label_order']}"
-        if (task := values.get("task")) not in ("auto", "ordinal"):
+        if task not in ("auto", "ordinal"):
             mistakes.append(f"{typed}: the classes of --task {task} have no order")
         elif len(names) < 3 or len(set(names)) < len(names):
             mistakes.append(f"{typed}: expected three different classes or more, with commas")

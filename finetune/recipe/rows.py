@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from datasets import DatasetDict
 
-from finetune.data import ROW, corrections, labels, requirements, sources, splits
+from finetune.data import corrections, labels, requirements, sources
 from finetune.data.comma_list import split_values
-from finetune.data.files_of_splits import parse_split_names
-from finetune.data.read import ReadOptions
 from finetune.data.row_index import Plan
-from finetune.data.sources import Source
 from finetune.runtime import hub
 from finetune.tasks import decision
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from finetune.data.label_columns import LabelOptions
     from finetune.recipe.base import Recipe
-
-
-R = TypeVar("R", bound="Recipe")
-
-
-def read(recipe: Recipe) -> DatasetDict:
-    """Return the rows of the source that the options of a recipe name."""
-    options = ReadOptions(
-        quoting=recipe.csv_quoting,
-        separator=recipe.csv_separator,
-        encoding=recipe.encoding,
-        sheet=recipe.sheet,
-    )
-    names = parse_split_names(recipe.dataset_splits)
-    recipe.row_source = Source(
-        recipe.dataset, recipe.dataset_revision, recipe.dataset_config, names, options
-    )
-    recipe.report.locate = recipe.row_source.locate
-    return recipe.row_source.load(recipe.report)
 
 
 def split_plan(recipe: Recipe) -> Plan:
@@ -52,14 +28,6 @@ def split_plan(recipe: Recipe) -> Plan:
         drop=bool(getattr(recipe, "drop_invalid", False)),
         **{name: getattr(recipe, name) for name in names},
     )
-
-
-def divide(recipe: Recipe, dataset: DatasetDict) -> DatasetDict:
-    """Return ``train``, ``validation`` and ``test`` as the options of a recipe split rows."""
-    dataset, recipe.split_how = splits.make_splits(
-        dataset, split_plan(recipe), column=recipe.input_column, report=recipe.report
-    )
-    return dataset
 
 
 def split_columns(recipe: Recipe) -> dict[str, str]:
@@ -80,15 +48,12 @@ def warn_of_missing_header(recipe: Recipe, dataset: DatasetDict, text: str, labe
         return
     for split, rows in dataset.items():
         if column := sources.names_are_values(rows, [text, label]):
-            columns = [name for name in rows.column_names if name != ROW]
-            names = {text: "text", label: "label"}
-            line = ",".join(names.get(name, f"column_{i}") for i, name in enumerate(columns, 1))
             recipe.report.warning(
                 f"the first line of the {split} data looks like a row, not like column names: "
                 f"'{column}' is both the name of a column and a value in it",
                 "missing_header",
                 split=split,
-                fix=f"add a line with the names of the columns on top, such as '{line}'",
+                fix="add a line with the names of the columns on top",
             )
 
 
@@ -97,13 +62,7 @@ def add_labels(
 ) -> tuple[DatasetDict, str]:
     """Return the rows with ``label`` instead of the columns of labels, and their task.
 
-    A single text is then called ``text``.
-
-    Args:
-        recipe: Its report takes the findings.
-        dataset: With the columns of labels.
-        texts: The columns of texts, none of whose values may be missing.
-        options: How labels are written; the task may be open.
+    A single text is then called ``text``; no value of ``texts`` may be missing.
 
     Raises:
         UserError: If a label cannot be read, or it is not clear which task they are.
@@ -162,15 +121,3 @@ def make_splits(recipe: Recipe) -> DatasetDict:
     )
     report.add(*tiers.check_rows(source, dataset, recipe.columns_read(), targets, split_by))
     return dataset
-
-
-def with_rows(recipe: R, rows: Dataset) -> R:
-    """Return a copy of a recipe with raw rows as each of its splits, prepared once."""
-    # nothing is trained on them, and they may lack classes that have a weight
-    copy = dataclasses.replace(recipe, class_weights="none")
-    names = ("train", "validation", "test")
-    copy.splits = DatasetDict(dict.fromkeys(names, rows))
-    prepared = copy.prepare(DatasetDict(test=rows))["test"]
-    copy.check_prepared(DatasetDict(test=prepared))
-    copy.prepared = DatasetDict(dict.fromkeys(names, prepared))
-    return copy

@@ -1,4 +1,8 @@
-"""Metric modules as one ``compute_metrics``, each called with its own arguments."""
+"""Metrics by name and by path, as one ``compute_metrics``: each called with its own arguments.
+
+A module is imported from its file: ``evaluate.load`` would run the copy in its cache, which others
+may write to.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data.comma_list import split_values
+from finetune.data.comma_list import join_values, split_values
 from finetune.errors import Report, UserError, suggestion
-from finetune.recipe import metric_modules
-from finetune.recipe.metric_modules import is_path
-from finetune.runtime.importing import describe_error, path_below_cwd
-from finetune.statistics.metrics import DIRECTIONS, MODULE, Compute, module_of
+from finetune.recipe import code_files
+from finetune.recipe.code_files import is_path
+from finetune.runtime.importing import (
+    HOUSE,
+    describe_error,
+    only_class,
+    path_below_cwd,
+    read_source,
+)
+from finetune.statistics.metrics import AVERAGED, DIRECTIONS, MODULE, Compute, module_of
+from finetune.statistics.metrics import Scoring as Arguments
 from finetune.tasks.base import OF_LABEL_SETS, Task
 from finetune.tasks.single_label import SingleLabel
 
@@ -25,15 +36,16 @@ if TYPE_CHECKING:
 
     from finetune.recipe import Recipe
 
-_AVERAGED = ("f1", "precision", "recall")
 #: What ``--metrics`` accepts beside the folders of ``metrics/``.
 _VARIANTS: dict[str, Mapping[str, Any]] = {
-    f"{name}_{average}": {MODULE: name, "average": average}
-    for name in _AVERAGED
-    for average in ("macro", "micro", "weighted")
+    **{name: {"average": "macro"} for name in AVERAGED},
+    **{
+        f"{name}_{average}": {MODULE: name, "average": average}
+        for name in AVERAGED
+        for average in ("macro", "micro", "weighted")
+    },
+    **OF_LABEL_SETS,
 }
-_VARIANTS |= OF_LABEL_SETS
-_INPUTS = ("predictions", "prediction_scores", "references")
 
 
 class Scoring:
@@ -57,19 +69,20 @@ class Scoring:
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:
         self.arguments: dict[str, Mapping[str, Any]] = dict(arguments)
-        report = Report()
-        names = sorted({*metric_modules.shipped(), *_VARIANTS})
+        report, folders = Report(), shipped()
+        names = sorted({*folders, *_VARIANTS})
         for name, options in arguments.items():
             module = str(options.get(MODULE, name))
-            with report.collect():
-                if is_path(module):
-                    path = metric_modules.resolve(module)
-                    self.arguments[name] = {**options, MODULE: str(path)}
-                elif module not in metric_modules.shipped():
-                    raise UserError(
-                        f"no metric '{module}' in metrics/{suggestion(module, names)} (available: "
-                        f"{', '.join(names)}; a custom module is named by its path: ./NAME.py)"
-                    )
+            if is_path(module):
+                path = code_files.absolute(module)
+                self.arguments[name] = {**options, MODULE: str(path)}
+                if not path.is_file():
+                    report.error(f"{module}: expected a .py file, found no {path_below_cwd(path)}")
+            elif module not in folders:
+                report.error(
+                    f"no metric '{module}' in metrics/{suggestion(module, names)} (available: "
+                    f"{', '.join(names)}; a custom module is named by its path: ./NAME.py)"
+                )
         report.raise_errors()
 
     @classmethod
@@ -80,18 +93,14 @@ class Scoring:
             UserError: If a metric does not exist, or two have the same name.
         """
         report, arguments = Report(), dict[str, Mapping[str, Any]]()
-        if not names.strip(", "):
-            report.error(f"'{names}': expected names of metrics, accuracy,f1")
         for word in split_values(names):
-            with report.collect():
-                name, options = word, _VARIANTS.get(word, {})
-                if word in _AVERAGED:
-                    options = {"average": "macro"}
-                elif is_path(word):
-                    path = metric_modules.resolve(word)
-                    name, options = path.stem, {MODULE: str(path)}
-                if arguments.setdefault(name, options) != options:
-                    raise UserError(f"two metrics have the name '{name}': rename {word}")
+            name, options = word, _VARIANTS.get(word, {})
+            if is_path(word):
+                name, options = Path(word).stem, {MODULE: word}
+            if arguments.setdefault(name, options) != options:
+                report.error(f"two metrics have the name '{name}': rename {word}")
+        if not arguments:
+            report.error(f"'{names}': expected names of metrics, accuracy,f1")
         with report.collect():
             scoring = cls(**arguments)
         report.raise_errors(prefix="--metrics: ")
@@ -129,7 +138,7 @@ class Scoring:
         if self.arguments == task.metrics:
             return [*self.arguments]
         report, owners = Report(), dict[str, str]()
-        reserved = {*metric_modules.shipped(), *_VARIANTS, *DIRECTIONS, "loss"}
+        reserved = {*shipped(), *_VARIANTS, *DIRECTIONS, "loss"}
         for name, options in self.arguments.items():
             with report.collect():
                 metric = _Metric(name, options, task, refresh=True)
@@ -158,18 +167,14 @@ class _Metric:
     ) -> None:
         module, self._arguments = module_of(name, options)
         self._name, self._task, self.is_custom = name, task, is_path(module)
-        self._path = Path(module) if self.is_custom else metric_modules.shipped()[module]
+        self._path = Path(module) if self.is_custom else shipped()[module]
         self.title = path_below_cwd(self._path) if self.is_custom else f"'{name}'"
-        is_refreshed = refresh and self.is_custom
-        self._module = metric_modules.load(self._path, task.metric_config, refresh=is_refreshed)
+        self._module = _load(self._path, task.metric_config, refresh=refresh)
 
     def compute(self, outputs: Any, targets: Any, *, is_trial: bool = False) -> dict[str, float]:
         """Return what it computes, by name; one number alone has the name of the metric.
 
-        Args:
-            outputs: Of a model, shape ``(rows, outputs)``.
-            targets: Of as many rows, see :meth:`~finetune.tasks.base.Task.targets`.
-            is_trial: Whether the rows are made up: then any error is a mistake of the user.
+        In a trial the rows are made up: then any error is a mistake of the user.
 
         Raises:
             UserError: If a module of the user's fails, or does not return numbers by name.
@@ -198,25 +203,21 @@ class _Metric:
         features: Any = self._module.features
         if isinstance(features, list):  # of several, the library takes the first that fit
             features = features[0]
-        if unknown := [name for name in features if name not in _INPUTS]:
-            raise UserError(
-                f"{self.title} takes {' and '.join(map(repr, unknown))}: a metric gets "
-                "'predictions' or 'prediction_scores', and 'references'"
-            )
-        decided = self._task.decide(outputs)
+        task, decided = self._task, self._task.decide(outputs)
         inputs = {"predictions": decided, "references": np.asarray(targets).astype(decided.dtype)}
-        if "prediction_scores" in features:
-            if not self._task.has_probabilities:
+        if task.has_probabilities and "prediction_scores" in features:
+            inputs["prediction_scores"] = task.probabilities(outputs)
+        for name in features:
+            if name not in inputs:
+                names = [*inputs, *["prediction_scores"] * task.has_probabilities]
                 raise UserError(
-                    f"{self.title} takes 'prediction_scores', and a task of {self._task.name} has "
-                    "no probabilities"
+                    f"{self.title} takes {name!r}: a metric of a task of {task.name} gets "
+                    f"{' or '.join(map(repr, names))}"
                 )
-            inputs["prediction_scores"] = self._task.probabilities(outputs)
-        for name in features if is_trial else ():
-            if inputs[name].dtype.kind == "f" and "int" in str(features[name]):
+            if is_trial and inputs[name].dtype.kind == "f" and "int" in str(features[name]):
                 raise UserError(
-                    f"{self.title} takes {name} as {features[name]}, and a task of "
-                    f"{self._task.name} gives {inputs[name].dtype}"
+                    f"{self.title} takes {name} as {features[name]}, and a task of {task.name} "
+                    f"gives {inputs[name].dtype}"
                 )
         return {name: inputs[name] for name in features}
 
@@ -236,34 +237,41 @@ def choose_best(recipe: Recipe, user_options: Mapping[str, Any]) -> dict[str, An
     """Return the training defaults of a recipe, whose best model is chosen by one of its metrics.
 
     That is the first of the metrics if a user names them, or if they lack that of the recipe.
+    Before the data is loaded, which may decide the task, the metrics of the task are not known.
 
     Args:
-        recipe: Before its data is loaded its metrics may still change.
+        recipe: The recipe.
         user_options: The training arguments of the user.
 
     Raises:
-        UserError: If it is not clear whether more of the metric is better, or if
-            ``greater_is_better`` contradicts it.
+        UserError: If the metric is not computed, if it is not clear whether more of it is better,
+            or if ``greater_is_better`` contradicts that.
     """
-    defaults, is_loaded = recipe.defaults(), "splits" in vars(recipe)
+    defaults, scoring, names = recipe.defaults(), recipe.known_scoring, [*recipe.own_metrics]
     if recipe.metrics != type(recipe).metrics:
         defaults.pop("metric_for_best_model", None)
-    if not ((recipe.metrics or is_loaded) and recipe.known_scoring):
+    if "splits" in vars(recipe):
+        names = recipe.metric_names
+    elif recipe.metrics and not files_of(scoring):
+        names = [*scoring]
+    if not names:
         return defaults
-    names = recipe.metric_names if is_loaded else [*recipe.known_scoring]
-    if str(defaults.get("metric_for_best_model")) not in (*names, "loss"):
+    if defaults.get("metric_for_best_model") not in (*names, "loss"):
         defaults["metric_for_best_model"] = names[0]
     merged = {**defaults, **user_options}
-    metric = str(merged.get("metric_for_best_model")).removeprefix("eval_")
+    metric = str(merged["metric_for_best_model"] or "loss").removeprefix("eval_")
+    if metric not in (computed := ["loss", *names]):
+        raise UserError(
+            f"--metric_for_best_model: the recipe computes no '{metric}'"
+            f"{suggestion(metric, computed)} (it computes: {', '.join(computed)})"
+        )
     is_greater, direction = merged.get("greater_is_better"), {**DIRECTIONS, "loss": -1}.get(metric)
-    if not is_loaded or metric not in (*names, "loss"):
-        return defaults
-    if direction and is_greater is not None and is_greater != (direction > 0):
+    if scoring and direction is not None and is_greater not in (None, direction > 0):
         raise UserError(
             f"--greater_is_better {str(is_greater).lower()}: of {metric}, "
             f"{'more' if direction > 0 else 'less'} is better; leave it out"
         )
-    if direction is None and is_greater is None:
+    if scoring and direction is None and is_greater is None:
         raise UserError(
             f"--metric_for_best_model {metric}: it is not known whether more of it is better; add "
             "--greater_is_better true or false"
@@ -274,18 +282,71 @@ def choose_best(recipe: Recipe, user_options: Mapping[str, Any]) -> dict[str, An
 def without_counted(
     compute: Compute, scoring: Mapping[str, Mapping[str, Any]], task: Task[Any]
 ) -> Compute:
-    """Return a function of the metrics whose intervals the task does not compute itself.
-
-    Args:
-        compute: The metrics of a recipe.
-        scoring: The metrics that it is made of; empty for a recipe's own ``compute_metrics``.
-        task: Of the labels.
+    """Return a function of the metrics of ``compute`` whose intervals the task does not compute
+    itself; ``scoring`` is empty for a recipe's own ``compute_metrics``.
     """
     counted = task.counted(scoring)
     uncounted = {name: options for name, options in scoring.items() if name not in counted}
     return functools.partial(Scoring(**uncounted), task=task) if uncounted else compute
 
 
+def shipped() -> dict[str, Path]:
+    """Return the modules in ``metrics/`` by name."""
+    paths = sorted((HOUSE / "metrics").glob("*/*.py"))
+    return {path.stem: path for path in paths if path.stem == path.parent.name}
+
+
 def load(name: str, config: str | None = None) -> EvaluationModule:
     """Return the metric in ``metrics/NAME``, without the copy in the cache of ``evaluate``."""
-    return metric_modules.load(metric_modules.shipped()[name], config)
+    return _load(shipped()[name], config)
+
+
+def _load(path: Path, config: str | None, *, refresh: bool = False) -> EvaluationModule:
+    """Return the metric of a file, imported again if it has changed and that is asked for.
+
+    Raises:
+        UserError: If it cannot be imported, or defines no metric.
+    """
+    from evaluate import EvaluationModule
+
+    module = code_files.imported(path)
+    if module is None or (refresh and code_files.has_changed(module, path)):
+        module = code_files.import_file(path, "metric")
+    cls: Any = only_class(module, EvaluationModule, path_below_cwd(path))
+    return _instantiate(cls, config)
+
+
+@functools.cache
+def _instantiate(cls: Any, config: str | None) -> EvaluationModule:
+    metric: EvaluationModule = cls(config_name=config, keep_in_memory=True)
+    metric.download_and_prepare()
+    return metric
+
+
+# ---- files of metrics ----------------------------------------------------------------------------
+
+
+def files_of(scoring: Arguments) -> dict[str, Path]:
+    """Return the files of the user's own modules, by name of the metric."""
+    modules = {name: options.get(MODULE) for name, options in scoring.items()}
+    return {name: Path(str(module)) for name, module in modules.items() if is_path(module)}
+
+
+def files_in_option(names: str | None) -> list[Path]:
+    """Return the files that a value of ``--metrics`` names, whether they exist or not."""
+    return [code_files.absolute(word) for word in split_values(names or "") if is_path(word)]
+
+
+def hashes(scoring: Arguments) -> dict[str, str]:
+    """Return the sha256 of the files of the user's own modules, by name of the metric."""
+    files = files_of(scoring)
+    return {name: read_source(path, "metric")[1] for name, path in files.items()}
+
+
+def with_paths(names: str, *, absolute: bool) -> str:
+    """Return a value of ``--metrics`` with absolute paths, or with the names of the files alone,
+    since directories differ between machines.
+    """
+    paths = {word: code_files.absolute(word) for word in split_values(names) if is_path(word)}
+    texts = {word: str(path) if absolute else path.name for word, path in paths.items()}
+    return join_values(texts.get(word, word) for word in split_values(names))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data.comma_list import split_values
 from finetune.errors import UserError, counted
-from finetune.recipe import options
 from finetune.recipe.base import Recipe
+from finetune.recipe.options import TextOptions
 from finetune.runtime import extras
 
 if TYPE_CHECKING:
@@ -36,23 +37,10 @@ if TYPE_CHECKING:
     from finetune.training.arguments import FinetuneArguments
 
 
-class TextRecipe(
-    Recipe,
-    options.LabelColumnOptions,
-    options.TaskOptions,
-    options.DuplicateOptions,
-    options.TextOptions,
-    options.ModelOptions,
-    options.DropoutOptions,
-):
+class TextRecipe(Recipe, TextOptions):
     """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
 
     packaged_model = "embedded:minilm"
-    exclusive = (
-        *Recipe.exclusive,
-        ("label_column", "label_columns"),
-        ("text_column", "text_columns"),
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,26 +48,14 @@ class TextRecipe(
             if getattr(self, name) == "near":
                 extras.require(f"--{name} near", extras.NEAR)
 
-    def without_effect(self, user_options: Mapping[str, Any]) -> list[str]:
-        reasons = dict.fromkeys(("stride", "pooling"), "needs --long_texts windows")
-        if self.long_texts == "windows":
-            reasons = {"truncation": "with --long_texts windows nothing is truncated"}
-        if self.task not in ("auto", "multi_label"):
-            reasons["thresholds"] = "only a task of several labels a row has any"
-        return [
-            f"--{name} has no effect: {reasons[name]}" for name in reasons if name in user_options
-        ]
-
     # ---- columns ---------------------------------------------------------------------------------
 
     def load(self) -> DatasetDict:
         return self.labelled(self.read())
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``dataset`` with row number, ``text`` and ``label``, missing values refused.
-
-        Of several columns of text, ``texts`` has the parts. Other columns stay, for the slices of
-        the report.
+        """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
+        several columns of text, ``texts`` has the parts. Other columns stay.
 
         Raises:
             UserError: If columns or values are missing, or labels cannot be read.
@@ -94,7 +70,7 @@ class TextRecipe(
         columns.require_columns(dataset, named, self.report)
         if is_one and not self.label_columns:
             rows.warn_of_missing_header(self, dataset, self.text_column, self.label_column)
-        names = [column for group in named.values() for column in group]
+        names = [*itertools.chain(*named.values())]
         dataset = columns.drop_own_columns(dataset, names, self.report)
         if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
@@ -151,26 +127,14 @@ class TextRecipe(
         )
 
     def refuse_other_columns(self, reader: object, text_column: Any, text_columns: Any) -> None:
-        """Refuse names of columns of other data that are not as many as those of the training.
-
-        Args:
-            reader: What reads them, for the message.
-            text_column: As typed, or None.
-            text_columns: Likewise.
-
-        Raises:
-            UserError: If one column is named where several are read, or otherwise.
-        """
+        """Refuse columns of other data, as typed or None, that are not as many as the trained."""
         from finetune.data.columns import parse_names
 
-        columns, named = self.columns_read(), parse_names("--text_columns", text_columns)
-        is_pair = self.text_columns is not None
-        if len(named) not in (0, len(columns)) or (is_pair and text_column is not None):
-            typed = f"s {text_columns}" if named else f" {text_column}"
+        columns, names = self.columns_read(), parse_names("--text_columns", text_columns)
+        if len(names or [text_column]) != len(columns) and (names or text_column is not None):
             raise UserError(
-                f"--text_column{typed}: {reader} reads {counted(len(columns), 'column')} "
-                f"({', '.join(columns)}), found {len(named) or 1}; name as many by "
-                f"--text_column{'s' * is_pair}"
+                f"--text_column {', '.join(names) or text_column}: {reader} reads "
+                f"{counted(len(columns), 'column')} ({', '.join(columns)}); name as many"
             )
 
     def is_ordinal(self, rows: Dataset) -> bool:
@@ -201,8 +165,8 @@ class TextRecipe(
             self.encoder().refuse_too_short(len(self.columns_read()))
 
     def _fit_model(self) -> None:
-        """Refuse a model without a head for texts, or with fewer positions than ``max_length``,
-        which is reduced to them if it is the default.
+        """Refuse a model without a head for texts, or with too few positions for ``max_length``,
+        which is reduced if it is the default.
         """
         from finetune.models import families
 
@@ -219,17 +183,6 @@ class TextRecipe(
             )
         self.max_length = positions
         self.note(f"--max_length {positions}: {self.model} has no more positions")
-
-    def end_token(self) -> tuple[int, str] | None:
-        """Return the token that every row must have equally often, its number and how it is spelt;
-        None if there is none of that kind.
-        """
-        from finetune.models import families
-
-        end = families.end_token(self.model_config) if self.model_config is not None else None
-        if end is None:
-            return None
-        return end, str(self.processing_class().convert_ids_to_tokens(end))
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -296,8 +249,7 @@ class TextRecipe(
 
         from finetune.data.batches import PADDED_TO
 
-        # of 8 tokens, where that cannot be more than the model has positions
-        multiple = math.gcd(PADDED_TO, self.max_length)
+        multiple = math.gcd(PADDED_TO, self.max_length)  # never more than the positions
         return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=multiple)
 
     # ---- tokens ----------------------------------------------------------------------------------
@@ -305,22 +257,20 @@ class TextRecipe(
     def encoder(self) -> Encoder:
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
+        from finetune.models import families
 
-        options = (self.max_length, self.truncation, self.end_token())
-        return Encoder(self.processing_class(), *options)
+        tokenizer, config = self.processing_class(), self.model_config
+        end = None if config is None else families.end_token(config)
+        # the token that every row must have equally often, where the family has one
+        end_token = None if end is None else (end, str(tokenizer.convert_ids_to_tokens(end)))
+        return Encoder(tokenizer, self.max_length, self.truncation, end_token)
 
     @property
     def windows(self) -> Windows | None:
-        """What cuts texts into windows; None if they are truncated.
-
-        Raises:
-            UserError: If there can be no windows of ``max_length`` and ``stride``.
-        """
+        """What cuts texts into windows; None if they are truncated."""
         from finetune.data.windows import Windows
 
-        if self.long_texts == "cut":
-            return None
-        return Windows(self.encoder(), self.stride)
+        return None if self.long_texts == "cut" else Windows(self.encoder(), self.stride)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.data import parts
@@ -344,10 +294,11 @@ class TextRecipe(
 
     def training_targets(self) -> np.ndarray:
         """Return the targets of training, of each window where texts are read in windows."""
+        import numpy as np
+
         if self.windows is None or self.class_weights == "none":
             return super().training_targets()
-        targets: np.ndarray = self.prepared["train"].with_format("numpy")["labels"][:]
-        return targets
+        return np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])
 
     def whole_lengths(self, split: str) -> list[int] | None:
         import numpy as np

@@ -4,49 +4,60 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from finetune.data.comma_list import split_values
-from finetune.data.encoding import is_pair, separator
-from finetune.models.pretrained import load_tokenizer
-from finetune.reporting import facts, wording
+from finetune.reporting import facts, tables, wording
 from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
 from finetune.runtime.terminal import visible
-from finetune.training.manifest import Manifest, Metrics
 
 CARD = "README.md"
+_TEMPLATE = Path(__file__).with_name("templates") / "card.md.jinja"
 
 
 def write(run: Run) -> Path:
     """Write the card of a finished run; one that is there is replaced."""
+    manifest, headline = run.manifest, run.headline
+    code, reading = _describe_use(run)
+    card = ModelCard.from_template(
+        _metadata(run),
+        template_path=str(_TEMPLATE),
+        name=Path(manifest.recipe).stem,
+        verdicts=wording.verdicts(run.statistics, headline, wording.directions(manifest)),
+        rows=run.statistics.rows,
+        scores=tables.scores(run.metrics, headline).markdown(),
+        facts={"splits": "", **facts.provenance(manifest), "data": _source(run)},
+        notes=[*manifest.data.notes, *run.statistics.notes],
+        code=code,
+        reading=reading,
+        command=manifest.command,
+    )
+    # HTML, as in the name of a file, is text; code stays as it is
+    code_blocks = r"(?ms)^```.*?^```$|^    .*?$|`[^`]*`"
+    card.text = re.sub(
+        rf"{code_blocks}|<",
+        lambda match: r"\<" if match[0] == "<" else match[0],
+        visible(card.text),
+    )
     path = run.path / CARD
-    write_whole(path, str(of(run)))
+    write_whole(path, f"{card.content.rstrip()}\n")
     return path
 
 
-def of(run: Run) -> ModelCard:
-    """Return the card, of facts in ``run.json`` and ``metrics.json`` alone."""
-    manifest, metrics = run.manifest, run.metrics
-    data = _metadata(run, {name: metrics.test[name] for name in run.headline})
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{_text(run, manifest, metrics)}")
-
-
-def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
-    manifest = run.manifest
+def _metadata(run: Run) -> ModelCardData:
+    manifest, scores = run.manifest, {name: run.metrics.test[name] for name in run.headline}
     source = manifest.options["dataset"]
-    on_hub = hub.names_repository(source)
-    is_text, from_library = "max_length" in manifest.options, "model" in manifest.options
-    task = run.kind.on_hub(is_text=is_text)
+    on_hub, from_library = hub.names_repository(source), "model" in manifest.options
+    task = run.kind.on_hub(is_text="max_length" in manifest.options)
     return ModelCardData(
         model_name=Path(manifest.recipe).stem,
         library_name="transformers" if from_library else "pytorch",
         pipeline_tag=task if from_library else None,
-        base_model=_base_model(manifest),
+        base_model=facts.base_on_hub(manifest),
         datasets=[source] if on_hub else None,
         metrics=list(scores),
         tags=["finetune"],
@@ -54,10 +65,10 @@ def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
             EvalResult(
                 task_type=task,
                 dataset_type=source if on_hub else "other",
-                dataset_name=_source(manifest),
+                dataset_name=_source(run),
                 dataset_split="test",
                 metric_type=name,
-                metric_name=wording.name(name),
+                metric_name=name,
                 metric_value=value,
             )
             for name, value in scores.items()
@@ -66,180 +77,51 @@ def _metadata(run: Run, scores: Mapping[str, float]) -> ModelCardData:
     )
 
 
-def _source(manifest: Manifest) -> str:
+def _source(run: Run) -> str:
     """Return where the data came from; of a local path its name, not where it lies."""
-    path = Path(str(manifest.options["dataset"] or "-"))
-    return path.name if path.is_absolute() else str(manifest.data.source)
+    path = Path(str(run.manifest.options["dataset"] or "-"))
+    return path.name if path.is_absolute() else str(run.manifest.data.source)
 
 
-def _base_model(manifest: Manifest) -> str | None:
-    """Return the model on the Hub that was fine-tuned, also by way of a card in a local model."""
-    name = manifest.options.get("model")
-    if on_hub := facts.base_on_hub(manifest):
-        return on_hub
-    card = Path(str(name)) / CARD
-    base: str | None = ModelCard.load(card).data.base_model if name and card.is_file() else None
-    return base
-
-
-def _text(run: Run, manifest: Manifest, metrics: Metrics) -> str:
-    statistics, data = run.statistics, manifest.data
-    headline = run.headline
-    own = [wording.rounded(statistics.metrics[name]) for name in headline]
-    digits = {name: wording.digits(statistics.metrics[name]) for name in headline}
-    table = [
-        ["---"] * (len(headline) + 1),
-        [
-            "fine-tuned",
-            *(f"{value} ({low} to {high})" if low != high else value for value, low, high in own),
-        ],
-        *(
-            [baseline, *(wording.score(scores[name], digits=digits[name]) for name in headline)]
-            for baseline, scores in metrics.baseline.items()
-        ),
-    ]
-    lines = [
-        f"# {Path(manifest.recipe).stem}",
-        "",
-        wording.verdict(statistics, headline, wording.directions(manifest)),
-        "",
-        f"On {statistics.rows:,} test rows (95% confidence intervals in parentheses):",
-        "",
-        f"| | {' | '.join(map(wording.name, headline))} |",
-        *(f"| {' | '.join(cells)} |" for cells in table),
-        "",
-        "## Data",
-        "",
-        f"{_source(manifest)}: "
-        + ", ".join(f"{rows:,} {name}" for name, rows in data.rows.items())
-        + f" rows (fingerprint `{data.fingerprint}`).",
-        *([f"{data.split_how[0].upper()}{data.split_how[1:]}."] if data.split_how else []),
-        *(f"{note[0].upper()}{note[1:]}." for note in [*data.notes, *statistics.notes]),
-        "",
-        "## Use",
-        "",
-        *_use(run, manifest),
-        *_truncation(manifest),
-        "",
-        "## Training",
-        "",
-        f"    {manifest.command}",
-        "",
-        f"{manifest.steps:,} steps in {manifest.train_seconds:,.0f} s"
-        + (f", {manifest.finished[:10]} " if manifest.finished else " ")
-        + f"({manifest.launch.parallel_mode}, {manifest.launch.precision}); "
-        + ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-        + ".",
-        "",
-        "## Limits",
-        "",
-        "The confidence intervals cover the sampling of the test rows. They do not cover another "
-        "training run, or data of another kind. Mistakes, slices and calibration are in "
-        "`report.html`. The licence of the base model applies.",
-    ]
-    return _escape(visible("\n".join(lines))) + "\n"
-
-
-def _escape(markdown: str) -> str:
-    """Return Markdown in which HTML, as in the name of a file, is text; code stays as it is."""
-    code = r"(?ms)^```.*?^```$|^    .*?$|`[^`]*`"
-    return re.sub(rf"{code}|<", lambda found: r"\<" if found[0] == "<" else found[0], markdown)
-
-
-def _truncation(manifest: Manifest) -> list[str]:
-    if (most := manifest.options.get("max_length")) is None:
-        return []
-    if manifest.options.get("long_texts") == "windows":
-        return _windows(manifest, most)
-    truncation = manifest.options.get("truncation", "head")
-    cuts_nothing = "without `truncation=True` a `pipeline()` truncates nothing, and may fail on it"
-    if truncation == "head_tail":
-        return [
-            "",
-            f"Of a text longer than {most:,} tokens the first {most // 4:,} and the last ones are "
-            f"read, {most:,} in all. `pipeline()` reads the first {most:,}, and {cuts_nothing}; "
-            "`python -m finetune predict` reads what training did.",
-        ]
-    end = {"head": "first", "tail": "last"}[truncation]
-    if manifest.options.get("text_columns"):
-        return [
-            "",
-            f"Of texts of more than {most:,} tokens together, the longest is truncated first: its "
-            f"{end} tokens are read.",
-        ]
-    return [
-        "",
-        f"Of a text longer than {most:,} tokens the {end} {most:,} are read; {cuts_nothing}.",
-    ]
-
-
-def _windows(manifest: Manifest, most: int) -> list[str]:
-    """Return how a long text is read in windows without this toolkit."""
-    options = manifest.options
-    pooling = options["pooling"]
-    stride = most // 4 if options["stride"] is None else options["stride"]
-    pooled = {"mean": "mean", "max": "amax"}[pooling]
-    return [
-        "",
-        f"A text longer than {most:,} tokens was read in windows of {most:,}, each sharing "
-        f"{stride:,} tokens with the next and the last ending with the text; the {pooling} of "
-        "their logits is the prediction, and so were the scores above computed. `python -m "
-        "finetune predict` does the same. A `pipeline()` knows no windows: it reads the first "
-        f"{most:,} tokens, and without `truncation=True` may fail. To pool windows without this "
-        "toolkit:",
-        "",
-        "```python",
-        "import torch",
-        "",
-        "tokenizer, model = classify.tokenizer, classify.model.eval()",
-        'tokenizer.truncation_side = "right"',
-        f"cut = tokenizer(text, truncation=True, stride={stride}, return_overflowing_tokens=True)",
-        'windows = cut["input_ids"]',
-        'tokenizer.truncation_side = "left"  # the last window ends with the text',
-        'windows[-1] = tokenizer(text, truncation=True)["input_ids"]',
-        "with torch.inference_mode():",
-        f"    logits = model(torch.tensor(windows, device=model.device)).logits.{pooled}(dim=0)",
-        "```",
-    ]
-
-
-def _use(run: Run, manifest: Manifest) -> list[str]:
-    if "model" in manifest.options:
-        task = run.kind.on_hub(is_text="max_length" in manifest.options)
-        imported = "from transformers import pipeline"
-        arguments = "".join(f", {n}={value}" for n, value in run.kind.pipeline_arguments.items())
-        arguments = f", truncation=True{arguments}" if task == "text-classification" else arguments
-        line = f'classify = pipeline("{task}", model="{run.path.name}"{arguments})'
-        if columns := manifest.options.get("text_columns"):
-            return _use_of_several(run, [imported, "", line], split_values(columns))
+def _describe_use(run: Run) -> tuple[str, str]:
+    """Return the code that loads the model, and what it reads of a long text."""
+    options = run.manifest.options
+    if "model" not in options:
+        return f'from finetune import Run\n\nmodel = Run.load("{run.path.name}").model()', ""
+    task = run.kind.on_hub(is_text="max_length" in options)
+    arguments = "".join(f", {name}={value}" for name, value in run.kind.pipeline_arguments.items())
+    if task == "text-classification":
+        arguments = f", truncation=True{arguments}"
+    code = (
+        "from transformers import pipeline\n\n"
+        f'classify = pipeline("{task}", model="{run.path.name}"{arguments})'
+    )
+    if columns := options.get("text_columns"):
+        code += f"\n{_call_with_columns(run, split_values(columns))}"
+    if (most := options.get("max_length")) is None:
+        return code, ""
+    if options.get("long_texts") == "windows":
+        part = f"in overlapping windows of {most:,} tokens, whose logits are pooled"
     else:
-        imported = "from finetune import Run"
-        line = f'model = Run.load("{run.path.name}").model()'
-    return ["```python", imported, "", line, "```"]
+        part = {"head": "up to", "tail": "from its end, up to"}.get(
+            options.get("truncation", "head"), "from its beginning and its end, up to"
+        )
+        part += f" {most:,} tokens"
+    reading = f"A text was read {part}, as `python -m finetune predict` reads it"
+    if options.get("truncation", "head") in ("head", "tail") and "windows" not in part:
+        return code, f"{reading}, and a `pipeline()` with `truncation=True`."
+    return code, f"{reading}; a `pipeline()` reads the beginning."
 
 
-def _use_of_several(run: Run, lines: list[str], columns: list[str]) -> list[str]:
+def _call_with_columns(run: Run, columns: list[str]) -> str:
     """Return how to hand several columns to ``pipeline()`` so that the tokens are those of the
     training: as a pair where the tokenizer knows pairs, else joined.
     """
+    from finetune.data.encoding import is_pair, separator
+    from finetune.models.pretrained import load_tokenizer
+
     tokenizer = load_tokenizer(str(run.path))
     names = [name if name.isidentifier() else f"text_{n}" for n, name in enumerate(columns, 1)]
     if is_pair(tokenizer, len(columns)):
-        row = f'{{"text": {names[0]}, "text_pair": {names[1]}}}'
-        sentence = "The two columns are a pair of the tokenizer."
-    else:
-        joint = separator(tokenizer)
-        row = f"{joint!r}.join([{', '.join(names)}])"
-        sentence = (
-            f"The columns are joined by `{joint!r}`. Where they are longer than the model reads, "
-            "`pipeline()` truncates the whole, not the longest column: take `python -m finetune "
-            "predict`."
-        )
-    return [
-        "```python",
-        *lines,
-        f"classify({row})",
-        "```",
-        "",
-        sentence,
-    ]
+        return f'classify({{"text": {names[0]}, "text_pair": {names[1]}}})'
+    return f"classify({separator(tokenizer)!r}.join([{', '.join(names)}]))"

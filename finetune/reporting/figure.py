@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from finetune.runtime.files import replacing
+from finetune.runtime.terminal import visible
 
 #: Nearly those of Okabe and Ito (2008), which colour-blind readers can tell apart; each has a
 #: contrast of 3 to 1 on white and on the page's dark background.
@@ -57,11 +58,13 @@ class Plot:
     """A figure.
 
     Attributes:
+        name: Of its file.
         alt: What it shows, for whoever does not see it.
         figure: What is drawn.
         wide: Whether it has too much in it to shrink with a narrow page, which scrolls it instead.
     """
 
+    name: str
     alt: str
     figure: Figure
     wide: bool = False
@@ -75,10 +78,6 @@ class Plot:
         element = written.getvalue()
         element = element[element.index("<svg") :].replace(INK, "currentColor")
         return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
-
-    def element(self) -> dict[str, Any]:
-        """Return what a template needs to show it."""
-        return {"svg": self.svg(), "alt": self.alt, "wide": self.wide}
 
     @styled
     def save(self, path: Path) -> None:
@@ -141,6 +140,7 @@ def columns(entries: Sequence[Mapping[str, float]], name: str) -> tuple[list[flo
 
 def short(name: str, longest: int = 22) -> str:
     """Return both ends of a long name: what tells it from others may be at either."""
+    name = visible(name, "")
     if len(name) > longest:
         half = longest // 2
         name = f"{name[: half - 1].rstrip()}…{name[-half:].lstrip()}"

@@ -79,13 +79,14 @@ class Run:
         Raises:
             UserError: If there is no such recipe, or a file cannot be imported.
         """
-        from finetune.recipe import catalog, metric_modules
+        from finetune.recipe import catalog, code_files, scoring
 
         manifest = self.manifest
         catalog.trust(manifest.recipe, tell)
-        paths = metric_modules.paths_in(manifest.scoring)
-        paths += metric_modules.paths_in_option(manifest.options.get("metrics"))
-        metric_modules.trust(paths, manifest.configuration.get("metric_files", {}), tell)
+        files = [*scoring.files_of(manifest.scoring).values()]
+        files += scoring.files_in_option(manifest.options.get("metrics"))
+        recorded = manifest.configuration.get("metric_files", {}).values()
+        code_files.trust(files, "metric", recorded, tell)
 
     def require_model(self) -> None:
         """Refuse a run whose training has left no model.
@@ -160,9 +161,8 @@ class Run:
         statistics = self.metrics.statistics
         if statistics is None:
             raise UserError(
-                f"{self.path} has no statistics in its {METRICS} (status "
-                f"'{self.status}'): python -m finetune report {self.path} computes them "
-                "from its predictions"
+                f"{self.path} has no statistics in its {METRICS} (status '{self.status}'); "
+                f"{self._next_command}"
             )
         return statistics
 
@@ -286,13 +286,13 @@ class Run:
             UserError: If the recipe, or a metric that the run names by path, is neither installed
                 nor imported: a manifest is data, which may come from elsewhere.
         """
-        from finetune.recipe import catalog, metric_modules
+        from finetune.recipe import catalog, code_files, scoring
 
         manifest = self.manifest
         options = dict(manifest.options)
         if scores:
-            files = metric_modules.paths_in_option(options.get("metrics"))
-            metric_modules.refuse_unknown(files, self.path / MANIFEST)
+            files = scoring.files_in_option(options.get("metrics"))
+            code_files.refuse_untrusted(files, "metric", self.path / MANIFEST)
         elif options.get("metrics"):
             options["metrics"] = None
         if "model" in options:
@@ -309,14 +309,13 @@ class Run:
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         """The metrics of the recipe, which is not imported if they are those of the toolkit."""
-        from finetune.recipe import metric_modules
-        from finetune.recipe.scoring import Scoring
+        from finetune.recipe import code_files, scoring
 
-        scoring = self.manifest.scoring
-        if not scoring:
+        if not (arguments := self.manifest.scoring):
             return self.recipe().compute_metrics
-        metric_modules.refuse_unknown(metric_modules.paths_in(scoring), self.path / MANIFEST)
-        return functools.partial(Scoring(**scoring), task=self.kind)
+        files = [*scoring.files_of(arguments).values()]
+        code_files.refuse_untrusted(files, "metric", self.path / MANIFEST)
+        return functools.partial(scoring.Scoring(**arguments), task=self.kind)
 
     def model(self) -> torch.nn.Module:
         """Return the model of the run, in evaluation mode."""

@@ -22,9 +22,9 @@ def agree(facts: Mapping[str, Any]) -> None:
     Raises:
         UserError: On every rank, with a line for each of the ``facts`` that differs.
     """
-    first, *others = distributed.gather(dict(facts))
+    first, *facts_of_others = distributed.gather(dict(facts))
     mistakes: dict[str, str] = {}
-    for rank, other in enumerate(others, start=1):
+    for rank, other in enumerate(facts_of_others, start=1):
         for name in dict.fromkeys([*first, *other]):
             value, other_value = first.get(name, "nothing"), other.get(name, "nothing")
             if value != other_value:

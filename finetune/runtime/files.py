@@ -106,5 +106,5 @@ def _finite(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {_finite(name): _finite(value) for name, value in content.items()}
     if isinstance(content, (list, tuple)):
-        return [_finite(each) for each in content]
+        return [_finite(item) for item in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content

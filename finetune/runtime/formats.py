@@ -54,14 +54,17 @@ def renamed(path: Path) -> str:
     """
     with path.open("rb") as file:
         beginning = file.read(64)
-    found = next((each for start, each in _BEGINNINGS.items() if beginning.startswith(start)), "")
-    is_text = len(beginning) > 4 and all(each > 8 for each in beginning)
-    if not (found or is_text):
+    new_suffix = next(
+        (each for start, each in _BEGINNINGS.items() if beginning.startswith(start)), ""
+    )
+    is_text = len(beginning) > 4 and all(byte > 8 for byte in beginning)
+    if not (new_suffix or is_text):
         return ""
-    plain = path.with_suffix("") if compression(path) else path
-    if found == ".zip" and plain == path:
+    uncompressed = path.with_suffix("") if compression(path) else path
+    if new_suffix == ".zip" and uncompressed == path:
         return f"{path.name}.zip, or to {path.stem}.xlsx if it is a spreadsheet"
-    new = f"{plain.name if found in ('', *COMPRESSIONS) else plain.stem}{found}"
+    keeps_suffix = new_suffix in ("", *COMPRESSIONS)
+    new = f"{uncompressed.name if keeps_suffix else uncompressed.stem}{new_suffix}"
     return new if new.lower() != path.name.lower() else ""
 
 

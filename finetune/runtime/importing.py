@@ -34,14 +34,14 @@ def read_source(path: Path, kind: str) -> tuple[bytes, str]:
     return source, hashlib.sha256(source).hexdigest()
 
 
-def import_source(name: str, path: Path, source: bytes, shown: str) -> ModuleType:
+def import_source(name: str, path: Path, source: bytes, name_in_messages: str) -> ModuleType:
     """Import the source of a file as the module ``name``; a compiled copy beside it is not run.
 
     Args:
         name: The module's name in ``sys.modules``.
         path: The file.
         source: What was read from it, so that what is hashed is what is run.
-        shown: What a message calls the file.
+        name_in_messages: What a message calls the file.
 
     Raises:
         UserError: If it cannot be imported.
@@ -55,26 +55,28 @@ def import_source(name: str, path: Path, source: bytes, shown: str) -> ModuleTyp
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, UserError):
-            raise UserError(*(f"{shown}: {mistake}" for mistake in error.mistakes)) from error
+            raise UserError(
+                *(f"{name_in_messages}: {mistake}" for mistake in error.mistakes)
+            ) from error
         if isinstance(error, (Exception, SystemExit)):
-            raise UserError(describe_error(error, path, shown)) from error
+            raise UserError(describe_error(error, path, name_in_messages)) from error
         raise
     return module
 
 
-def describe_error(error: BaseException, path: Path, shown: str) -> str:
+def describe_error(error: BaseException, path: Path, name_in_messages: str) -> str:
     """Return what went wrong in a file, with the line: ``mine.py, line 3: KeyError: 'a'``."""
     if isinstance(error, SyntaxError) and error.filename:
-        place = shown if error.filename == str(path) else error.filename
+        place = name_in_messages if error.filename == str(path) else error.filename
         return f"{place}, line {error.lineno}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     line = f", line {lines[-1]}" if lines else ""
     message = str(error).strip().partition("\n")[0]
-    return f"{shown}{line}: {type(error).__name__}{': ' * bool(message)}{message}"
+    return f"{name_in_messages}{line}: {type(error).__name__}{': ' * bool(message)}{message}"
 
 
-def only_class(module: ModuleType, base: type[T], shown: str) -> type[T]:
+def only_class(module: ModuleType, base: type[T], name_in_messages: str) -> type[T]:
     """Return the one class derived from ``base`` that a module defines.
 
     Raises:
@@ -90,7 +92,8 @@ def only_class(module: ModuleType, base: type[T], shown: str) -> type[T]:
     if len(classes) != 1:
         names = ", ".join(cls.__name__ for cls in classes) or "none"
         raise UserError(
-            f"{shown}: expected one class derived from {base.__name__} defined there, found {names}"
+            f"{name_in_messages}: expected one class derived from {base.__name__} defined there, "
+            f"found {names}"
         )
     return classes[0]
 

@@ -23,16 +23,16 @@ def prefers_bf16(device_type: str) -> bool:
     if device_type != "cpu":
         return False
     has: Mapping[str, Any] = torch.cpu.get_capabilities()
-    plain = has.get("avx512_bf16") and not str(has.get("cpu_name", "")).startswith("Intel")
-    return bool(has.get("amx_bf16") or plain)
+    has_fast_bf16 = has.get("avx512_bf16") and not str(has.get("cpu_name", "")).startswith("Intel")
+    return bool(has.get("amx_bf16") or has_fast_bf16)
 
 
 def automatic(device_type: str) -> str:
     """Return what ``--precision auto`` takes: what ``accelerate`` was told, or what is fast."""
-    told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    requested = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     # "no" is also what its launcher says if nobody chose; on a CPU it computes nothing in fp16
-    if told == "bf16" or (told == "fp16" and device_type != "cpu"):
-        return told
+    if requested == "bf16" or (requested == "fp16" and device_type != "cpu"):
+        return requested
     return "bf16" if prefers_bf16(device_type) else "fp32"
 
 

@@ -52,11 +52,6 @@ def requested() -> str | None:
     return _state.request
 
 
-def are_handled() -> bool:
-    """Return whether signals are taken as requests here."""
-    return _state.is_active
-
-
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
     """Handle the signals inside the block; only in the main thread, which is who gets them."""
@@ -124,13 +119,13 @@ def leave_with_parent() -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    now = time.monotonic()
+    time_of_signal = time.monotonic()
     if _state.request is not None:
-        if now - _state.requested_at > _SAME_REQUEST:
+        if time_of_signal - _state.requested_at > _SAME_REQUEST:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         return
-    _state.request, _state.requested_at = signal.Signals(number).name, now
+    _state.request, _state.requested_at = signal.Signals(number).name, time_of_signal
     if not _state.is_deferred:
         raise Stopped(_state.request)
     _state.timer = threading.Timer(_state.grace_seconds, _end, [_state.give_up, _state.request])

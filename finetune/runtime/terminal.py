@@ -19,8 +19,9 @@ def visible(text: str, keep: str = "\n\t") -> str:
         return text
     return "".join(
         # Cc moves the cursor and changes colours, Cs cannot be encoded
-        each.encode("unicode_escape").decode("ascii")
-        if each in _DIRECTIONS or (each not in keep and unicodedata.category(each) in ("Cc", "Cs"))
-        else each
-        for each in text
+        character.encode("unicode_escape").decode("ascii")
+        if character in _DIRECTIONS
+        or (character not in keep and unicodedata.category(character) in ("Cc", "Cs"))
+        else character
+        for character in text
     )

@@ -134,9 +134,9 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     elif len(present) > 1:
         model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
 
-    def predict(others: Any) -> np.ndarray:
-        probabilities = np.zeros((others.shape[0], classes))
-        probabilities[:, present] = 1 if model is None else model.predict_proba(others)
+    def predict(terms: Any) -> np.ndarray:
+        probabilities = np.zeros((terms.shape[0], classes))
+        probabilities[:, present] = 1 if model is None else model.predict_proba(terms)
         return probabilities
 
     return predict
@@ -182,7 +182,7 @@ def _bag_of_words(
 
 
 def _terms(
-    train: Column, others: Sequence[Column], seed: int, most_rows: int, most_terms: int
+    train: Column, test_texts: Sequence[Column], seed: int, most_rows: int, most_terms: int
 ) -> tuple[Any, Any, np.ndarray] | None:
     """Return the most frequent terms of texts; None if they hold no words of two letters."""
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -198,7 +198,7 @@ def _terms(
     # a batch at a time: a column reads whole
     texts = (
         text
-        for column in others
+        for column in test_texts
         for start in range(0, len(column), _BATCH)
         for text in column[start : start + _BATCH]
     )

@@ -83,12 +83,12 @@ def fit_threshold(probabilities: Probabilities, has: np.ndarray) -> float:
     if not len(positives):
         return 0.5
     levels, first = np.unique(positives, return_index=True)  # the best cut is below one of these
-    lower, given = np.zeros(len(levels)), np.zeros(len(levels), dtype=np.int64)
+    lower, counts = np.zeros(len(levels)), np.zeros(len(levels), dtype=np.int64)
     for _, block in probabilities.row_blocks():
         entries = np.sort(block, axis=None)
-        below = np.searchsorted(entries, levels)
-        given += len(entries) - below
-        lower = np.maximum(lower, np.where(below > 0, entries[below - 1], 0.0))
-    f1 = 2 * (len(positives) - first) / (given + len(positives))
+        lower_entries = np.searchsorted(entries, levels)
+        counts += len(entries) - lower_entries
+        lower = np.maximum(lower, np.where(lower_entries > 0, entries[lower_entries - 1], 0.0))
+    f1 = 2 * (len(positives) - first) / (counts + len(positives))
     best = len(f1) - 1 - int(np.argmax(f1[::-1]))  # the highest of several
     return float((levels[best] + lower[best]) / 2)

@@ -227,13 +227,13 @@ def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
         second: Whether the second is.
     """
     rows = len(first)
-    both, neither = int((first & second).sum()), int((~first & ~second).sum())
-    one, other = int(first.sum()), int(second.sum())
-    before, after = shares([one, other], [rows, rows])
-    together = both * neither - (one - both) * (other - both)
+    both_right, neither = int((first & second).sum()), int((~first & ~second).sum())
+    first_right, other = int(first.sum()), int(second.sum())
+    before, after = shares([first_right, other], [rows, rows])
+    together = both_right * neither - (first_right - both_right) * (other - both_right)
     if together > 0:  # the correction for continuity of the correlation
         together = max(0, together - rows // 2)
-    margins = float(one) * (rows - one) * other * (rows - other)
+    margins = float(first_right) * (rows - first_right) * other * (rows - other)
     correlation = together / math.sqrt(margins) if margins else 0.0
 
     def reach(up: float, down: float) -> float:

@@ -132,21 +132,21 @@ def mean_area(place: int) -> Function:
 
 def f1_of_entries(rows: ScoredLabels) -> np.ndarray:
     """Return the F1 over all rows and labels."""
-    both, has, given = (sums.sum(axis=1) for sums in rows.tallies)
-    return divide(2 * both, has + given)
+    shared, has, predicted = (sums.sum(axis=1) for sums in rows.tallies)
+    return divide(2 * shared, has + predicted)
 
 
 def f1_of_labels(rows: ScoredLabels) -> np.ndarray:
     """Return the mean F1 of the labels."""
-    both, has, given = rows.tallies
-    return np.asarray(divide(2 * both, has + given).mean(axis=1))
+    shared, has, predicted = rows.tallies
+    return np.asarray(divide(2 * shared, has + predicted).mean(axis=1))
 
 
 def f1_of_rows(rows: ScoredLabels) -> np.ndarray:
     """Return the mean F1 of the rows; 0 of a row that neither has nor is given a label."""
-    both = (rows.labels & rows.decided).sum(axis=1)
+    shared = (rows.labels & rows.decided).sum(axis=1)
     entries = rows.labels.sum(axis=1) + rows.decided.sum(axis=1)
-    return replicate_mean(divide(2 * both, entries), rows.groups)
+    return replicate_mean(divide(2 * shared, entries), rows.groups)
 
 
 def hamming_loss(rows: ScoredLabels) -> np.ndarray:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import EvalPrediction
 
 from finetune.data.label_columns import list_names
 from finetune.statistics import estimates, functions
@@ -32,6 +31,9 @@ from finetune.statistics.functions import Function
 from finetune.statistics.ranking import PRECISION, ROC
 from finetune.statistics.scored import Kind, ScoredLabels, ScoredNumbers, ScoredRows
 
+if TYPE_CHECKING:
+    from transformers import EvalPrediction
+
 #: Rows of a class, and of the others, below which it is rare, and the share of rare classes above
 #: which a mean over classes has no interval: it would cover less than 93% (benchmarks/coverage.py).
 FEWEST_OF_CLASS, MOST_RARE, FEWEST_WRONG = 5, 0.1, 10
@@ -39,7 +41,7 @@ FEWEST_OF_CLASS, MOST_RARE, FEWEST_WRONG = 5, 0.1, 10
 MOST_CONFUSED, MOST_TOGETHER = 200, 100
 #: The share of the squared error from which on a single row is named.
 _OF_SQUARES, _DOMINANT = ("r2", "mse", "rmse", "pearson"), 0.5
-Compute = Callable[[EvalPrediction], dict[str, float]]
+Compute = Callable[["EvalPrediction"], dict[str, float]]
 #: The arguments of local metrics, by their names.
 Scoring = Mapping[str, Mapping[str, Any]]
 #: The key of the folder in ``metrics/`` among the arguments of a metric of another name.
@@ -59,7 +61,6 @@ class Metric:
 
 
 Metrics = Mapping[str, Metric]
-
 AVERAGED = ("precision", "recall", "f1")
 
 
@@ -122,8 +123,8 @@ DIRECTIONS: Mapping[str, int] = {
 
 def module_of(name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the folder in ``metrics/`` of a metric, and the arguments of its ``compute``."""
-    others = {key: value for key, value in arguments.items() if key != MODULE}
-    return str(arguments.get(MODULE, name)), others
+    options = {key: value for key, value in arguments.items() if key != MODULE}
+    return str(arguments.get(MODULE, name)), options
 
 
 def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
@@ -134,18 +135,18 @@ def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
 
 def _find(kind: Kind, module: str, arguments: dict[str, Any]) -> Metric | None:
     """Return a row by the folder in ``metrics/`` and arguments of ``compute``; None of others."""
-    name, others = module, dict(arguments)
+    name, options = module, dict(arguments)
     if module in AVERAGED:
-        name = f"{module}_{others.pop('average', 'binary')}"
-        positive = int(others.pop("pos_label", 1))
-        if name.endswith("_binary") and positive != 1 and kind == "classes" and not others:
+        name = f"{module}_{options.pop('average', 'binary')}"
+        positive = int(options.pop("pos_label", 1))
+        if name.endswith("_binary") and positive != 1 and kind == "classes" and not options:
             function = functions.of_class(module, positive)
             return replace(METRICS[kind, name], function=function, of_class=positive)
-    elif module in ("roc_auc", "average_precision") and others == {"average": "macro"}:
-        others = {}
+    elif module in ("roc_auc", "average_precision") and options == {"average": "macro"}:
+        options = {}
     elif module == "accuracy" and kind == "labels":
         name = "subset_accuracy"
-    return None if others else METRICS.get((kind, name))
+    return None if options else METRICS.get((kind, name))
 
 
 def with_standard(kind: Kind, metrics: Metrics) -> dict[str, Metric]:
@@ -189,9 +190,9 @@ def rare_classes(rows: ScoredRows | ScoredLabels) -> list[str]:
     """Return the classes with too few rows for the interval of a mean over classes; none where they
     are so small a part of all that it holds.
     """
-    few = np.minimum(rows.supports, len(rows) - rows.supports) < FEWEST_OF_CLASS
-    is_few = few.mean() > MOST_RARE
-    return [rows.names[number] for number in np.flatnonzero(few)] if is_few else []
+    is_rare = np.minimum(rows.supports, len(rows) - rows.supports) < FEWEST_OF_CLASS
+    is_few = is_rare.mean() > MOST_RARE
+    return [rows.names[number] for number in np.flatnonzero(is_rare)] if is_few else []
 
 
 def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
@@ -205,13 +206,13 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
 def _estimate_difference(first: Any, second: Any, metric: Metric) -> Estimate:
     if metric.scale is PROPORTION:
         return estimates.newcombe(first.right, second.right)
-    one, other = metric.function(first), metric.function(second)
+    before, after = metric.function(first), metric.function(second)
     if metric.name in _OVER_CLASSES and rare_classes(first):
-        return Estimate(float(other[0] - one[0]))
+        return Estimate(float(after[0] - before[0]))
     different = None
     if first.kind == "classes" and metric.name not in _STANDARD["classes"]:
         different = int((first.classes != second.classes).sum())
-    return estimates.difference(one, other, metric.scale, len(first), different)
+    return estimates.difference(before, after, metric.scale, len(first), different)
 
 
 def describe_gaps(
@@ -231,9 +232,7 @@ def describe_gaps(
 
 
 def describe_outliers(rows: ScoredNumbers, metrics: Metrics) -> list[str]:
-    """Return a sentence for each target of which a single row makes up most of the squared error:
-    the intervals of metrics of squares then say little.
-    """
+    """Return a sentence for each target of which one row makes up most of the squared error."""
     squares = (rows.outputs.astype(np.float64) - rows.targets) ** 2
     names = [name for name, metric in metrics.items() if metric.name in _OF_SQUARES]
     if not names or len(rows) < estimates.FEWEST_ROWS:
@@ -253,15 +252,17 @@ def describe_outliers(rows: ScoredNumbers, metrics: Metrics) -> list[str]:
 def describe_classes(rows: ScoredRows | ScoredLabels) -> dict[str, Any]:
     """Return by class precision, recall, F1, areas under the curves, and support.
 
-    F1 is a function of the share of the rows with the class, true or predicted, that have it as
-    both (the Jaccard index J): 2 J / (1 + J). Areas are left out where no row, or every row, has
-    the class.
+    F1 is 2 J / (1 + J), where the Jaccard index J is the share of the rows with the class, true or
+    predicted, that have it as both. Areas are left out where no row, or every row, has the class.
     """
     right, true, predicted, *_ = (sums[0] for sums in rows.tallies)
     scores = {
         "precision": shares(right, predicted),
         "recall": shares(right, true),
-        "f1": [_f1(jaccard) for jaccard in shares(right, true + predicted - right)],
+        "f1": [
+            Estimate(*(2 * end / (1 + end) for end in astuple(jaccard)))
+            for jaccard in shares(right, true + predicted - right)
+        ],
     }
     table: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(rows.names):
@@ -276,10 +277,6 @@ def describe_classes(rows: ScoredRows | ScoredLabels) -> dict[str, Any]:
             table[name][area] = asdict(area_estimate)
         table[name]["support"] = int(true[number])
     return table
-
-
-def _f1(jaccard: Estimate) -> Estimate:
-    return Estimate(*(2 * end / (1 + end) for end in (jaccard.value, jaccard.low, jaccard.high)))
 
 
 def describe_top_k(rows: ScoredRows) -> dict[str, Any]:
@@ -313,6 +310,8 @@ def custom_replicates(
     Metrics that are not a single number are left out. Where one fails without a group, because a
     class is missing, the replicate is NaN.
     """
+    from transformers import EvalPrediction
+
     names = list[str]()
 
     def evaluate(predictions: np.ndarray, label_ids: np.ndarray) -> list[float]:

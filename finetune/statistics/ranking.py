@@ -59,15 +59,15 @@ def _areas(
     at_least, above = reached("right"), reached("left")
     cells = groups[has] * (width - 1) + places
     at_level = np.bincount(cells, minlength=count * (width - 1)).reshape(count, width - 1)
-    own = leave_out(at_level)
-    own_at_least = np.cumsum(own[:, ::-1], axis=1)[:, ::-1]
+    positives = leave_out(at_level)
+    own_at_least = np.cumsum(positives[:, ::-1], axis=1)[:, ::-1]
     total = own_at_least[:, 0]
     rest = leave_out(np.bincount(groups, minlength=count)) - total
     # rows of the rest at or above a level, and above it: ties count as halves
-    beaten = rest[:, None] - (at_least - own_at_least + above - own_at_least + own) / 2
+    beaten = rest[:, None] - (at_least - own_at_least + above - own_at_least + positives) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
-        roc = (own * beaten).sum(axis=1) / (total * rest)
+        roc = (positives * beaten).sum(axis=1) / (total * rest)
         precisions = np.where(at_least > 0, own_at_least / at_least, 0.0)
-        precision = (own * precisions).sum(axis=1) / total
+        precision = (positives * precisions).sum(axis=1) / total
     # a class that is lost with a group keeps its value
     return np.where(total * rest > 0, roc, roc[0]), np.where(total > 0, precision, precision[0])

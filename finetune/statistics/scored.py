@@ -196,8 +196,8 @@ class ScoredLabels(_Named):
         members = csr_array((np.ones(rows), (self.groups, np.arange(rows))))
         sums = np.empty((3, members.shape[0], labels))
         for chosen in slices(labels, rows):
-            has, given = self.labels[:, chosen], self.decided[:, chosen]
-            for place, entries in enumerate((has & given, has, given)):
+            has, predicted = self.labels[:, chosen], self.decided[:, chosen]
+            for place, entries in enumerate((has & predicted, has, predicted)):
                 sums[place, :, chosen] = members @ entries.astype(np.float64)
         return tuple(map(leave_out, sums))
 

@@ -51,16 +51,19 @@ class Assessment:
         Args:
             temperature: Of the probabilities, fitted on other rows: 1 if they need none.
         """
-        known = self.task.counted(self.scoring)
-        statistics = self.task.statistics(self.rows, known, temperature)
+        known_metrics = self.task.counted(self.scoring)
+        statistics = self.task.statistics(self.rows, known_metrics, temperature)
         custom = _estimated(self.custom, len(self.rows))
         statistics["notes"] += metrics.describe_gaps(self.rows, custom, custom)
         return {**statistics, "metrics": statistics["metrics"] | custom}
 
     def compare_to_baseline(self, baseline: np.ndarray) -> dict[str, Any]:
         """Return the paired difference of each metric to a baseline, by its outputs."""
-        known, other = self.task.counted(self.scoring), self.task.scored(self.labels, baseline)
-        gaps = metrics.estimate_difference(other, self.rows, known)
+        known_metrics, other = (
+            self.task.counted(self.scoring),
+            self.task.scored(self.labels, baseline),
+        )
+        gaps = metrics.estimate_difference(other, self.rows, known_metrics)
         custom = self._custom(baseline) if self.custom else {}
         return gaps | _differences(custom, self.custom, len(self.rows))
 
@@ -82,16 +85,16 @@ def compared(
         scoring: See :class:`Assessment`.
         compute: Likewise.
     """
-    known = metrics.with_standard(task.label_kind, task.counted(scoring))
-    one, other = (
+    known_metrics = metrics.with_standard(task.label_kind, task.counted(scoring))
+    before, after = (
         Assessment(
             task=task, outputs=rows.outputs, labels=rows.labels, scoring=scoring, compute=compute
         ).custom
         for rows in (first, second)
     )
-    scores = metrics.estimate(second, known) | _estimated(other, len(second))
-    gaps = metrics.estimate_difference(first, second, known)
-    return scores, gaps | _differences(one, other, len(second))
+    scores = metrics.estimate(second, known_metrics) | _estimated(after, len(second))
+    gaps = metrics.estimate_difference(first, second, known_metrics)
+    return scores, gaps | _differences(before, after, len(second))
 
 
 def _estimated(replicates: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class MultiLabel(Task[ScoredLabels]):
     """
 
     name = "multi_label"
-    sections = ("training", "labels", "together", "length")
+    sections = ("training", "labels", "length")
     problem_type = "multi_label_classification"
     label_kind = "labels"
     metric_config = "multilabel"
@@ -157,12 +157,12 @@ class MultiLabel(Task[ScoredLabels]):
         if self.thresholds == "none":
             return None
         probabilities, has = Probabilities(outputs, "sigmoid"), np.asarray(targets, dtype=bool)
-        found = np.full(len(self.labels), fit_threshold(probabilities, has))
+        thresholds = np.full(len(self.labels), fit_threshold(probabilities, has))
         if self.thresholds == "label":
             for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
                 column = Probabilities(outputs[:, [index]], "sigmoid")
-                found[index] = fit_threshold(column, has[:, [index]])
-        return Affine(np.ones(len(found)), -logit(np.clip(found, 1e-6, 1 - 1e-6)))
+                thresholds[index] = fit_threshold(column, has[:, [index]])
+        return Affine(np.ones(len(thresholds)), -logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
 
     def without_thresholds(self) -> MultiLabel:
         return replace(self, thresholds="none")
@@ -263,16 +263,20 @@ class MultiLabel(Task[ScoredLabels]):
         return [mcnemar(rows[0].right, other.right) for other in rows[1:]]
 
     def rank_disagreements(self, rows: Sequence[ScoredLabels]) -> np.ndarray:
-        said = [each.decided for each in rows]
-        differ = np.any([(other != said[0]).any(axis=1) for other in said[1:]], axis=0)
-        first, *others = (each.probabilities.rows() for each in rows)
-        gaps = [np.abs(other - first).max(axis=1) for other in others]
-        apart = np.flatnonzero(differ)
-        return apart[np.argsort(-np.max(gaps, axis=0)[apart], kind="stable")]
+        decisions = [each.decided for each in rows]
+        is_different = np.any(
+            [(other != decisions[0]).any(axis=1) for other in decisions[1:]], axis=0
+        )
+        first, *probabilities = (each.probabilities.rows() for each in rows)
+        gaps = [np.abs(other - first).max(axis=1) for other in probabilities]
+        different = np.flatnonzero(is_different)
+        return different[np.argsort(-np.max(gaps, axis=0)[different], kind="stable")]
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
-        held = self.targets(targets.values(source.splits["validation"]))
+        validation_targets = self.targets(targets.values(source.splits["validation"]))
         for name, logits in baselines.of_labels(source):
-            after = self.fit(logits[: len(held)], held)  # as the model has it
-            tested = logits[len(held) :]
+            after = self.fit(
+                logits[: len(validation_targets)], validation_targets
+            )  # as the model has it
+            tested = logits[len(validation_targets) :]
             yield name, tested if after is None else after(tested)

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch.nn.functional import huber_loss
+if TYPE_CHECKING:
+    import torch
 
-RowLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+RowLoss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -26,6 +27,8 @@ def huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return Huber's loss (Annals of Mathematical Statistics 35, 1964): half the squared error up
     to one standard deviation, beyond which it grows like the absolute error.
     """
+    from torch.nn.functional import huber_loss
+
     return huber_loss(outputs, targets, reduction="none", delta=1.0).mean(dim=-1)
 
 

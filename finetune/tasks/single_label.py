@@ -153,9 +153,9 @@ class SingleLabel(Task[ScoredRows]):
         return [LABEL, PROBABILITY, *(map(probability_of, self.labels) if all_labels else ())]
 
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
-        found = Probabilities(outputs, "softmax", temperature).rows()
-        best = [self.labels[index] for index in found.argmax(axis=1)]
-        return [best, found.max(axis=1), *(found.T if all_labels else ())]
+        probabilities = Probabilities(outputs, "softmax", temperature).rows()
+        best = [self.labels[index] for index in probabilities.argmax(axis=1)]
+        return [best, probabilities.max(axis=1), *(probabilities.T if all_labels else ())]
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         probabilities = {label: row[probability_of(label)] for label in self.labels}

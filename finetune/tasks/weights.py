@@ -91,13 +91,13 @@ def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
         name, equals, written = part.rpartition("=")
         name, written = name if name in numbers else name.strip(), written.strip()
         if not (name and equals and written):
-            found = part.strip()
-            hint = "" if found in names else suggestion(found, (BALANCED, NONE))
+            text_of_part = part.strip()
+            hint = "" if text_of_part in names else suggestion(text_of_part, (BALANCED, NONE))
             mistakes.append(
-                f"--class_weights {text}: '{found}' stands alone or is left out"
-                if found in (BALANCED, NONE)
+                f"--class_weights {text}: '{text_of_part}' stands alone or is left out"
+                if text_of_part in (BALANCED, NONE)
                 else f"--class_weights {text}: expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, "
-                f"found '{found}'{hint}"
+                f"found '{text_of_part}'{hint}"
             )
             continue
         if name not in numbers:

@@ -158,8 +158,8 @@ class SaveEpochs(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Look for the best checkpoint of a resumed run in its directory, which may have moved."""
         if state.best_global_step:
-            here = Path(args.output_dir or "") / f"checkpoint-{state.best_global_step}"
-            places = (here, Path(state.best_model_checkpoint or here))
+            in_this_directory = Path(args.output_dir or "") / f"checkpoint-{state.best_global_step}"
+            places = (in_this_directory, Path(state.best_model_checkpoint or in_this_directory))
             complete = [path for path in places if (path / checkpoint.Checkpoint.NAME).exists()]
             state.best_model_checkpoint = str(complete[0]) if complete else None
 

@@ -77,7 +77,7 @@ def refuse(values: Any) -> None:
     Raises:
         UserError: One line for each mistake.
     """
-    mistakes = [f"--{name}: {why}" for name, why in _REFUSED.items() if getattr(values, name)]
+    mistakes = [f"--{name}: {reason}" for name, reason in _REFUSED.items() if getattr(values, name)]
     mistakes += [*_find_launch_mistakes(values), *_find_numbers_out_of_range(values)]
     mistakes += [*_find_contradictions(values), *_find_missing_packages(values)]
     for name, choices in (
@@ -219,8 +219,8 @@ def _find_missing_packages(values: Any) -> list[str]:
     installed = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     names = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
     for name in sorted(set(names) - {"none", "all", *installed}):
-        why = "not installed"
+        reason = "not installed"
         if name not in INTEGRATION_TO_CALLBACK:
-            why = f"no such tracker{suggestion(name, INTEGRATION_TO_CALLBACK)}"
-        mistakes.append(f"--report_to {name}: {why}")
+            reason = f"no such tracker{suggestion(name, INTEGRATION_TO_CALLBACK)}"
+        mistakes.append(f"--report_to {name}: {reason}")
     return mistakes

@@ -29,13 +29,13 @@ def occupy(directory: Path) -> None:
 
 def in_progress(directory: Path) -> str:
     """Return the sentence about a run that is in progress in a directory."""
-    who = lock.holder(directory)
-    if not who and (known := status_and_process(directory)) and (process := known[1]):
-        who = f"process {process.pid} on {process.host}"
-        who += f", started {process.started}" if process.started else ""
-    who = f" ({who})" if who else ""
+    holder = lock.holder(directory)
+    if not holder and (status := status_and_process(directory)) and (process := status[1]):
+        holder = f"process {process.pid} on {process.host}"
+        holder += f", started {process.started}" if process.started else ""
+    holder = f" ({holder})" if holder else ""
     return (
-        f"--output_dir {directory}: a run is in progress there{who}; wait for it or stop it, or "
+        f"--output_dir {directory}: a run is in progress there{holder}; wait for it or stop it, or "
         "use another directory"
     )
 
@@ -58,8 +58,8 @@ def clear_way(directory: Path) -> str | None:
     number = 1
     while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
         number += 1
-    known = status_and_process(directory)
-    finished = known is not None and known[0] == "finished"
+    status = status_and_process(directory)
+    finished = status is not None and status[0] == "finished"
     lock.release(directory)
     directory.rename(aside)
     occupy(directory)

@@ -163,10 +163,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         epoch, index = divmod(step, len(self.sizes))
         return self.steps(epoch)[index]
 
-    def micro_batches_of_step(self, step: int) -> list[list[int]]:
-        """Return the rows of this process in a step, by micro-batch."""
-        return list(self._micro_batches(self.rows_of_step(step)))
-
     def steps(self, epoch: int | None = None) -> list[np.ndarray]:
         """Return the rows of every step of an epoch, the current one by default."""
         epoch = self.epoch if epoch is None else epoch
@@ -212,7 +208,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         an epoch takes what follows that of the epoch before. What does not divide goes to another
         class each time: these parts of ``places`` add up to it (Hermite's identity).
         """
-        places, drawn = sum(self.sizes), [np.empty(0, dtype=np.int64)]
+        places, chosen = sum(self.sizes), [np.empty(0, dtype=np.int64)]
         for number, rows in enumerate(rows_by_class):
             start, stop = (
                 (end * places + number) // len(rows_by_class) for end in (epoch, epoch + 1)
@@ -220,8 +216,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
             for turn in range(start // len(rows), -(-stop // len(rows))):
                 shuffled = np.random.default_rng([self.seed, number, turn]).permutation(rows)
                 first = turn * len(rows)
-                drawn.append(shuffled[max(0, start - first) : stop - first])
-        return np.concatenate(drawn)
+                chosen.append(shuffled[max(0, start - first) : stop - first])
+        return np.concatenate(chosen)
 
     def _sort_by_length(self, order: np.ndarray) -> np.ndarray:
         """Sort within so many global batches, or all rows if a batch is a number of tokens."""
@@ -282,5 +278,5 @@ def _halve_last_two(sizes: list[int]) -> list[int]:
     if len(sizes) < 2 or sizes[-1] >= sizes[-2]:
         return sizes
     *first, last_but_one, last = sizes
-    both = last_but_one + last
-    return [*first, both - both // 2, both // 2]
+    total = last_but_one + last
+    return [*first, total - total // 2, total // 2]

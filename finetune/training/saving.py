@@ -89,10 +89,13 @@ class CheckpointTrainer(transformers.Trainer):
 
         ``save_pretrained`` (5.23) leaves that to rank 0, and safetensors lets only the owner read.
         """
+        directory = Path(output_dir or self.args.output_dir or "")
+        for path in directory.glob("*") if self.args.should_save else ():
+            if path.is_symlink() and not path.is_dir():  # the library would write where it points
+                path.unlink()
         super()._save(output_dir, state_dict)
         if not self.args.should_save:
             return
-        directory = Path(output_dir or self.args.output_dir or "")
         if self.args.process_index and isinstance(self.model, PreTrainedModel):
             self.model.config.save_pretrained(directory)
             save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
@@ -150,8 +153,8 @@ class CheckpointTrainer(transformers.Trainer):
             with _explain_loading(checkpoint):
                 super()._load_rng_state(checkpoint)
         else:
-            drawn = self.state.global_step * self.args.world_size
-            set_seed(self.args.seed + drawn + self.args.process_index)
+            steps_of_processes = self.state.global_step * self.args.world_size
+            set_seed(self.args.seed + steps_of_processes + self.args.process_index)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library goes on with a warning."""

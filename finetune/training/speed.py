@@ -59,8 +59,8 @@ class Throughput(TrainerCallback):
         self._rows += len(rows)
         if self.lengths is not None:
             self._tokens += int(self.lengths[rows].sum())
-        now = time.perf_counter()
-        self.seconds, self._began = self.seconds + now - self._began, now
+        end = time.perf_counter()
+        self.seconds, self._began = self.seconds + end - self._began, end
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Leave the evaluation out."""

@@ -15,12 +15,10 @@ from tests.conftest import ROOT
 CONTRACT = (ROOT / "docs" / "contract.md").read_text("utf-8").partition("## Clauses without")[0]
 IDS = re.findall(r"^\| ([A-Z]\d+) \|", CONTRACT, re.M)
 SOURCES = {path.name: path.read_text("utf-8") for path in Path(__file__).parent.glob("*.py")}
-#: What the suite imports from the tests beside it, and the one function that it does not use: the
-#: warm processes of old tests, which import a submodule and go with them.
+#: What the suite imports from the tests beside it.
 PATHS = [ROOT / "tests" / f"{name}.py" for name in ("warm", "jobs", "families", "preload")]
 PATHS += sorted((ROOT / "tests" / "hub").glob("*.py"))
 HELPERS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in PATHS}
-UNUSED = "in_warm_processes"
 TESTS = sorted(name for name in SOURCES if re.match(r"test_(?!contract\.)", name))
 #: What keeps a test from holding a row: `make test` leaves it out, or it may fail or be skipped.
 IDLE = re.compile(r"pytest\.(mark\.(slow|faults|skip|skipif|xfail)\b|(skip|importorskip|xfail)\()")
@@ -66,9 +64,8 @@ def cases_in(source: str) -> Iterator[tuple[str, set[str], set[str]]]:
 
 def private_names(source: str) -> list[str]:
     """Return what a source imports or patches of `finetune` that is no public name."""
-    names, tree = list[str](), ast.parse(source)
-    tree.body = [node for node in tree.body if getattr(node, "name", "") != UNUSED]
-    for node in ast.walk(tree):
+    names = list[str]()
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -107,7 +104,7 @@ def test_the_rows_of_a_test_are_read(source: str, ids: str, fast_ids: str) -> No
 def test_private_names_are_read() -> None:
     """Submodules are noticed in imports, attributes and names of modules."""
     public = "import finetune\nfrom finetune import Run\nfinetune.check\nrun(['-m', 'finetune.x'])"
-    assert private_names(public) == private_names(f"def {UNUSED}(): import finetune.x") == []
+    assert private_names(public) == []
     private = "import finetune.x;from finetune.x import y;from finetune import x;finetune.x.y"
     for source in f"{private};import_module('finetune.x');mock.patch('finetune.x.y')".split(";"):
         assert len(private_names(source)) == 1, source
@@ -139,8 +136,7 @@ def test_a_source_uses_public_names(name: str) -> None:
 
 
 def test_the_helpers_are_those_that_the_suite_imports() -> None:
-    """Each helper module is read above, and the suite does not use the function left out."""
+    """Each helper module is read above."""
     pattern = r"^\s*(?:from|import) tests\.(?!acceptance|conftest)(\w+)"
     used = {name for text in SOURCES.values() for name in re.findall(pattern, text, re.M)}
     assert used <= {re.sub(r"^tests/|/.*|\.py$", "", name) for name in HELPERS}
-    assert [name for name in SOURCES if UNUSED in SOURCES[name]] == ["test_contract.py"]

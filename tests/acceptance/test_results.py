@@ -796,6 +796,51 @@ def test_differences_of_runs_are_paired(drawn_runs: list[finetune.Run]) -> None:
 
 
 @pytest.mark.contract("E6")
+def test_several_comparisons_are_corrected_for_their_number(
+    drawn_runs: list[finetune.Run], tmp_path: Path
+) -> None:
+    """The p of each of three tests is Holm's, by hand; a difference that one test would call
+    significant may be chance.
+    """
+    first, second = drawn_runs
+    wrong = np.flatnonzero(first.predictions["prediction"] != first.predictions["label"])
+    others = []
+    for mended in (12, 8):  # rows that another run gets right, and none that it gets wrong
+        path = shutil.copytree(first.path, tmp_path / f"mended {mended}")
+        table = first.predictions.copy()
+        for row in wrong[:mended]:
+            label = table.loc[row, "label"]
+            table.loc[row, ["prediction", f"probability of {label}"]] = [label, 0.51]
+            other = {"good": "bad", "bad": "good"}[label]
+            table.loc[row, f"probability of {other}"] = 0.49
+        table.to_parquet(path / "predictions.parquet")
+        others.append(finetune.Run.load(path))
+    comparison = finetune.compare([first, *others, first])
+    raw = [test.p_value for test in comparison.tests]
+    assert raw == pytest.approx([stats.binomtest(0, n).pvalue for n in (12, 8)] + [1.0])
+    holm = [3 * raw[0], max(3 * raw[0], 2 * raw[1]), 1.0]
+    for verdict, p_value in zip(comparison.verdicts, holm, strict=True):
+        (shown,) = re.findall(r"p = ([\d.e-]*\d)", verdict)
+        assert float(shown) == pytest.approx(p_value, rel=0.01)
+        assert "Holm" in verdict
+    assert "Holm" not in finetune.compare([first, second]).verdicts[0]
+
+
+@pytest.mark.contract("E6")
+def test_a_page_is_not_overwritten_unless_it_is_named(
+    single_label_run: finetune.Run, tmp_path: Path, cli: Callable[..., Finished]
+) -> None:
+    """Without `--output` the next unused name is taken, and printed."""
+    folder = tmp_path / "cwd"  # where `cli` works
+    folder.mkdir()
+    (folder / "comparison.html").write_text("mine")
+    done = cli("compare", single_label_run.path, single_label_run.path)
+    assert (folder / "comparison.html").read_text() == "mine"
+    assert "comparison.1.html" in done.stdout
+    assert "table" in Page(folder / "comparison.1.html").tags
+
+
+@pytest.mark.contract("E6")
 @pytest.mark.parametrize("run", RUNS, indirect=True)
 def test_a_run_does_not_differ_from_itself(run: finetune.Run) -> None:
     """Every difference is 0, no setting differs, and McNemar's p is 1."""

@@ -11,7 +11,6 @@ against it, downloads and caches included:
         assert hub.downloads("Yelp/yelp_review_full")["README.md"] == 1
 
 The libraries read the endpoint when they are imported, so a client has to be a process of its own.
-By hand, `python -m tests.hub` serves until it is interrupted and prints what to export.
 """
 
 from .repositories import build_repositories

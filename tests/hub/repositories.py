@@ -45,46 +45,22 @@ UNCASED = "google-bert/bert-base-uncased"
 UNCASED_DTYPE = torch.bfloat16  # the stored weights of this one; the cased one stores float32
 
 _SUBJECTS = [
-    "food",
-    "service",
-    "waiter",
-    "burger",
-    "pizza",
-    "coffee",
-    "room",
-    "staff",
-    "place",
-    "dinner",
-    "dessert",
-    "menu",
+    *("food", "service", "waiter", "burger", "pizza", "coffee"),
+    *("room", "staff", "place", "dinner", "dessert", "menu"),
 ]
 _FILLERS = [
-    "here",
-    "today",
-    "again",
-    "downtown",
-    "lately",
-    "honestly",
-    "overall",
-    "tonight",
-    "indeed",
-    "anyway",
+    *("here", "today", "again", "downtown", "lately"),
+    *("honestly", "overall", "tonight", "indeed", "anyway"),
 ]
-_OPINIONS = (
-    ["awful", "horrible", "disgusting", "terrible", "rude", "filthy", "worst", "inedible"],
-    ["disappointing", "bland", "overpriced", "slow", "stale", "noisy", "mediocre", "greasy"],
-    ["okay", "average", "decent", "ordinary", "acceptable", "fine", "passable", "standard"],
-    ["good", "tasty", "friendly", "pleasant", "enjoyable", "nice", "fresh", "welcoming"],
-    [
-        "amazing",
-        "fantastic",
-        "perfect",
-        "incredible",
-        "outstanding",
-        "delicious",
-        "wonderful",
-        "best",
-    ],
+_OPINIONS = tuple(
+    words.split()
+    for words in (
+        "awful horrible disgusting terrible rude filthy worst inedible",
+        "disappointing bland overpriced slow stale noisy mediocre greasy",
+        "okay average decent ordinary acceptable fine passable standard",
+        "good tasty friendly pleasant enjoyable nice fresh welcoming",
+        "amazing fantastic perfect incredible outstanding delicious wonderful best",
+    )
 )
 _FORMS = (
     "The {0} was really {2} {1}.",
@@ -204,17 +180,10 @@ def _build_yelp(directory: Path) -> None:
         directory,
         "yelp_review_full",
         {
-            "annotations_creators": ["crowdsourced"],
-            "language_creators": ["crowdsourced"],
             "language": ["en"],
             "license": ["other"],
-            "multilinguality": ["monolingual"],
-            "size_categories": ["100K<n<1M"],
-            "source_datasets": ["original"],
             "task_categories": ["text-classification"],
-            "task_ids": ["sentiment-classification"],
             "pretty_name": "YelpReviewFull",
-            "license_details": "yelp-licence",
         },
         [
             {"name": "label", "dtype": _class_label(YELP_LABELS)},
@@ -284,16 +253,9 @@ def _build_mnist(directory: Path) -> None:
         directory,
         "mnist",
         {
-            "annotations_creators": ["expert-generated"],
-            "language_creators": ["found"],
             "language": ["en"],
             "license": ["mit"],
-            "multilinguality": ["monolingual"],
-            "size_categories": ["10K<n<100K"],
-            "source_datasets": ["extended|other-nist"],
             "task_categories": ["image-classification"],
-            "task_ids": ["multi-class-image-classification"],
-            "paperswithcode_id": "mnist",
             "pretty_name": "MNIST",
         },
         [{"name": "image", "dtype": "image"}, {"name": "label", "dtype": _class_label(names)}],

@@ -218,8 +218,8 @@ def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     bias: torch.Tensor | None = getattr(mask, _BIAS, None)
     if bias is None:
         row = mask[:, :, :1]
-        seen = row if torch.equal(mask, row.expand_as(mask)) else mask
-        bias = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, lowest(dtype))
+        key_mask = row if torch.equal(mask, row.expand_as(mask)) else mask
+        bias = torch.zeros_like(key_mask, dtype=dtype).masked_fill_(~key_mask, lowest(dtype))
         setattr(mask, _BIAS, bias)
     return bias
 
@@ -266,7 +266,7 @@ class _FewSequences(torch.autograd.Function):
         *inputs, output, sums = ctx.saved_tensors
         memory, size = _Memory(inputs, ctx.groups, ctx.scaling), output.shape[-1]
         of_queries, of_keys, of_values = results = [memory.of_all(size) for _ in range(3)]
-        nothing = output.new_empty(())
+        empty = output.new_empty(())
         with torch.autocast("cpu", enabled=False):
             # both over the sums: minus the mean of the gradients of the weights comes last
             gradient = gradient.reshape(output.shape)
@@ -286,10 +286,10 @@ class _FewSequences(torch.autograd.Function):
                 products = memory(group, "gradients of products", group.length)
                 torch.bmm(over_sums, with_ones.transpose(1, 2), out=products)
                 products *= weights
-                torch.baddbmm(nothing, products, keys, beta=0, alpha=ctx.scaling, out=out)
+                torch.baddbmm(empty, products, keys, beta=0, alpha=ctx.scaling, out=out)
                 group.put(of_queries, out)
                 transposed = products.transpose(1, 2)
-                torch.baddbmm(nothing, transposed, queries, beta=0, alpha=ctx.scaling, out=out)
+                torch.baddbmm(empty, transposed, queries, beta=0, alpha=ctx.scaling, out=out)
                 group.put(of_keys, out)
         shape = inputs[0].shape[0], inputs[0].shape[2], *output.shape[1:]
         return (*(result.view(shape).transpose(1, 2) for result in results), None, None)

@@ -66,10 +66,10 @@ class _Dropout(torch.autograd.Function):
         return torch.ops.aten.native_dropout_backward(gradient, mask, ctx.scale), None
 
 
-def _mask(like: torch.Tensor, dropped: int) -> torch.Tensor:
+def _mask(tensor: torch.Tensor, dropped: int) -> torch.Tensor:
     """Return a mask like ``like``, false with the probability ``dropped / 65,536``."""
     seed = int(torch.randint(2**63 - 1, ()))
     generator = np.random.Generator(np.random.SFC64(seed))
-    words = generator.integers(2**64, size=-(-like.numel() // 4), dtype=np.uint64)
-    bits = torch.from_numpy(words.view(np.int16))[: like.numel()].view(like.shape)
+    words = generator.integers(2**64, size=-(-tensor.numel() // 4), dtype=np.uint64)
+    bits = torch.from_numpy(words.view(np.int16))[: tensor.numel()].view(tensor.shape)
     return bits >= dropped - _STEPS // 2

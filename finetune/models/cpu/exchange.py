@@ -51,8 +51,8 @@ class _Shared:
     def _average(self) -> None:
         _wait_for_all()
         # each process adds up its share, into the first row; no other reads or writes that
-        total, *others = self.memory.tensor_split(len(self.memory), dim=1)[dist.get_rank()]
-        for other in others:
+        total, *parts = self.memory.tensor_split(len(self.memory), dim=1)[dist.get_rank()]
+        for other in parts:
             total += other
         _wait_for_all()
         for place, gradients, _ in self.buckets:

@@ -139,12 +139,12 @@ class _Hooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self.layout = None
         if self.is_active and not layer.gradient_checkpointing and _is_known_call(args, kwargs):
-            hidden, mask, *nothing = args
+            hidden, mask, *rest = args
             self.layout = _layout(mask, hidden)
         if self.layout is None:
             return None
         setattr(mask, attention.GROUPS, self.layout.groups)
-        return (hidden.flatten(0, 1)[None, self.layout.source], mask, *nothing), kwargs
+        return (hidden.flatten(0, 1)[None, self.layout.source], mask, *rest), kwargs
 
     def _leave(self, layer: Any, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         layout, self.layout = self.layout, None
@@ -197,17 +197,17 @@ def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
     or if the mask says more than what is padding.
     """
     rows, _, _, tokens = mask.shape
-    seen = mask[:, 0, 0]
-    lengths = seen.sum(1).numpy()
-    if not seen[:, 0].all() or (total := computed(lengths, tokens)) == rows * tokens:
+    is_token = mask[:, 0, 0]
+    lengths = is_token.sum(1).numpy()
+    if not is_token[:, 0].all() or (total := computed(lengths, tokens)) == rows * tokens:
         return None
-    if not torch.equal(mask, seen[:, None, None].expand_as(mask)):
+    if not torch.equal(mask, is_token[:, None, None].expand_as(mask)):
         return None
     sequences, groups = _sequences(lengths), list[attention.Group]()
     for of_group in _by_length(sequences, lengths):
         first = groups[-1].tokens.stop if groups else 0
         groups.append(_group(of_group, lengths, first, _dtype_of_products(hidden)))
-    places = np.split(np.flatnonzero(seen.numpy()), np.cumsum(lengths)[:-1])
+    places = np.split(np.flatnonzero(is_token.numpy()), np.cumsum(lengths)[:-1])
     real = np.concatenate([places[row] for sequence in sequences for row in sequence])
     source = np.concatenate([real, np.repeat(real[:1], total - len(real))])
     return _Layout((rows, tokens), torch.from_numpy(source), len(real), groups)
@@ -226,21 +226,23 @@ def _group(
     tokens = slice(first, first + len(real))
     if len(real) == owner.size and all(len(rows) == 1 for rows in sequences):
         return attention.Group(tokens, count, length)
-    taken = np.full(owner.size, lengths.sum())  # a token of no row
-    taken[real] = np.arange(tokens.start, tokens.stop)
+    places = np.full(owner.size, lengths.sum())  # a token of no row
+    places[real] = np.arange(tokens.start, tokens.stop)
     if any(len(rows) > 1 for rows in sequences):
         visible = owner[:, None] == owner[:, :, None]
     else:
         visible = ((owner >= 0) | (owner[:, :1] < 0))[:, None]
     unseen = ~torch.from_numpy(visible)[:, None]
     bias = torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, attention.lowest(dtype))
-    return attention.Group(tokens, count, length, bias, *map(torch.from_numpy, (taken, real)))
+    return attention.Group(tokens, count, length, bias, *map(torch.from_numpy, (places, real)))
 
 
 def _by_length(sequences: list[list[int]], lengths: np.ndarray) -> Iterator[list[list[int]]]:
     """Yield sequences of one length with what fills them up, as many as make a group."""
-    for length, alike in groupby(sequences, lambda rows: _padded_length(rows, lengths)):
-        of_length, size = list(alike), attention.at_once(length)
+    for length, sequences_of_length in groupby(
+        sequences, lambda rows: _padded_length(rows, lengths)
+    ):
+        of_length, size = list(sequences_of_length), attention.at_once(length)
         for first in range(0, len(of_length), size):
             yield of_length[first : first + size]
 

@@ -1,0 +1,153 @@
+"""Training and prediction, in turns: the stock script, this checkout, and perhaps another one.
+
+    python benchmarks/speed.py                                  # about 20 minutes on two cores
+    python benchmarks/speed.py --tree ../before --rounds 5
+    python benchmarks/speed.py --only "training, 256"
+
+All take the embedded MiniLM and the same reviews (IMDB) or sentences (Rotten Tomatoes). Each turn
+is a process of its own, and ratios are medians of those of a round: on a shared machine they mean
+something, rows per second little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trees import ROOT, TORCHRUN, Finished, processor, run
+
+from finetune.data import embedded
+from finetune.data.sources import Source
+
+BATCH, STEPS, PREDICTED = 32, 24, 512
+STOCK, THIS, OTHER = "stock", "this checkout", "the other"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured."""
+
+    name: str
+    data: str
+    max_length: int
+    trains: bool = True
+    processes: int = 1
+
+
+CASES = (
+    Case("training, 256 tokens", "embedded:imdb", 256),
+    Case("training, 64 tokens", "embedded:rotten-tomatoes", 64),
+    Case("training, 256 tokens, two processes", "embedded:imdb", 256, processes=2),
+    Case("training, 64 tokens, two processes", "embedded:rotten-tomatoes", 64, processes=2),
+    Case("prediction, 256 tokens", "embedded:imdb", 256, trains=False),
+    Case("prediction, 512 tokens", "embedded:imdb", 512, trains=False),
+)
+
+
+class Bench:
+    """Runs cases below a directory.
+
+    Args:
+        scratch: For data, runs and caches.
+        trees: Checkouts by the name of their way.
+    """
+
+    def __init__(self, scratch: Path, trees: dict[str, Path]) -> None:
+        self.scratch, self.trees = scratch, trees
+        self._models: dict[tuple[str, int], Path] = {}
+
+    def turn(self, way: str, case: Case) -> Finished:
+        """Do a case once."""
+        data = self._write_rows(case)
+        scratch, launcher = self.scratch / way, TORCHRUN if case.processes > 1 else ()
+        if way == STOCK:
+            model = embedded.model_directory() if case.trains else self._model(THIS, case)
+            batch = ["--batch", BATCH // case.processes, "--steps", STEPS] if case.trains else []
+            words = [ROOT / "benchmarks/stock.py", data, model, case.max_length, *batch]
+        elif case.trains:
+            words = ["-m", "finetune", *self._training(data, case)]
+            words += ["--max_steps", STEPS, "--output_dir", scratch / "run"]
+        else:
+            words = ["-m", "finetune", "predict", self._model(way, case), data]
+            words += ["--output", scratch / "predicted.csv"]
+        return run([*launcher, *map(str, words)], scratch, self.trees.get(way, ROOT))
+
+    def _training(self, data: Path, case: Case) -> list[str]:
+        flags = f"text --model embedded:minilm --global_batch_size {BATCH} --eval_strategy no"
+        flags += f" --max_length {case.max_length} --save_strategy no --baseline false"
+        flags += " --load_best_model_at_end false --eval_samples 32 --use_cpu true"
+        return [*flags.split(), "--dataset", str(data)]
+
+    def _model(self, way: str, case: Case) -> Path:
+        """Return a run of a few steps to predict with, by the checkout of that way."""
+        key = way, case.max_length
+        if key not in self._models:
+            words = ["-m", "finetune", *self._training(self._write_rows(case), case)]
+            output = self.scratch / way / f"model-{case.max_length}"
+            words += ["--max_steps", "2", "--output_dir", str(output)]
+            run(words, self.scratch / way, self.trees[way])
+            self._models[key] = output
+        return self._models[key]
+
+    def _write_rows(self, case: Case) -> Path:
+        name, count = case.data.partition(":")[2], 2000 if case.trains else PREDICTED
+        path = self.scratch / f"{name}-{count}.parquet"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = Source(case.data).load()["train"].shuffle(seed=1).select(range(count))
+            labels = ["good" if label else "bad" for label in rows["label"]]
+            texts = rows.select_columns(["text"]).add_column("label", labels)
+            texts.to_pandas().to_parquet(path)
+        return path
+
+
+def measure(bench: Bench, case: Case, ways: Sequence[str], rounds: int) -> None:
+    """Print a line for each way."""
+    turns: dict[str, list[Finished]] = {way: [] for way in ways}
+    for number in range(rounds + 1):  # the first fills caches
+        for way in ways:
+            finished = bench.turn(way, case)
+            if number:
+                turns[way].append(finished)
+    rates = {way: [_rate(finished) for finished in turns[way]] for way in ways}
+    print(f"\n{case.name}\n{'':16} samples/s  times {ways[0]}  MiB  of its memory")
+    for way in ways:
+        ratios = [mine / base for mine, base in zip(rates[way], rates[ways[0]], strict=True)]
+        memory, base = (
+            statistics.median(turn.memory for turn in turns[name]) for name in (way, ways[0])
+        )
+        print(
+            f"{way:16} {statistics.median(rates[way]):9.1f}  {statistics.median(ratios):5.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f})  {memory:,.0f}  {memory / base:.2f}",
+            flush=True,
+        )
+
+
+def _rate(finished: Finished) -> float:
+    rates = re.findall(r"([\d,.]+) (?:samples/s|rows/s|rows a second)", finished.output)
+    return float(rates[-1].replace(",", ""))
+
+
+def main() -> None:
+    """Print a table for each case."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tree", type=Path, help="another checkout to compare with")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="part of the names of the cases")
+    given = parser.parse_args()
+    trees = {THIS: ROOT, **({OTHER: given.tree} if given.tree else {})}
+    print(processor())
+    with tempfile.TemporaryDirectory() as scratch:
+        bench = Bench(Path(scratch), trees)
+        for case in CASES:
+            if given.only in case.name:
+                measure(bench, case, [STOCK, *reversed(trees)], given.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Commands of a checkout of this repository, each a process of its own that is measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A process that ended well.
+
+    Attributes:
+        output: What it wrote to standard output and standard error.
+        seconds: From its start to its end.
+        processor_seconds: Of the process and of those that it started.
+        memory: Peak resident memory of its largest process, in MiB.
+    """
+
+    output: str
+    seconds: float
+    processor_seconds: float
+    memory: float
+
+
+def run(
+    words: Sequence[str | Path], scratch: Path, tree: Path = ROOT, kill_at: Path | None = None
+) -> Finished:
+    """Run ``python WORDS`` with the packages of a tree and a cache in ``scratch``.
+
+    With ``kill_at`` it is killed as soon as that file exists.
+
+    Raises:
+        RuntimeError: If it fails, or ends before it can be killed; with the end of its output.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {
+        "PYTHONPATH": str(tree.resolve()),
+        "HF_HOME": str(scratch / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    command, log = [sys.executable, *map(str, words)], scratch / "log"
+    started = time.perf_counter()
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(command, cwd=scratch, env=environment, stdout=file, stderr=file)
+        while kill_at is not None and not kill_at.exists() and process.poll() is None:
+            time.sleep(0.01)
+        if kill_at is not None:
+            process.kill()
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    output = log.read_text(encoding="utf-8")
+    if process.returncode != (0 if kill_at is None else -signal.SIGKILL):
+        raise RuntimeError(f"{command}: exit status {process.returncode}\n{output[-3000:]}")
+    seconds = time.perf_counter() - started
+    return Finished(output, seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10)
+
+
+def processor() -> str:
+    """Return the name of the processor, as Linux gives it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores"

@@ -1,0 +1,90 @@
+"""Names and types of options, of recipes and of training alike.
+
+Importing this imports no torch: recipes check their options, and importing one must cost nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from finetune.errors import suggestion
+
+#: Training arguments of which one is enough: the last that is named replaces the others.
+BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
+#: Fields of ``TrainingArguments`` up to transformers 4.57, names of other tools: what to type here.
+RENAMED = {
+    **dict.fromkeys(("lr", "rate"), "--learning_rate"),
+    **dict.fromkeys(("bs", "batch", "batch_size"), "--global_batch_size"),
+    **dict.fromkeys(("epoch", "epochs", "n_epochs"), "--num_train_epochs"),
+    **dict.fromkeys(("out", "output"), "--output_dir"),
+    "adafactor": "--optim adafactor",
+    "dispatch_batches": "--accelerator_config '{\"dispatch_batches\": true}'",
+    "evaluate_during_training": "--eval_strategy steps",
+    "evaluation_strategy": "--eval_strategy",
+    "fsdp_min_num_params": "--fsdp_config '{\"min_num_params\": N}'",
+    "fsdp_transformer_layer_cls_to_wrap": "transformer_layer_cls_to_wrap in --fsdp_config",
+    "group_by_length": "--train_sampling_strategy group_by_length",
+    "include_inputs_for_metrics": "--include_for_metrics inputs",
+    "jit_mode_eval": "--torch_compile",
+    "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
+    "no_cuda": "--use_cpu",
+    "overwrite_output_dir": "nothing: a run that is in --output_dir is moved aside",
+    "per_gpu_eval_batch_size": "--per_device_eval_batch_size",
+    "per_gpu_train_batch_size": "--per_device_train_batch_size",
+    "push_to_hub_model_id": "--hub_model_id",
+    "push_to_hub_organization": "--hub_model_id ORGANIZATION/NAME",
+    "push_to_hub_token": "--hub_token",
+    "split_batches": "--accelerator_config '{\"split_batches\": true}'",
+    "torchdynamo": "--torch_compile_backend",
+    "tpu_metrics_debug": "--debug tpu_metrics_debug",
+    "use_mps_device": "nothing: MPS is used where there is one",
+    "warmup_ratio": "--warmup_steps with a share of the steps, like --warmup_steps 0.1",
+}
+#: What is an instance of a type that an option has, and what a message calls it.
+_TYPES: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: ((str, os.PathLike), "text"),
+    NoneType: (NoneType, ""),
+}
+
+
+def describe_unknown(option: str, names: Iterable[str]) -> str:
+    """Return a message about an option that does not exist, with what was probably meant.
+
+    Args:
+        option: As it is written: ``--lr``, or ``'lr'`` in a file or in Python.
+        names: The options that exist, written alike but for quotation marks.
+    """
+    name = option.strip("'")
+    if instead := RENAMED.get(name.lstrip("-").replace("-", "_")):
+        return f"unknown option {option}; use {instead}"
+    return f"unknown option {option}{suggestion(name, names, cutoff=0.7)}"
+
+
+def typed_as(kind: type) -> str:
+    """Return what a value of a type is called where one is expected: ``a whole number``."""
+    return _TYPES[kind][1] if kind in _TYPES else kind.__name__
+
+
+def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
+    """Return what is wrong with a value that is not of a type; empty if nothing is.
+
+    NumPy's numbers and paths are right, too; other types than those of options are not checked.
+    """
+    kinds = get_args(hint) or (hint,)
+    if get_origin(hint) is Literal:
+        choices = f"{', '.join(kinds[:-1])} or {kinds[-1]}{suggestion(str(value), kinds)}"
+        is_choice = isinstance(value, str) and value in kinds
+        return "" if is_choice else f"{flag} {value}: expected {choices}"
+    types = tuple(_TYPES[kind][0] for kind in kinds if kind in _TYPES and kind is not bool)
+    is_right = bool in kinds if isinstance(value, bool) else isinstance(value, types)
+    if is_right or not set(kinds) <= _TYPES.keys():
+        return ""
+    expected = " or ".join(typed_as(kind) for kind in kinds if kind is not NoneType)
+    return f"{flag}: expected {expected}, found {value!r:.200}"

@@ -1,0 +1,59 @@
+"""Crops and flips of training images: drawn by seed, epoch and row, whoever draws them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import ViTImageProcessorPil
+
+from finetune import ImageRecipe, UserError
+from finetune.data.image_batches import Augmentation
+from tests.acceptance.data import write_photos, write_vit
+
+
+def drawn(augmentation: Augmentation, row: int, epoch: int, seed: int) -> bytes:
+    augmentation.set_epoch(epoch, seed)
+    pixels = np.random.default_rng(1).integers(0, 256, (30, 40, 3), np.uint8)
+    image = augmentation(Image.fromarray(pixels), row)
+    return image.tobytes() + str(image.size).encode()
+
+
+def test_crops_depend_on_seed_epoch_and_row_alone() -> None:
+    keys = [(row, epoch, seed) for row in range(3) for epoch in range(3) for seed in (1, 2)]
+    first = {key: drawn(Augmentation(0.5, True), *key) for key in keys}
+    one = Augmentation(0.5, True)
+    assert {key: drawn(one, *key) for key in reversed(keys)} == first
+    assert len(set(first.values())) == len(keys)
+
+
+def test_crops_keep_their_share_and_flips_are_half() -> None:
+    image = Image.fromarray(np.arange(1200, dtype=np.uint16).reshape(30, 40).astype(np.uint8))
+    cropping, flipping = Augmentation(0.6, False), Augmentation(1, True)
+    areas = [np.prod(cropping(image, row).size) / 1200 for row in range(500)]
+    assert 0.58 < min(areas) < 0.65
+    assert max(areas) > 0.9
+    flipped = [flipping(image, row).tobytes() != image.tobytes() for row in range(500)]
+    assert 0.4 < np.mean(flipped) < 0.6
+    assert Augmentation(1, False)(image, 0) is image
+
+
+def test_only_images_of_training_are_drawn(tmp_path: Path) -> None:
+    photos, model = write_photos(tmp_path / "photos"), str(write_vit(tmp_path / "vit"))
+    recipe = ImageRecipe(dataset=str(photos), model=model)
+    collate = recipe.data_collator()
+    for split, changes in {"train": True, "validation": False, "test": False}.items():
+        rows = [recipe.prepared[split][index] for index in range(4)]
+        collate.set_epoch(0)
+        first = collate(rows)["pixel_values"]
+        collate.set_epoch(1)
+        assert torch.equal(collate(rows)["pixel_values"], first) != changes
+    plain = ImageRecipe(dataset=str(photos), model=model, crop_scale=1.0, horizontal_flip=False)
+    rows = [plain.prepared["train"][0]]
+    image = Image.open(rows[0]["image"]["path"])
+    processor = ViTImageProcessorPil.from_pretrained(model)
+    expected = processor(image, return_tensors="pt")["pixel_values"]
+    assert torch.equal(plain.data_collator()(rows)["pixel_values"], expected)
+    with pytest.raises(UserError, match=r"--crop_scale 0: expected a share of the area, above 0"):
+        ImageRecipe(dataset=str(photos), crop_scale=0)
