@@ -21,7 +21,5 @@ class Text(TextRecipe):
         num_train_epochs=1,
     )
 
-    text_column: str = option("", "column that holds the text (unset: the one that obviously does)")
-    label_column: str = option(
-        "", "column that holds the label (unset: the one that obviously does)"
-    )
+    text_column: str = option("", "column that holds the text (unset: one with a usual name)")
+    label_column: str = option("", "column that holds the label (unset: one with a usual name)")

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, DatasetDict, List, Value
+from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, arrow
 from finetune.data.comma_list import format_option, split_values
 from finetune.data.label_columns import (
     LabelColumn,
     list_names,
-    parse_list,
     parse_number,
     source_rows,
 )
@@ -24,13 +23,12 @@ from finetune.data.prediction_columns import is_own
 from finetune.data.row_findings import refuse_or_drop
 from finetune.errors import Report, UserError, suggestion
 
-#: Rows that are looked at to find a column, spread over the data.
-_SAMPLED_ROWS = 1000
 _USUAL_NAMES = {
     "text": ("text", "sentence", "review", "body", "content", "message", "comment"),
+    "image": ("image", "img", "picture", "photo", "file", "path"),
     "label": ("label", "labels", "class", "category", "target"),
 }
-_FEWEST_WORDS, _MOST_CLASSES, _LONGEST_EXAMPLE = 3, 100, 60
+_LONGEST_EXAMPLE = 60  # characters
 
 
 def parse_names(flag: str, text: Any) -> list[str]:
@@ -101,13 +99,13 @@ def _require_texts(dataset: DatasetDict, flag: str, column: str, report: Report)
 def drop_own_columns(dataset: DatasetDict, columns: Sequence[str], report: Report) -> DatasetDict:
     """Return ``dataset`` without columns that the toolkit writes, unless they are ``columns``."""
     names = dict.fromkeys(name for rows in dataset.values() for name in rows.column_names)
-    taken = [name for name in names if is_own(name) and name not in columns]
-    if taken:
+    clashes = [name for name in names if is_own(name) and name not in columns]
+    if clashes:
         why = "the toolkit writes columns of these names; rename to keep"
-        report.info(f"dropped from the data: {list_names(taken)} ({why})")
+        report.info(f"dropped from the data: {list_names(clashes)} ({why})")
     return DatasetDict(
         {
-            split: rows.remove_columns([name for name in taken if name in rows.column_names])
+            split: rows.remove_columns([name for name in clashes if name in rows.column_names])
             for split, rows in dataset.items()
         }
     )
@@ -159,60 +157,36 @@ def _has_text(rows: Dataset, column: str) -> np.ndarray:
     return np.concatenate(has_text)
 
 
-def find_columns(rows: Dataset, texts: Sequence[str], label: str) -> tuple[list[str], str]:
-    """Return the columns of the texts and of the label; those that are empty are found here.
+def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return the columns of each kind: those that are named, or else the one with a usual name.
 
-    A column with a usual name is taken, such as ``text`` or ``label``. Otherwise a text has three
-    words or more on average and is mostly unlike the others; a label is one of at most 100 values,
-    or a list of such, that occur four times or more on average.
+    Args:
+        rows: Of training.
+        columns: The columns by kind, ``text``, ``image`` or ``label``; empty ones are found.
 
     Raises:
-        UserError: If not exactly one column can be it; it lists all, with an example of each.
+        UserError: If no column has a usual name, or several, none of which is called as its kind;
+            it lists all, with an example of each.
     """
-    columns = _sample(rows)
-    chosen = {"text": [*texts], "label": [label] if label else []}
-    mistakes = []
-    for kind, fits in (("text", _are_texts), ("label", _are_classes)):
-        if chosen[kind]:
-            continue
-        names = [name for name in columns if name not in {*chosen["text"], label}]
-        usual = [name for name in names if name.lower() in _USUAL_NAMES[kind]]
-        fitting = [name for name in usual or names if fits(columns[name])]
-        chosen[kind] = usual if len(usual) == 1 else fitting
-        if len(chosen[kind]) != 1:
-            problem = f"several columns could be the {kind}" if fitting else f"no clear {kind}"
-            mistakes.append(f"--{kind}_column: {problem}; the columns, with an example each:")
+    reserved = {name for names in columns.values() for name in names}
+    names = [name for name in rows.column_names if name not in {ROW, *reserved}]
+    chosen, mistakes = list[list[str]](), list[str]()
+    for kind, of_kind in columns.items():
+        usual = [name for name in of_kind if name]
+        if not usual:
+            usual = [name for name in names if name.lower() in _USUAL_NAMES[kind]]
+            usual = [kind] if kind in usual else usual
+            if len(usual) != 1:
+                problem = "several columns are" if usual else "no column is"
+                mistakes.append(
+                    f"--{kind}_column: {problem} called {' or '.join(_USUAL_NAMES[kind])}; the "
+                    "columns, with an example each:"
+                )
+        chosen.append(usual)
     if mistakes:
-        for name, values in columns.items():
-            example = repr(values[0]) if values else "no value"
-            mistakes[-1] += f"\n  {name}: {shorten(example, _LONGEST_EXAMPLE, placeholder='…')}"
+        example = rows.with_format("arrow")[:1]
+        for name in [name for name in rows.column_names if name != ROW]:
+            cell = ", ".join(map(repr, example[name].to_pylist()))
+            mistakes[-1] += f"\n  {name}: {shorten(cell, _LONGEST_EXAMPLE, placeholder='…')}"
         raise UserError(*mistakes)
-    return chosen["text"], chosen["label"][0]
-
-
-def _sample(rows: Dataset) -> dict[str, list[Any]]:
-    """Return values of each column that are not missing; none of objects or images."""
-    places = np.unique(np.linspace(0, max(0, len(rows) - 1), _SAMPLED_ROWS, dtype=int))
-    some, columns = rows.select(places[: len(rows)]), {}
-    for name, feature in rows.features.items():
-        inner = feature.feature if isinstance(feature, List) else feature
-        if name != ROW:
-            cells = some[name][:] if isinstance(inner, Value | ClassLabel) else []
-            columns[name] = [cell for cell in cells if cell is not None and cell != ""]
-    return columns
-
-
-def _are_texts(values: Sequence[Any]) -> bool:
-    if not values or not all(isinstance(value, str) for value in values):
-        return False
-    words = np.mean([len(value.split()) for value in values])
-    return bool(words >= _FEWEST_WORDS) and len(set(values)) > len(values) / 2
-
-
-def _are_classes(values: Sequence[Any]) -> bool:
-    lists = [parse_list(value) for value in values]
-    cells = [
-        [value] if labels is None else labels for value, labels in zip(values, lists, strict=True)
-    ]
-    labels = [repr(label) for cell in cells for label in cell]
-    return 2 <= len({*labels}) <= min(_MOST_CLASSES, len(labels) // 4)
+    return chosen

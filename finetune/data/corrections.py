@@ -293,10 +293,10 @@ def _match_labels(cell: str, labels: Sequence[Sequence[str]]) -> list[bool]:
     if not labels or (not cell.strip() and len(newest) == 1):
         return [True] * len(labels)
     ranks = [
-        [versions[-1] == cell, cell in versions, any(_is_same_label(cell, v) for v in versions)]
+        (versions[-1] == cell, cell in versions, any(_is_same_label(cell, v) for v in versions))
         for versions in labels
     ]
-    if (best := max(ranks)) == [False] * 3:
+    if not any(best := max(ranks)):
         raise UserError(
             f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted(newest)))} for "
             "this row: it must say which row is meant; only 'new_label' is edited"

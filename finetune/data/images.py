@@ -1,4 +1,4 @@
-"""Images: which column has them, what is wrong with them, and their pixels as RGB.
+"""Images: in a table or in folders, what is wrong with them, and their pixels as RGB.
 
 Whatever a file holds becomes eight bits of red, green and blue, upright. Transparent pixels become
 white; ``transformers.pipeline`` ignores transparency and clips 16 bits.
@@ -18,8 +18,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features, Value
 from PIL import Image, ImageOps
 
-from finetune.data import ROW
-from finetune.data.files_of_splits import SPLITS, find_classes, guess_split, is_hidden
+from finetune.data.files_of_splits import SPLITS, find_classes, is_hidden
 from finetune.data.row_findings import refuse_or_drop
 from finetune.data.sources import number_rows
 from finetune.errors import Report, UserError
@@ -30,7 +29,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _BATCH = 512  # images in memory, not decoded
 _THREADS = min(8, os.cpu_count() or 1)
 _THUMBNAIL = 64  # pixels
-_SAMPLED_ROWS = 200
 _MOST_NAMED = 5
 
 
@@ -87,31 +85,6 @@ def read_bytes(image: Mapping[str, Any]) -> bytes:
     """Return the bytes of an image, from its file if the data has only its path."""
     content = image.get("bytes")
     return bytes(content) if content is not None else Path(str(image["path"])).read_bytes()
-
-
-def find_image_column(rows: Dataset, label_column: str, report: Report) -> str:
-    """Return the only column of images, or else the only one of paths of images.
-
-    It is not the column of the labels, which may be empty if that is not known.
-
-    Raises:
-        UserError: If not exactly one column holds images or paths.
-    """
-    names = [name for name in rows.column_names if name not in (ROW, label_column)]
-    kinds = {name: _holds(rows, name) for name in names}
-    columns = [name for name in names if kinds[name] == "images"]
-    for name in names if not columns else []:
-        cells = rows.select_columns(name)[:_SAMPLED_ROWS][name] if kinds[name] else []
-        paths = [cell for cell in cells if cell is not None]
-        if paths and all(Path(path).suffix.lower() in SUFFIXES for path in paths):
-            columns.append(name)
-    if len(columns) != 1:
-        report.fail(
-            "--image_column: expected one column of images or of paths that end in "
-            f"{', '.join(SUFFIXES)}, found {' and '.join(columns) or 'none'} (available: "
-            f"{', '.join(names)})"
-        )
-    return str(columns[0])
 
 
 def _holds(rows: Dataset, column: str) -> str:
@@ -211,15 +184,6 @@ def are_folders(dataset: str) -> bool:
     )
 
 
-def are_class_folders(dataset: str) -> bool:
-    """Return whether a data set is a directory of folders of classes, not of splits."""
-    return are_folders(dataset) and not any(
-        guess_split(folder.name) and any(path.is_dir() for path in folder.iterdir())
-        for folder in Path(dataset).expanduser().iterdir()
-        if folder.is_dir()
-    )
-
-
 def read_folders(dataset: str, report: Report) -> DatasetDict:
     """Return ``_row``, ``image``, ``file`` and ``label`` of the images below a directory.
 
@@ -229,23 +193,23 @@ def read_folders(dataset: str, report: Report) -> DatasetDict:
         UserError: If it holds no folders of classes.
     """
     directory = Path(dataset).expanduser()
-    found = find_classes(directory, SUFFIXES, {})
-    if found is None:
+    folders = find_classes(directory, SUFFIXES, {})
+    if folders is None:
         report.fail(
             f"{directory}: expected a folder of images ({', '.join(SUFFIXES)}) for each "
             "class, or --dataset TABLE with a table of paths and labels"
         )
-    for fact in found.facts:
+    for fact in folders.facts:
         report.info(fact)
     features = Features(
         {"file": Value("string"), "label": Value("string"), "image": datasets.Image()}
     )
     splits = {}
-    for split, paths in found.files.items():
+    for split, paths in folders.files.items():
         columns = {
             "image": [str(path.absolute()) for path in paths],
             "file": [str(path.relative_to(directory)) for path in paths],
-            "label": found.labels[split],
+            "label": folders.labels[split],
         }
         splits[split] = Dataset.from_dict(columns, features)
     return number_rows(DatasetDict(splits))

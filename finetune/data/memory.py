@@ -7,6 +7,7 @@ that ``launch`` starts and in the command that resumes.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -72,11 +73,9 @@ def read(name: str) -> dict[str, Dataset]:
     Raises:
         UserError: If they are no longer in the cache.
     """
-    directory = _directory(name)
-    try:
+    directory, splits = _directory(name), {}
+    with contextlib.suppress(pa.ArrowException, OSError):  # damaged, or removed meanwhile
         splits = {split: Dataset.from_file(f"{directory}/{split}.arrow") for split in names(name)}
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{name}: {directory}: {error}; pass the rows again") from error
     if not splits:
         raise UserError(
             f"{name}: rows that were passed in Python and are no longer in the cache; pass them "

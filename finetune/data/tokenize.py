@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset, DatasetDict, arrow_dataset
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
@@ -29,7 +30,7 @@ from finetune.data import caches, parts
 from finetune.data.digests import TEXTS, fingerprint
 from finetune.data.encoding import Encoder
 from finetune.data.windows import COLUMN, Windows, documents_of
-from finetune.errors import RunError, UserError
+from finetune.errors import RunError
 from finetune.runtime import activity
 
 _VERSION = 3  # increment when the same rows should yield other files
@@ -61,7 +62,7 @@ def tokenize(
 
     Raises:
         RunError: If a process that tokenizes was killed.
-        UserError: If the cache is damaged, or cannot be written.
+        UserError: If the cache cannot be written.
     """
     encode, tokenized = _Encode(encoder, targets, windows), DatasetDict()
     for split, rows in dataset.items():
@@ -77,12 +78,19 @@ def tokenize(
         options = dict(new_fingerprint=key, cache_file_name=f"{directory}/rows.arrow")
         try:
             with _lock(directory):
-                tokenized[split] = _map(rows, encode, work, count, **options)
+                try:
+                    tokenized[split] = _map(rows, encode, work, count, **options)
+                    documents = documents_of(tokenized[split])
+                    texts = tokenized[split] if documents is None else np.unique(documents)
+                    is_damaged = len(texts) != len(rows)
+                except (pa.ArrowInvalid, OSError):
+                    is_damaged = True
+                if is_damaged:
+                    for path in directory.glob("*.arrow"):
+                        path.unlink()
+                    tokenized[split] = _map(rows, encode, work, count, **options)
         except OSError as error:
             raise caches.unwritable(error) from error
-        documents = documents_of(tokenized[split])
-        if len(rows) != len(tokenized[split] if documents is None else np.unique(documents)):
-            raise UserError(f"the cache {directory} is damaged: remove it, and start again")
     return tokenized
 
 

@@ -42,9 +42,7 @@ class ImageRecipe(Recipe, ImageOptions):
     dataset: str = option(
         "", "folder with a folder for each class, table of paths and labels, or name on the Hub"
     )
-    label_column: str = option(
-        "", "column that holds the label (unset: the one that obviously does)"
-    )
+    label_column: str = option("", "column that holds the label (unset: one with a usual name)")
 
     def load(self) -> DatasetDict:
         return self.labelled(self.read())
@@ -67,11 +65,8 @@ class ImageRecipe(Recipe, ImageOptions):
         from finetune.data.label_columns import LabelOptions, parse_label_map
         from finetune.recipe import rows
 
-        train, label = dataset["train"], self.label_column
-        image = self.image_column or images.find_image_column(train, label, self.report)
-        if not label:
-            has_label = "label" in train.column_names and image != "label"
-            label = "label" if has_label else columns.find_columns(train, [image], "")[1]
+        named = {"image": [self.image_column], "label": [self.label_column]}
+        (image,), (label,) = columns.find_columns(dataset["train"], named)
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label

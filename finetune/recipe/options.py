@@ -150,7 +150,7 @@ class TextOptions(ModelOptions):
 class ImageOptions(ModelOptions):
     """The column of images, and what training changes in them."""
 
-    image_column: str = _image("", "column of images or paths (unset: the one that obviously is)")
+    image_column: str = _image("", "column of images or paths (unset: one with a usual name)")
     crop_scale: float = _image(
         0.5, "least share of the area that random crops of training keep (1: no crops)"
     )

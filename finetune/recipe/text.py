@@ -89,15 +89,15 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data import columns
 
         texts = self.columns_read() if self.text_columns or self.text_column else []
-        (label, *_) = self._labels_read()
-        if texts and label:
+        labels = self._labels_read()
+        if texts and labels[0]:
             return
-        texts, label = columns.find_columns(rows, texts, label)
+        texts, labels = columns.find_columns(rows, {"text": texts, "label": labels})
         if not self.text_columns:
             self.text_column = texts[0]
         if not self.label_columns:
-            self.label_column = label
-        self.note(f"columns: {' and '.join(map(repr, texts))} is the text, {label!r} the label")
+            self.label_column = labels[0]
+        self.note(f"columns: {' and '.join(map(repr, texts))} is the text, {labels[0]!r} the label")
 
     def columns_read(self) -> list[str]:
         from finetune.data.columns import parse_names

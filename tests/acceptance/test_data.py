@@ -387,7 +387,8 @@ def test_images_have_their_pixels_and_labels(layout: str, tmp_path: Path) -> Non
         images = [{"bytes": path.read_bytes(), "path": path.name} for path in files]
         labels = [path.parent.name for path in files]
         Dataset.from_dict({"image": images, "label": labels}).to_parquet(source)
-    loaded = Image(dataset=str(source), model="none").load()
+    columns = {"label_column": "kind"} if layout == "paths" else {}
+    loaded = Image(dataset=str(source), model="none", **columns).load()
     assert set(loaded) == set(splits)
     for name, paths in splits.items():
         rows = loaded[name]
