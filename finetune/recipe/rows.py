@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from datasets import DatasetDict
 
-from finetune.data import corrections, labels, requirements, sources
+from finetune.data import ROW, corrections, labels, requirements, sources
 from finetune.data.comma_list import split_values
 from finetune.data.row_index import Plan
 from finetune.runtime import hub
@@ -48,12 +48,15 @@ def warn_of_missing_header(recipe: Recipe, dataset: DatasetDict, text: str, labe
         return
     for split, rows in dataset.items():
         if column := sources.names_are_values(rows, [text, label]):
+            columns = [name for name in rows.column_names if name != ROW]
+            names = {text: "text", label: "label"}
+            line = ",".join(names.get(name, f"column_{i}") for i, name in enumerate(columns, 1))
             recipe.report.warning(
                 f"the first line of the {split} data looks like a row, not like column names: "
                 f"'{column}' is both the name of a column and a value in it",
                 "missing_header",
                 split=split,
-                fix="add a line with the names of the columns on top",
+                fix=f"add a line with the names of the columns on top, such as '{line}'",
             )
 
 
