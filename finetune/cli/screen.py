@@ -48,7 +48,7 @@ class Screen:
                 _end(event)
                 if event.profiled:
                     console.say(f"trace and slowest operators: {event.run.path}/profile")
-                elif event.run.manifest.arguments.get("profile"):
+                elif event.run.manifest.arguments.get("profile", "None") not in (None, "None"):
                     console.say("--profile: too few steps were left, none was profiled")
             case events.Interrupted():
                 (console.say if self._has_started else console.tell)(f"\n{event}")
