@@ -126,8 +126,8 @@ MUTATIONS = (
     Mutation(
         "the config file wins over flags",
         "finetune/config/settings.py",
-        'user_options = {**_read_config(parser, from_flags.get("config"), report), **from_flags}',
-        'user_options = {**from_flags, **_read_config(parser, from_flags.get("config"), report)}',
+        "user_options = merge_options(config, from_flags)",
+        "user_options = merge_options(from_flags, config)",
         ("A5",),
     ),
     Mutation(

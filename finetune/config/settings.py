@@ -23,7 +23,7 @@ from finetune.errors import Report, UserError, masked
 from finetune.recipe import Recipe, catalog
 from finetune.recipe.options import comma_lists
 from finetune.runtime import distributed, hub
-from finetune.training.options import find_type_mistake
+from finetune.training.options import find_type_mistake, merge_options
 
 if TYPE_CHECKING:
     from finetune.config.parser import RecipeParser
@@ -69,7 +69,8 @@ class Settings:
 
         parser, report = RecipeParser(catalog.find(recipe), more_flags), Report()
         from_flags = parser.read(flags, report)
-        user_options = {**_read_config(parser, from_flags.get("config"), report), **from_flags}
+        config = _read_config(parser, from_flags.get("config"), report)
+        user_options = merge_options(config, from_flags)
         words = [*distributed.launcher(), "-m", "finetune", recipe]
         for group in group_flags(flags):
             is_token = group[0].replace("-", "_").startswith("__hub_token")
@@ -109,7 +110,7 @@ class Settings:
 
             keywords["dataset"] = memory.store(keywords["dataset"])
         config = _read_config(parser, keywords.get("config"), report)
-        user_options = {**config, **changed, **keywords}
+        user_options = merge_options({**config, **changed}, keywords)
         words = [repr(catalog.origin(recipe_class))]
         for name, value in user_options.items():
             words.append(f"{name}={'***' if name == 'hub_token' else value!r}")
@@ -135,8 +136,8 @@ class Settings:
                 "self.dataset, write `dataset: str = ...` in the class"
             )
         embedded = recipe.embedded if user_options.get("embedded") else {}
-        overrides = {name: value for name, value in embedded.items() if name not in user_options}
-        merged = {**overrides, **user_options}
+        merged = merge_options(embedded, user_options)
+        overrides = {name: merged[name] for name in merged if name not in user_options}
         training = {name: merged[name] for name in merged if name not in {*names, *RUN_OPTIONS}}
         hub_token = training.pop("hub_token", None)
         directory = training.get("output_dir", recipe.defaults()["output_dir"])

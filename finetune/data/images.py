@@ -184,16 +184,17 @@ def are_folders(dataset: str) -> bool:
     )
 
 
-def read_folders(dataset: str, report: Report) -> DatasetDict:
+def read_folders(dataset: str, split_names: Mapping[str, str], report: Report) -> DatasetDict:
     """Return ``_row``, ``image``, ``file`` and ``label`` of the images below a directory.
 
-    ``report`` gets a fact about files that are not read.
+    ``split_names`` are those of ``--dataset_splits``; ``report`` gets a fact about files that are
+    not read.
 
     Raises:
         UserError: If it holds no folders of classes.
     """
     directory = Path(dataset).expanduser()
-    folders = find_classes(directory, SUFFIXES, {})
+    folders = find_classes(directory, SUFFIXES, split_names)
     if folders is None:
         report.fail(
             f"{directory}: expected a folder of images ({', '.join(SUFFIXES)}) for each "

@@ -215,7 +215,7 @@ def _copy(path: Path, options: ReadOptions) -> tuple[datasets.Dataset, dict[str,
         if copy is None:
             _FileBuilder(path, options, key).download_and_prepare(verification_mode="no_checks")
             if _digest(path) != digest:
-                shutil.rmtree(hub.caches()["datasets"] / FOLDER / key)
+                shutil.rmtree(_folder(key))
                 raise UserError(f"{path} has changed while it was read: start again")
             copy = _load_copy(path, options, key)
             assert copy is not None
@@ -225,9 +225,12 @@ def _copy(path: Path, options: ReadOptions) -> tuple[datasets.Dataset, dict[str,
 def _load_copy(
     path: Path, options: ReadOptions, key: str
 ) -> tuple[datasets.Dataset, dict[str, Any]] | None:
-    """Return a copy, mapped into memory; None if there is none. A damaged one is removed."""
-    folder = hub.caches()["datasets"] / FOLDER / key
-    if not folder.exists():
+    """Return a copy, mapped into memory; None if there is none. A damaged one is removed.
+
+    The library renames a copy into its place when it is complete; beside it another process may be
+    writing one.
+    """
+    if not (folder := _folder(key)).exists():
         return None
     with contextlib.suppress(pa.ArrowException, OSError, ValueError, KeyError, TypeError):
         builder = _FileBuilder(path, options, key)
@@ -236,6 +239,11 @@ def _load_copy(
             return rows, layout
     shutil.rmtree(folder)
     return None
+
+
+def _folder(key: str) -> Path:
+    """Return where the library keeps a copy: below the version of its builder."""
+    return hub.caches()["datasets"] / FOLDER / key / "0.0.0"
 
 
 def _digest(path: Path) -> str:

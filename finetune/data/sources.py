@@ -114,7 +114,7 @@ class Source:
             UserError: If the source does not exist or cannot be read.
         """
         report = report or Report()
-        self._refuse_options()
+        self.refuse_options()
         if self.kind == "memory":
             stored = memory.read(self.dataset)
             splits = select_splits(self.dataset, stored, self.split_names, report)
@@ -171,13 +171,13 @@ class Source:
             start = end
         return [places[row] for row in rows]
 
-    def _refuse_options(self) -> None:
-        """Refuse what does not apply to this kind of source."""
+    def refuse_options(self, *, has_text: bool = True) -> None:
+        """Refuse what does not apply to this kind of source, or to files without text."""
         if not self.dataset:
             raise UserError("--dataset is required: this recipe has no data set of its own")
         of_hub = {"--dataset_revision": self.revision, "--dataset_config": self.config}
         misplaced = {} if self.kind == "hub" else of_hub
-        misplaced |= {} if self.kind == "local" else self.options.flags
+        misplaced |= {} if self.kind == "local" and has_text else self.options.flags
         if self.kind == "embedded" and self.split_names:
             misplaced["--dataset_splits"] = "..."
         mistakes = [

@@ -159,7 +159,7 @@ def _precision(run: Run) -> str:
     """Return the precision of the training, or fp32 where nothing computes in fp16."""
     import torch
 
-    recorded = str(run.manifest.arguments.get("precision", "fp32"))
+    recorded = str(run.manifest.launch.precision)
     return "fp32" if recorded == "fp16" and not torch.accelerator.is_available() else recorded
 
 

@@ -88,7 +88,7 @@ def predict(
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
     elif memory.is_table(data):  # of polars, for instance
-        frame = arrow.plain(pa.table(data)).to_pandas()
+        frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
     else:
         frame = _frame(data, text_names(loaded.recipe(scores=False), options))
         if isinstance(data, pd.Series):

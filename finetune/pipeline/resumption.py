@@ -116,6 +116,8 @@ def find(
         return None
     if request not in ("resume", "last"):
         return _find_path(Path(request).expanduser(), output_dir, verifies=verifies)
+    if renames:
+        checkpoint.restore_replaced(output_dir)
     manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
     saved = [path for path in paths if (path / Checkpoint.NAME).exists()]
     newest, problems = checkpoint.newest_complete(output_dir) if verifies else (None, [])

@@ -5,6 +5,7 @@ a training, and folded into the last layer of the model after it.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from transformers import EvalPrediction
 from finetune.errors import UserError
 from finetune.models import head
 from finetune.recipe import Recipe
+from finetune.runtime.signals import Stopped
 
 if TYPE_CHECKING:
     from transformers.trainer_utils import PredictionOutput
@@ -63,6 +65,24 @@ def in_evaluations(trainer: Trainer, task: Task[Any]) -> Iterator[None]:
         yield
     finally:
         trainer.compute_metrics = compute
+
+
+@contextlib.contextmanager
+def unfolded_if_stopped(trainer: Trainer, task: Task[Any]) -> Iterator[None]:
+    """Give the last layer its weights back if a signal stops what follows the training: a resumed
+    run fits and folds again.
+    """
+    if task == task.without_thresholds():
+        yield
+        return
+    assert trainer.model is not None
+    layer = head.last_linear(trainer.model, task.width)
+    weights = copy.deepcopy(layer.state_dict())
+    try:
+        yield
+    except Stopped:
+        layer.load_state_dict(weights)
+        raise
 
 
 def folded(

@@ -211,12 +211,12 @@ def _train_and_predict(
     trainer.require_finite()
     trainer.require_finite_weights()
     try:
-        assert trainer.model is not None
-        validation = trainer.predict_evaluated()
-        validation, calibration = thresholds.folded(trainer, recipe.kind, validation)
-        with explain_full_disk(prepared.settings.output_dir, "writing the model"):
-            trainer.save_model()
-        test = trainer.predict(recipe.prepared["test"])
+        with thresholds.unfolded_if_stopped(trainer, recipe.kind):
+            validation = trainer.predict_evaluated()
+            validation, calibration = thresholds.folded(trainer, recipe.kind, validation)
+            with explain_full_disk(prepared.settings.output_dir, "writing the model"):
+                trainer.save_model()
+            test = trainer.predict(recipe.prepared["test"])
     except Stopped:
         if not trainer.args.load_best_model_at_end:  # or the best has taken the place of the last
             trainer.save_stopped()

@@ -216,6 +216,8 @@ class Request:
                 chunk, has_value = chunks.popleft()
                 yield chunk, self._added_columns(logits, has_value)
         except UserError as error:
+            if "cannot be decoded" not in str(error):
+                raise
             raise UserError(*self._find_undecodable() or error.mistakes) from error
 
     def _find_undecodable(self) -> list[str]:

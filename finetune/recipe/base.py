@@ -116,6 +116,12 @@ class Recipe(RecipeOptions):
 
     def read(self) -> DatasetDict:
         """Return the rows of the source as they are, with the column ``_row``."""
+        self.row_source = self._find_source()
+        self.report.locate = self.row_source.locate
+        return self.row_source.load(self.report)
+
+    def _find_source(self) -> Source:
+        """Return the source that the options name."""
         from finetune.data.files_of_splits import parse_split_names
         from finetune.data.read import ReadOptions
         from finetune.data.sources import Source
@@ -127,11 +133,7 @@ class Recipe(RecipeOptions):
             sheet=self.sheet,
         )
         splits = parse_split_names(self.dataset_splits)
-        self.row_source = Source(
-            self.dataset, self.dataset_revision, self.dataset_config, splits, options
-        )
-        self.report.locate = self.row_source.locate
-        return self.row_source.load(self.report)
+        return Source(self.dataset, self.dataset_revision, self.dataset_config, splits, options)
 
     def check(self) -> None:
         """Raise a ``UserError`` if options cannot work with the model; no data is read yet."""

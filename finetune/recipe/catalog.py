@@ -46,8 +46,12 @@ def summary(name: str) -> str:
     return f"from {point.value}"
 
 
-def find(name: str) -> type[Recipe]:
+def find(name: str, *, reload: bool = True) -> type[Recipe]:
     """Return the recipe class of a name: ``yelp``, ``path/to/mine.py`` or an entry point.
+
+    Args:
+        name: The name.
+        reload: Whether a file that was edited since it was imported is imported again.
 
     Raises:
         UserError: If there is none, or if the file does not define exactly one recipe.
@@ -58,9 +62,10 @@ def find(name: str) -> type[Recipe]:
     if name.endswith(".py"):
         path = Path(name).expanduser().resolve()
         _import_package()  # a recipe may derive from one of them
-        return _only_recipe(
-            code_files.imported(path) or code_files.import_file(path, "recipe"), name
-        )
+        module = code_files.imported(path)
+        if module is None or (reload and code_files.has_changed(module, path, "recipe")):
+            module = code_files.import_file(path, "recipe")
+        return _only_recipe(module, name)
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
@@ -79,7 +84,7 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
                 f"{manifest} names the recipe '{name}', not installed{_available(name)}"
             )
         code_files.refuse_untrusted([Path(name)], "recipe", manifest)
-    return find(name)
+    return find(name, reload=False)
 
 
 def trust(name: str, tell: Callable[[str], object]) -> None:

@@ -19,6 +19,8 @@ from types import ModuleType
 from finetune.errors import UserError
 from finetune.runtime.importing import import_source, path_below_cwd, read_source
 
+_SHA256 = "__sha256__"  # of the source, an attribute of a module that is imported here
+
 
 def is_path(name: object) -> bool:
     """Return whether a name is that of a file or directory rather than of something installed."""
@@ -65,7 +67,15 @@ def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = No
         del sys.modules[name]  # of an earlier version of the file
     sys.modules[package] = parent = ModuleType(package)
     parent.__path__ = [str(path.parent)]
-    return import_source(f"{package}.{path.stem}", path, source, path_below_cwd(path))
+    module = import_source(f"{package}.{path.stem}", path, source, path_below_cwd(path))
+    setattr(module, _SHA256, sha256)
+    return module
+
+
+def has_changed(module: ModuleType, path: Path, kind: str) -> bool:
+    """Return whether a file differs from what :func:`import_file` imported."""
+    imported_hash = getattr(module, _SHA256, None)
+    return imported_hash is not None and imported_hash != read_source(path, kind)[1]
 
 
 def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_type_hints
 
 from finetune.data.comma_list import format_option, split_values
 from finetune.errors import Report, UserError
-from finetune.training.options import BATCH_SIZES, find_type_mistake
+from finetune.training.options import find_type_mistake, merge_options
 
 
 def option(default: Any, help: str, form: str | None = None, *, group: str = "") -> Any:
@@ -202,10 +202,7 @@ def declare(cls: Any) -> None:
         cls.trainer_kwargs = cls.parts
     for attribute in ("training", "embedded"):
         values = vars(cls).get(attribute, {})
-        replaced = () if values.keys().isdisjoint(BATCH_SIZES) else BATCH_SIZES
-        defaults = getattr(super(cls, cls), attribute)
-        remaining = {name: defaults[name] for name in defaults if name not in replaced}
-        setattr(cls, attribute, {**remaining, **values})
+        setattr(cls, attribute, merge_options(getattr(super(cls, cls), attribute), values))
 
 
 # ---- mistakes in values --------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from datasets import Dataset, Image, Value
 
-from finetune.data import ROW, digests, images
+from finetune.data import ROW, arrow, digests, images
 from finetune.data.prediction_columns import DIGEST, RENAMED, THUMBNAIL, USER_COLUMNS, free_name
 from finetune.runs.run import LOGITS, PREDICTIONS
 from finetune.runtime.files import replacing
@@ -77,14 +78,22 @@ def write(
         )
         columns[THUMBNAIL] = _thumbnails(rows, wrong)
     new_names = {name: free_name(name, user_columns) for name in columns}
-    ids = rows["id" if "id" in user_columns else ROW][:]
+    ids = _values(rows, "id" if "id" in user_columns else ROW)
     table = {"id": ids, **{new_names[name]: values for name, values in columns.items()}}
-    frame = pd.DataFrame(table | {name: rows[name][:] for name in user_columns})
+    frame = pd.DataFrame(table | {name: _values(rows, name) for name in user_columns})
     frame.attrs[USER_COLUMNS] = user_columns
     frame.attrs[RENAMED] = {name: new for name, new in new_names.items() if name != new}
     with replacing(directory / PREDICTIONS) as new:
         frame.to_parquet(new, index=False)
     return logits
+
+
+def _values(rows: Dataset, name: str) -> Any:
+    """Return the values of a column; integers beside missing ones stay integers."""
+    column = arrow.column(rows, name)
+    if pa.types.is_integer(column.type) and column.null_count:
+        return column.to_pandas(integer_object_nulls=True).convert_dtypes()
+    return rows[name][:]
 
 
 def _thumbnails(rows: Dataset, numbers: Iterable[int]) -> list[bytes | None]:

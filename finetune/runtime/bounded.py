@@ -26,13 +26,6 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer | None:
     return answers[0] if answers else None
 
 
-def resolve(name: str) -> list[str]:
-    """Return the addresses of a name, in the resolver's order; none after a second."""
-
-    entries = within(SECONDS, lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
-    return [str(entry[4][0]) for entry in entries or ()]
-
-
 def accepts(host: str, port: int) -> bool:
     """Return whether a connection to this port is made within a second, the look-up included."""
     connection = within(SECONDS, lambda: socket.create_connection((host, port), timeout=SECONDS))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import time
 import traceback
@@ -17,9 +18,9 @@ from finetune.errors import RunError, UserError, masked
 from finetune.runtime import distributed, signals
 from finetune.runtime.terminal import visible
 
-#: Seconds in which a launcher ends the other processes (torchrun polls ten times a second), and in
-#: which a process that has reported is gone.
-_LAUNCHER_ENDS_US_WITHIN, _ENDS_WITHIN = 3.0, 2.0
+#: Seconds in which a launcher ends the other processes (torchrun polls ten times a second, if it
+#: gets a core), and in which a process that has reported is gone.
+_LAUNCHER_ENDS_US_WITHIN, _ENDS_WITHIN = 15.0, 2.0
 _MOST_TURNS = 10
 
 
@@ -43,9 +44,11 @@ def keep_secrets() -> None:
 
 
 def _wait_to_be_ended() -> None:
-    """Wait for the launcher; the processes of a machine one after the other."""
-    turn = min(distributed.ranks().local_rank, _MOST_TURNS)
-    time.sleep(_LAUNCHER_ENDS_US_WITHIN + _ENDS_WITHIN * turn)
+    """Wait for the launcher as long as it runs; the processes of a machine one after the other."""
+    launcher, end = os.getppid(), time.monotonic() + _LAUNCHER_ENDS_US_WITHIN
+    while os.getppid() == launcher and time.monotonic() < end:
+        time.sleep(0.1)
+    time.sleep(_ENDS_WITHIN * min(distributed.ranks().local_rank, _MOST_TURNS))
 
 
 def refuse(error: UserError) -> int:

@@ -1,6 +1,4 @@
-"""What the name of a file says of its format: rows as text or Arrow, compressed or not; and what
-its beginning says of its name.
-"""
+"""What the name of a file says of its format: rows as text or Arrow, compressed or not."""
 
 from __future__ import annotations
 
@@ -20,14 +18,6 @@ QUOTING = ("auto", "minimal", "none")
 #: With which a formula begins, also written in full width.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
 COMPRESSIONS = (".gz", ".bz2", ".zst", ".zip")
-#: How files of other formats begin, by their suffix.
-_BEGINNINGS = {
-    b"\x1f\x8b": ".gz",
-    b"BZh": ".bz2",
-    b"\x28\xb5\x2f\xfd": ".zst",
-    b"PK\x03\x04": ".zip",
-    b"PAR1": ".parquet",
-}
 
 
 def suffix(path: str | Path) -> str:
@@ -46,26 +36,6 @@ def compression(path: str | Path) -> str:
     """Return the suffix of the compression of a file in lower case, empty of any other file."""
     outer = Path(path).suffix.lower()
     return outer if outer in COMPRESSIONS else ""
-
-
-def renamed(path: Path) -> str:
-    """Return what a file of text has to be called for what it begins with, such as ``a.csv.gz``;
-    empty if that is its name, or not known.
-    """
-    with path.open("rb") as file:
-        beginning = file.read(64)
-    new_suffix = next(
-        (each for start, each in _BEGINNINGS.items() if beginning.startswith(start)), ""
-    )
-    is_text = len(beginning) > 4 and all(byte > 8 for byte in beginning)
-    if not (new_suffix or is_text):
-        return ""
-    uncompressed = path.with_suffix("") if compression(path) else path
-    if new_suffix == ".zip" and uncompressed == path:
-        return f"{path.name}.zip, or to {path.stem}.xlsx if it is a spreadsheet"
-    keeps_suffix = new_suffix in ("", *COMPRESSIONS)
-    new = f"{uncompressed.name if keeps_suffix else uncompressed.stem}{new_suffix}"
-    return new if new.lower() != path.name.lower() else ""
 
 
 def stem(path: str | Path) -> str:

@@ -24,7 +24,7 @@ def acquire(directory: Path) -> None:
     path = directory.resolve()
     if path in _LOCKS:
         return
-    lock = FileLock(path / NAME, timeout=0, thread_local=False)
+    lock = FileLock(path / NAME, timeout=1, thread_local=False)  # another may look who has it
     try:
         if is_held(path):  # `acquire` would first empty the file, which names the holder
             raise Timeout(str(path / NAME))

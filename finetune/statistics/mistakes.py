@@ -80,7 +80,8 @@ def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[
         values = table[column].dropna().unique()
         if not is_predicted(column) and 1 < len(values) <= _MOST_VALUES:
             masks |= {
-                f"{column} = {value}": (table[column] == value).to_numpy() for value in values
+                f"{column} = {value}": (table[column] == value).to_numpy(bool, na_value=False)
+                for value in values
             }
     counts = {name: (int(mask.sum()), int(right[mask].sum())) for name, mask in masks.items()}
     hits = np.bincount(rows.labels, right, len(rows.names)).astype(int).tolist()

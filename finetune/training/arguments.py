@@ -16,7 +16,12 @@ from finetune.errors import UserError
 from finetune.runtime import distributed, precision, threads
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.training import checks
-from finetune.training.options import BATCH_SIZES, describe_unknown, find_type_mistake
+from finetune.training.options import (
+    BATCH_SIZES,
+    describe_unknown,
+    find_type_mistake,
+    merge_options,
+)
 
 #: The subcommands imply these, or the launcher sets them.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
@@ -139,15 +144,13 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
         mistakes.append(f"--{' and --'.join(sizes)} are mutually exclusive: give one")
     if mistakes := list(filter(None, mistakes)):
         raise UserError(*mistakes)
-    if sizes:  # a batch of the user puts that of the recipe aside
-        defaults = {name: value for name, value in defaults.items() if name not in BATCH_SIZES}
     defaults = {**defaults, **_matching_strategies(user_options)}
     if "max_tokens_per_batch" in sizes:
         defaults["train_sampling_strategy"] = "group_by_length"
     best = {**defaults, **user_options}.get("metric_for_best_model")
     if DIRECTIONS.get(str(best).removeprefix("eval_")) == -1:  # the library goes by "loss" alone
         defaults.setdefault("greater_is_better", False)
-    return resolve_values({**defaults, **user_options})
+    return resolve_values(merge_options(defaults, user_options))
 
 
 def _matching_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:

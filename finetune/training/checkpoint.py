@@ -30,6 +30,7 @@ STATE = "trainer_state.json"  # of the library: steps, history, best metric
 _LOADED = re.compile(r"(.*/)?(\.metadata|[^./][^/]*\.(pt|pth|bin|safetensors|json|distcp))")
 _NAME = re.compile(r"checkpoint-([0-9]+)", re.ASCII)
 _BLOCK = 1 << 22  # bytes
+_REPLACED = "replaced-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +169,24 @@ def set_aside(path: Path, prefix: str) -> Path:
     except OSError as error:
         raise UserError(f"{path} cannot be renamed: {error.strerror}") from error
     return new
+
+
+def set_replaced_aside(path: Path) -> Path | None:
+    """Rename a complete checkpoint whose step is about to be saved again; None if there is none."""
+    if not (path / Checkpoint.NAME).exists():
+        return None
+    return path.rename(path.with_name(f"{_REPLACED}{path.name}"))
+
+
+def restore_replaced(directory: Path) -> None:
+    """Bring back what :func:`set_replaced_aside` renamed where the new one was not completed."""
+    for replaced in directory.glob(f"{_REPLACED}checkpoint-*"):
+        path = replaced.with_name(replaced.name.removeprefix(_REPLACED))
+        if (path / Checkpoint.NAME).exists():
+            shutil.rmtree(replaced)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            replaced.rename(path)
 
 
 def rotate(directory: Path, limit: int | None, best: Path | None) -> None:

@@ -28,12 +28,13 @@ _MEMORY = (
 
 
 @contextlib.contextmanager
-def explain_full_disk(directory: Path, work: str) -> Iterator[None]:
+def explain_full_disk(directory: Path, work: str, unfinished: Path | None = None) -> Iterator[None]:
     """Raise one sentence where a file cannot be written for lack of space.
 
     Args:
-        directory: Of the run; checkpoints in it that are not complete are removed.
+        directory: Of the run.
         work: What fails, like ``writing checkpoint-9``.
+        unfinished: The checkpoint that is being written; it is removed.
 
     Raises:
         RunError: Instead of whatever the libraries raise where they cannot write.
@@ -43,9 +44,9 @@ def explain_full_disk(directory: Path, work: str) -> Iterator[None]:
     except (OSError, RuntimeError) as error:
         if not _is_full(error):
             raise
-        for path in checkpoint.list_checkpoints(directory):
-            if not (path / checkpoint.Checkpoint.NAME).exists():
-                shutil.rmtree(path, ignore_errors=True)
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            checkpoint.restore_replaced(directory)
         paths = checkpoint.list_checkpoints(directory)
         last = f"; {paths[0].name} is complete" if paths else ""
         free = shutil.disk_usage(directory).free / 1e6

@@ -6,14 +6,14 @@ Importing this imports no torch: recipes check their options, and importing one 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from finetune.errors import suggestion
 
-#: Training arguments of which one is enough: the last that is named replaces the others.
+#: Training arguments of which one is enough.
 BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
 #: Fields of ``TrainingArguments`` up to transformers 4.57, names of other tools: what to type here.
 RENAMED = {
@@ -52,6 +52,14 @@ _TYPES: dict[Any, tuple[Any, str]] = {
     str: ((str, os.PathLike), "text"),
     NoneType: (NoneType, ""),
 }
+
+
+def merge_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of two layers: those of the upper one win, and its batch size replaces every
+    batch size of the lower one.
+    """
+    replaced = BATCH_SIZES if any(upper.get(name) is not None for name in BATCH_SIZES) else ()
+    return {**{name: lower[name] for name in lower if name not in replaced}, **upper}
 
 
 def describe_unknown(option: str, names: Iterable[str]) -> str:

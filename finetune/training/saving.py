@@ -64,19 +64,22 @@ class CheckpointTrainer(transformers.Trainer):
         self.require_finite_weights()
         directory = Path(self._get_output_dir(trial))
         path = directory / f"checkpoint-{self.state.global_step}"
+        replaced = None
         if self.args.should_save:
-            (path / Checkpoint.NAME).unlink(missing_ok=True)
+            replaced = checkpoint.set_replaced_aside(path)
             shutil.rmtree(path, ignore_errors=True)  # of an earlier try
         distributed.gather(None)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            with failures.explain_full_disk(directory, f"writing {path.name}"):
+            with failures.explain_full_disk(directory, f"writing {path.name}", path):
                 super()._save_checkpoint(model, trial)
                 pending = self.pending()
                 if self.args.should_save:
                     checkpoint.complete(path, self.args.world_size, self.configuration, pending)
         finally:
             self.args.save_total_limit = limit
+        if replaced is not None:
+            shutil.rmtree(replaced)
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             checkpoint.rotate(directory, limit, Path(best) if best else None)

@@ -188,6 +188,8 @@ class Trainer(CheckpointTrainer):
     def _verify(self, path: str | bool) -> str:
         """Return a checkpoint that is complete, for ``True`` or ``last`` the newest that is."""
         directory = Path(self.args.output_dir or "")
+        if self.args.should_save and not lock.is_held(directory):
+            checkpoint.restore_replaced(directory)
         if path is True or path in ("last", "true", "True"):
             newest, _ = checkpoint.newest_complete(directory)
             if newest is None:

@@ -5,8 +5,12 @@ import csv
 import gzip
 import io
 import json
+import os
 import random
 import re
+import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,11 +28,15 @@ from datasets import Dataset, DatasetDict
 from PIL import Image as Picture
 
 import finetune
+from finetune import UserError
 from recipes.image import Image
 from recipes.text import Text
 from tests.acceptance import data
+from tests.acceptance.conftest import Finished
+from tests.conftest import HANGS
 
 Row = tuple[str, str]
+Cli = Callable[..., Finished]
 #: Words that other readers take for missing values, numbers or dates, and signs that need quotes.
 ROWS: list[Row] = [
     ("NA", "NA"),
@@ -397,6 +405,75 @@ def test_images_have_their_pixels_and_labels(layout: str, tmp_path: Path) -> Non
         assert [pixels(image) for image in rows["image"]] == [
             pixels(Picture.open(path)) for path in paths
         ]
+
+
+@pytest.fixture
+def split_photos(tmp_path: Path) -> Path:
+    """Folders of classes below `learn` and `test`."""
+    for name, path in ((n, p) for n in ("learn", "test") for p in photo_files(tmp_path)):
+        target = tmp_path / "split" / name / path.parent.name / f"{name}-{path.name}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    return tmp_path / "split"
+
+
+def photo_files(folder: Path) -> list[Path]:
+    return sorted(data.write_photos(folder / "photos", rows=8).rglob("*.png"))
+
+
+@pytest.mark.contract("C1", "C7")
+def test_splits_of_image_folders_are_named_by_the_option(split_photos: Path) -> None:
+    recipe = Image(dataset=str(split_photos), model="none", dataset_splits="train=learn,test=none")
+    assert set(recipe.load()) == {"train"}
+    recipe = Image(dataset=str(split_photos), model="none", dataset_splits="train=absent")
+    with pytest.raises(UserError, match="absent"):
+        recipe.load()
+
+
+@pytest.mark.contract("C1", "F4")
+def test_image_folders_refuse_options_of_other_sources(split_photos: Path) -> None:
+    recipe = Image(dataset=str(split_photos), model="none", dataset_revision="main")
+    with pytest.raises(UserError, match="--dataset_revision main"):
+        recipe.load()
+
+
+@pytest.mark.contract("E5")
+def test_image_folders_of_the_test_split_alone_are_evaluated(
+    image_run: finetune.Run, split_photos: Path
+) -> None:
+    shutil.rmtree(split_photos / "learn")
+    assert finetune.evaluate(image_run, data=str(split_photos)).rows == 8
+
+
+@pytest.mark.contract("F4")
+def test_images_without_a_data_set_are_asked_for(
+    cli: Cli, split_photos: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not taken from the current directory."""
+    monkeypatch.chdir(split_photos)
+    done = cli("image", "--model", vit, "--output_dir", "run")
+    assert done.status == 2
+    assert "--dataset is required" in done.stderr
+
+
+@pytest.mark.contract("C10")
+def test_two_that_read_a_new_file_at_once_both_read_it(tmp_path: Path) -> None:
+    """The second begins while the first one writes its copy."""
+    path = tmp_path / "long.csv"
+    path.write_text("text,label\n" + "".join(f"row {n},{n % 2}\n" for n in range(400_000)))
+    script = "from finetune.data.sources import Source; import sys, time\n"
+    script += "time.sleep(float(sys.argv[2])); print(len(Source(sys.argv[1]).load()['train']))"
+    environment = os.environ | {"HF_HOME": str(tmp_path / "cache")}
+    readers = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(path), f"{0.25 * number}"],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for number in range(5)
+    ]  # fmt: skip
+    for reader in readers:
+        printed, errors = reader.communicate(timeout=HANGS)
+        assert printed == "400000\n", errors
 
 
 # ---- C2: encodings, separators, quotes and line ends ---------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -954,6 +955,37 @@ def test_columns_of_the_user_are_in_the_files_of_a_run(
     assert len(table) > 5
     assert column in table
     assert table[column].astype(str).tolist() == source.loc[table["text"], column].tolist()
+
+
+@pytest.mark.contract("E8")
+def test_integers_of_the_user_stay_integers_beside_missing_ones(bert: Path, tmp_path: Path) -> None:
+    """Nineteen digits are more than a float has."""
+    rows = [
+        {
+            "id": 10**18 + number,
+            "text": text,
+            "label": label,
+            "votes": number if number % 3 else None,
+        }
+        for number, (text, label) in enumerate(data.labelled_sentences(120))
+    ]
+    rows[0]["id"] = None
+    for row in rows[::3]:
+        row["votes"] = None
+    path = tmp_path / "votes.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    options = TRAINING | dict(dataset=str(path), model=str(bert), baseline=False, max_steps=1)
+    run = finetune.train("text", output_dir=str(tmp_path / "run"), **options)
+    written = pq.read_table(run.path / "predictions.parquet").to_pylist()
+    by_text = {row["text"]: row for row in rows}
+    for row in written:
+        assert (row["id"], row["votes"]) == (
+            by_text[row["text"]]["id"], by_text[row["text"]]["votes"]
+        )  # fmt: skip
+    suspects = pd.read_csv(run.path / "suspects.csv", dtype=str, keep_default_na=False)
+    for row in suspects.to_dict("records"):
+        votes = by_text[row["text"]]["votes"]
+        assert row["votes"] == ("" if votes is None else str(votes))
 
 
 @pytest.mark.contract("E8", "E2")

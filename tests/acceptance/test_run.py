@@ -512,7 +512,7 @@ class Weather(Recipe):
         global_batch_size=8, learning_rate=0.05, weight_decay=0.25, num_train_epochs=2,
         metric_for_best_model="points", greater_is_better=True, precision="fp32",
     )
-    embedded = dict(days=100, factor=3.0, learning_rate=0.04)
+    embedded = dict(days=100, factor=3.0, learning_rate=0.04, global_batch_size=8)
 
     days: int = option(120, "days that are drawn")
     factor: float = option(2.0, "points of a day that is right")
@@ -762,6 +762,30 @@ def test_recipe_then_embedded_then_file_then_flags(
     names = ("days", "factor", "learning_rate", "weight_decay")
     finished = cli(weather, *typed, "--reveal", ",".join(names), "--output_dir", tmp_path / "run")
     assert revealed(finished) == dict(zip(names, expected, strict=True))
+
+
+@pytest.mark.contract("A5")
+@pytest.mark.parametrize("words", ["--embedded", "--embedded --config FILE", "--config FILE"])
+def test_a_batch_size_of_a_flag_replaces_another_of_the_layers_below(
+    words: str, weather: Path, cli: Cli, tmp_path: Path
+) -> None:
+    """The recipe, what it has embedded and the file say `global_batch_size`."""
+    (tmp_path / "FILE").write_text("global_batch_size: 16\n")
+    typed = [tmp_path / word if word.isupper() else word for word in words.split()]
+    typed += ["--per_device_train_batch_size", 4, "--reveal"]
+    names = "per_device_train_batch_size,global_batch_size"
+    finished = cli(weather, *typed, names, "--output_dir", tmp_path / "run")
+    assert revealed(finished)["per_device_train_batch_size"] == 4
+
+
+@pytest.mark.contract("A4")
+def test_a_recipe_file_that_was_edited_is_imported_again(cli: Cli, tmp_path: Path) -> None:
+    """As in a notebook, whose process goes on: what is recorded must be what is run."""
+    path = tmp_path / "edited.py"
+    for days in (120, 130):
+        path.write_text(WEATHER.replace("option(120,", f"option({days},"), encoding="utf-8")
+        finished = cli(path, "--reveal", "days", "--output_dir", tmp_path / "run")
+        assert revealed(finished) == {"days": days}
 
 
 @pytest.mark.contract("A5")

@@ -822,6 +822,50 @@ def test_a_signal_saves_a_checkpoint_and_the_printed_command_resumes(
     assert [path.name for path in tmp_path.glob("run*")] == ["run"]
 
 
+@pytest.mark.contract("D5")
+def test_a_kill_while_a_step_is_saved_again_leaves_the_first_save(
+    command: Commands, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """A signal stops the evaluation of step 3; resumed, it is evaluated and saved again."""
+    run = tmp_path / "run"
+    assert train(run, fault="batch 2,SIGTERM").status == 75
+    words = [FAULTY, *flags(**faulty, output_dir=run), "--resume"]
+    assert command(*words, env={"FAULT": "save 1,SIGKILL"}).status == -signal.SIGKILL
+    resumed = train(run, "--resume")
+    assert resumed.status == 0, resumed.stderr
+    assert_resumed_from(3, resumed.output)
+    assert_identical(run, whole())
+    assert checkpoints(run) == checkpoints(whole())
+    assert not [*run.glob("replaced-*")]
+
+
+@pytest.mark.contract("B4", "D5")
+def test_a_signal_after_thresholds_were_folded_saves_the_weights_before(
+    train: Train, tmp_path: Path, faulty: dict[str, str]
+) -> None:
+    """The validation rows are two batches, predicted twice; the fifth batch is of the test."""
+    rows = {
+        split: pd.read_csv(Path(faulty["dataset"]) / f"{split}.csv")
+        for split in ("train", "validation", "test")
+    }
+    (tmp_path / "tags").mkdir()
+    for split, table in rows.items():
+        table["label"] = ["long;" * (n % 3 == 0) + label for n, label in enumerate(table["label"])]
+        table.to_csv(tmp_path / "tags" / f"{split}.csv", index=False)
+    words = ["--dataset", tmp_path / "tags", "--label_separator", ";", "--max_steps", 6]
+    words += ["--save_strategy", "no", "--eval_strategy", "no"]
+    assert train(tmp_path / "whole", *words).status == 0
+    run = tmp_path / "run"
+    assert train(run, *words, fault="batch 5,SIGTERM").status == 75
+    assert train(run, *words, "--resume").status == 0
+    assert Run.load(run).statistics.thresholds == Run.load(tmp_path / "whole").statistics.thresholds
+    weights, expected = (
+        load_file(path / "model.safetensors") for path in (run, tmp_path / "whole")
+    )
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
 @pytest.mark.contract("D7")
 def test_a_signal_before_the_training_leaves_nothing(train: Train, tmp_path: Path) -> None:
     stopped = train(tmp_path / "run", fault="preparation,SIGTERM")
