@@ -3,7 +3,6 @@
     import finetune
     run = finetune.train("yelp", embedded=True)                 # the whole path, in this process
     run = finetune.launch("yelp", num_processes=2, embedded=True)   # the same, in worker processes
-    run.metrics["test"]
     finetune.predict(run, ["a warm and funny film"])            # a frame out
 
 The names are imported when they are first used: ``import finetune`` costs nothing.
@@ -15,10 +14,10 @@ import sys
 # `python -m finetune` puts the current directory first on the import path: a `csv.py` or a folder
 # `wandb` there would be imported instead of the package. A checkout stays, as the last entry.
 if sys.argv[:1] == ["-m"]:
-    here = os.path.realpath(os.curdir)
-    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) != here]
-    if here == os.path.realpath(os.path.join(os.path.dirname(__file__), os.pardir)):
-        sys.path.append(here)
+    directory = os.path.realpath(os.curdir)
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) != directory]
+    if directory == os.path.realpath(os.path.join(os.path.dirname(__file__), os.pardir)):
+        sys.path.append(directory)
 
 # isort: split
 import importlib

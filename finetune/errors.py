@@ -16,7 +16,6 @@ from typing import Any, Literal, NoReturn
 
 #: Rows whose place a message names.
 SHOWN_PLACES = 5
-
 #: What stands before the host in a URL, and variables that hold a token.
 _USER = re.compile(r"(?<=://)[^\s/]*@")
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -66,7 +65,6 @@ class Diverged(RunError):
 
 
 Severity = Literal["error", "warning", "info"]
-SEVERITIES: Sequence[Severity] = ("error", "warning", "info")
 
 
 @dataclass(frozen=True)

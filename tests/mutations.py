@@ -371,8 +371,8 @@ MUTATIONS = (
     Mutation(
         "a batch that does not divide is answered with rows of one process",
         "finetune/training/arguments.py",
-        "below = values.global_batch_size // shares * shares",
-        "below = values.global_batch_size // shares",
+        "smaller = values.global_batch_size // shares * shares",
+        "smaller = values.global_batch_size // shares",
         ("D2",),
     ),
     Mutation(

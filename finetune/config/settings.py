@@ -177,8 +177,8 @@ class Settings:
             return command
         if command.startswith("finetune."):
             option = f"resume_from_checkpoint={checkpoint!r}"
-            again = command.replace(option, "resume_from_checkpoint='last'")
-            return again if checkpoint else f"{command[:-1]}, resume=True)"
+            resuming = command.replace(option, "resume_from_checkpoint='last'")
+            return resuming if checkpoint else f"{command[:-1]}, resume=True)"
         # the last flag counts
         return f"{command} --resume_from_checkpoint last" if checkpoint else f"{command} --resume"
 

@@ -101,8 +101,8 @@ def drop_own_columns(dataset: DatasetDict, columns: Sequence[str], report: Repor
     names = dict.fromkeys(name for rows in dataset.values() for name in rows.column_names)
     clashes = [name for name in names if is_own(name) and name not in columns]
     if clashes:
-        why = "the toolkit writes columns of these names; rename to keep"
-        report.info(f"dropped from the data: {list_names(clashes)} ({why})")
+        reason = "the toolkit writes columns of these names; rename to keep"
+        report.info(f"dropped from the data: {list_names(clashes)} ({reason})")
     return DatasetDict(
         {
             split: rows.remove_columns([name for name in clashes if name in rows.column_names])

@@ -313,14 +313,14 @@ def _is_same_label(cell: str, label: str) -> bool:
         return False
 
 
-def _describe(done: Applied, changes: int) -> str:
+def _describe(applied: Applied, changes: int) -> str:
     relabelled, excluded = (
         ", ".join(counted(count, f"{split} row") for split, count in counts.items()) or "no rows"
-        for counts in (done.relabelled, done.excluded)
+        for counts in (applied.relabelled, applied.excluded)
     )
     text = f"relabelled {relabelled}; left out {excluded}"
-    if unused := changes - sum(done.relabelled.values()) - sum(done.excluded.values()):
+    if unused := changes - sum(applied.relabelled.values()) - sum(applied.excluded.values()):
         text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
-    if "test" in {**done.relabelled, **done.excluded}:
+    if "test" in {**applied.relabelled, **applied.excluded}:
         text += ": its test scores are not those of the same test set any more"
     return text

@@ -34,13 +34,13 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> pa.Fixe
     rows = rows.select_columns([name])
     if isinstance(rows.features[name], Image):
         rows = rows.cast_column(name, Image(decode=False))
-    hashes, done = np.zeros((len(rows), _SIZE), np.uint8), 0
+    hashes, filled = np.zeros((len(rows), _SIZE), np.uint8), 0
     for numbers, values in arrow.pieces(rows, name):
-        activity.advance("hashing", done, len(rows))
+        activity.advance("hashing", filled, len(rows))
         contents = _contents(values, normalize)
         digests = b"".join(hashlib.blake2b(part, digest_size=_SIZE).digest() for part in contents)
         hashes[numbers] = np.frombuffer(digests, np.uint8).reshape(-1, _SIZE)
-        done += len(numbers)
+        filled += len(numbers)
     buffers = [None, pa.py_buffer(hashes)]
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_SIZE), len(rows), buffers)
 

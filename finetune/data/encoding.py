@@ -82,18 +82,20 @@ class Frame:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: int = 1) -> None:
         self._example: Columns = dict(tokenizer(*[_SAMPLE] * texts, verbose=False))
-        ids, (plain,) = self._example["input_ids"], token_ids(tokenizer, [_SAMPLE])
-        self.size = len(ids) - texts * len(plain)
+        ids, (sample_ids,) = self._example["input_ids"], token_ids(tokenizer, [_SAMPLE])
+        self.size = len(ids) - texts * len(sample_ids)
         self._bounds = [0]  # where the texts begin and end in the example
         for _ in range(texts):
-            starts = range(self._bounds[-1], len(ids) - len(plain) + 1)
-            begins = [start for start in starts if ids[start : start + len(plain)] == plain]
-            if not (begins and plain):
+            starts = range(self._bounds[-1], len(ids) - len(sample_ids) + 1)
+            begins = [
+                start for start in starts if ids[start : start + len(sample_ids)] == sample_ids
+            ]
+            if not (begins and sample_ids):
                 raise UserError(
                     f"{type(tokenizer).__name__} does not put its special tokens around those of "
                     "the text: use --long_texts cut, --truncation head and one --text_column"
                 )
-            self._bounds += [begins[0], begins[0] + len(plain)]
+            self._bounds += [begins[0], begins[0] + len(sample_ids)]
 
     def row(self, *texts: list[int]) -> Columns:
         """Return the row of the tokens of as many texts."""
@@ -201,13 +203,17 @@ class Encoder:
         for parts in self._tokens(columns):
             if self.truncation == "head_tail":
                 (ids,), head = parts, self.max_length // _HEAD
-                kept = [ids if len(ids) <= room else ids[:head] + ids[len(ids) - room + head :]]
+                shortened = [
+                    ids if len(ids) <= room else ids[:head] + ids[len(ids) - room + head :]
+                ]
             elif are_pair:
-                kept = self._truncate(parts, [len(ids) for ids in parts], room)
+                shortened = self._truncate(parts, [len(ids) for ids in parts], room)
             else:
-                first, *others = self._truncate(parts, [min(len(ids), room) for ids in parts], room)
-                kept = [[*first, *itertools.chain(*([*self._separator, *ids] for ids in others))]]
-            rows.append(frame.row(*kept))
+                first, *rest = self._truncate(parts, [min(len(ids), room) for ids in parts], room)
+                shortened = [
+                    [*first, *itertools.chain(*([*self._separator, *ids] for ids in rest))]
+                ]
+            rows.append(frame.row(*shortened))
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _clip(self, text: str) -> str:
@@ -237,8 +243,8 @@ class Encoder:
     def _frame_size(self, parts: int) -> int:
         """Return how many special tokens are around and between parts."""
         are_pair = is_pair(self.tokenizer, parts)
-        between = 0 if parts == 1 or are_pair else (parts - 1) * len(self._separator)
-        return int(self.tokenizer.num_special_tokens_to_add(pair=are_pair)) + between
+        separators = 0 if parts == 1 or are_pair else (parts - 1) * len(self._separator)
+        return int(self.tokenizer.num_special_tokens_to_add(pair=are_pair)) + separators
 
     def _tokens(self, columns: Sequence[Sequence[str]]) -> Iterator[list[list[int]]]:
         """Yield the tokens of the parts of each row, without special tokens and truncation.
@@ -252,8 +258,8 @@ class Encoder:
             options = {"split_special_tokens": False}
         texts = [*columns[:1], *([prefix + text for text in column] for column in columns[1:])]
         parts = [token_ids(self.tokenizer, column, **options) for column in texts]
-        for first, *others in zip(*parts, strict=True):
-            yield [first, *(ids[size:] for ids in others)]
+        for first, *rest in zip(*parts, strict=True):
+            yield [first, *(ids[size:] for ids in rest)]
 
     def _truncate(
         self, parts: Sequence[list[int]], lengths: Sequence[int], room: int
@@ -261,13 +267,13 @@ class Encoder:
         """Return the parts with ``room`` tokens in all, the longest truncated first; of equally
         long ones the last has more, as with ``longest_first`` of fast tokenizers.
         """
-        shortest_first, kept = sorted(range(len(parts)), key=lambda n: lengths[n]), [*parts]
+        shortest_first, shortened = sorted(range(len(parts)), key=lambda n: lengths[n]), [*parts]
         for place, number in enumerate(shortest_first):
             ids, share = parts[number], min(lengths[number], room // (len(parts) - place))
             is_left = self.tokenizer.truncation_side == "left"
-            kept[number] = ids[len(ids) - share :] if is_left else ids[:share]
+            shortened[number] = ids[len(ids) - share :] if is_left else ids[:share]
             room -= share
-        return kept
+        return shortened
 
 
 def _columns(rows: Sequence[Read]) -> list[Sequence[str]]:

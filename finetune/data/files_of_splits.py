@@ -200,19 +200,19 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
     if any((directory / name).exists() for name in _SAVED):
         return SplitFiles("saved", {"train": [directory]})
     entries, groups = _visible(directory), defaultdict(list)
-    others: list[str] = []
+    unread: list[str] = []
     for entry in entries:
         for file in [entry] if entry.is_file() else _visible(entry):
             if formats.suffix(file) in formats.FILES and file.is_file():
                 groups[_without_part(entry)].append(file)
             else:
-                others.append(str(file.relative_to(directory)))
+                unread.append(str(file.relative_to(directory)))
     if [entry.name for entry in entries if entry.is_dir()] == [*groups] == ["data"]:
         return _find_in_directory(directory / "data", split_names)  # as on the Hub
     if not groups and (classes := find_classes(directory, (".txt",), split_names)):
         return classes
     try:
-        return _choose_files(str(directory), groups, split_names, others)
+        return _choose_files(str(directory), groups, split_names, unread)
     except NoTrainSplit as error:
         if not groups:
             raise
@@ -225,7 +225,7 @@ def _choose_files(
     dataset: str,
     groups: Mapping[str, Sequence[Path]],
     split_names: Mapping[str, str],
-    others: Sequence[str] = (),
+    unread: Sequence[str] = (),
 ) -> SplitFiles:
     """Return the files of splits of which nothing is missing or double; ``others`` are not read."""
     chosen, facts = choose_splits(dataset, groups, split_names)
@@ -248,8 +248,8 @@ def _choose_files(
             )
     if mistakes:
         raise UserError(*(f"{dataset}: {mistake}" for mistake in mistakes))
-    if others:
-        facts.append(f"not read: {_list_names(others)}")
+    if unread:
+        facts.append(f"not read: {_list_names(unread)}")
     return SplitFiles("tables", files, facts=facts)
 
 
@@ -268,13 +268,13 @@ def find_classes(
     """
     classes: dict[str, list[Path]] = defaultdict(list)
     splits: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
-    others, outside = [], []
+    unread, outside = [], []
     for path in sorted(directory.rglob("*"), key=_natural_order):
         parts = path.relative_to(directory).parts
         if any(map(is_hidden, parts)) or not path.is_file():
             continue
         if path.suffix.lower() not in suffixes or len(parts) == 1:
-            others.append("/".join(parts))
+            unread.append("/".join(parts))
             continue
         classes[parts[0]].append(path)
         if len(parts) == 2:
@@ -285,13 +285,13 @@ def find_classes(
     if split_names or any(map(guess_split, splits)):
         chosen, facts = choose_splits(str(directory), splits, split_names)
         groups = {split: splits[name] for split, name in chosen.items()}
-        others += outside
+        unread += outside
     elif classes:  # "test" may be a class
         groups = {"train": classes}
     else:
         return None
-    if others:
-        facts.append(f"not read: {_list_names(others)}")
+    if unread:
+        facts.append(f"not read: {_list_names(unread)}")
     files: dict[str, list[Path]] = defaultdict(list)
     labels: dict[str, list[str]] = defaultdict(list)
     for split, group in groups.items():

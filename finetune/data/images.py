@@ -143,8 +143,8 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
         if not problems:
             continue
         examples = "; ".join([*problems.values()][:_MOST_NAMED])
-        more = f"; and {len(problems) - _MOST_NAMED:,} more" * (len(problems) > _MOST_NAMED)
-        message = f"{len(problems):,} of {len(rows):,} {split} images: {examples}{more}"
+        rest = f"; and {len(problems) - _MOST_NAMED:,} more" * (len(problems) > _MOST_NAMED)
+        message = f"{len(problems):,} of {len(rows):,} {split} images: {examples}{rest}"
         fix, can_drop = "--drop_invalid leaves them out", drop and bool(is_readable.any())
         refuse_or_drop(report, message, split, [*problems], fix, drop=can_drop)
     report.raise_errors()

@@ -197,5 +197,5 @@ def parse_label_map(text: str | None) -> dict[str, str]:
 
 def list_names(names: Sequence[str]) -> str:
     """Return the first five names, quoted, and the number of others."""
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(f"'{name}'" for name in names[:_SHOWN_NAMES]) + more
+    rest = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(f"'{name}'" for name in names[:_SHOWN_NAMES]) + rest

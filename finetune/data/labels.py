@@ -101,15 +101,15 @@ def encode_names(
         options: How labels are written.
         report: Gets an error for the first value of a column that cannot be read; it is raised.
     """
-    named = {
+    columns_by_flag = {
         split: _merge(group, split, report)
         if len(group) > 1
         else _name_labels(group[0], split, options, report)
         for split, group in columns.items()
     }
     report.raise_errors()
-    is_set, source = options.task == "multi_label", named["train"].classes
-    cells = itertools.chain(*(column.values for column in named.values()))
+    is_set, source = options.task == "multi_label", columns_by_flag["train"].classes
+    cells = itertools.chain(*(column.values for column in columns_by_flag.values()))
     present = {*itertools.chain(*cells)}
     new_names = {name: options.renames.get(name, name) for name in (*source, *present)}
     occurring = {new_names[name] for name in present}
@@ -124,7 +124,7 @@ def encode_names(
     places = {name: place for place, name in enumerate(ordered)}
     numbers = {name: places.get(new_name, -1) for name, new_name in new_names.items()}
     labels = {}
-    for split, column in named.items():
+    for split, column in columns_by_flag.items():
         classes = [sorted({numbers[name] for name in names}) for names in column.values]
         if is_set:
             rows = [classes[code] if code >= 0 else None for code in column.codes.tolist()]
@@ -258,8 +258,8 @@ def find_similar_names(dataset: DatasetDict, *, can_rename: bool) -> list[Findin
     if not similar:
         return []
     listing = "; ".join(" and ".join(map(_quote, group)) for group in similar[:_SHOWN])
-    more = ", ..." * (len(similar) > _SHOWN)
-    message = f"similar labels kept as separate classes: {listing}{more}"
+    ellipsis = ", ..." * (len(similar) > _SHOWN)
+    message = f"similar labels kept as separate classes: {listing}{ellipsis}"
     fix = "to merge them, make them identical in the data"
     if can_rename:
         renames = [(name, group[0].strip()) for group in similar for name in group]

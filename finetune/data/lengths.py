@@ -68,14 +68,14 @@ def unknown_findings(sample: TokenSample, model: str, rows: np.ndarray) -> list[
     share = float(sample.unknown.mean()) if len(sample.unknown) else 0.0
     if share < _MUCH_UNKNOWN:
         return []
-    about = "about " if len(sample.rows) < sample.total else ""
+    qualifier = "about " if len(sample.rows) < sample.total else ""
     is_lost = 1 - sample.sequences / sample.texts > _MOST_EQUAL
     suspicious = sample.unknown >= _MUCH_UNKNOWN
     return [
         Finding(
             name="unknown_tokens",
             severity="error" if is_lost else "warning",
-            message=f"{about}{share:.0%} of the tokens of a training text are unknown to the "
+            message=f"{qualifier}{share:.0%} of the tokens of a training text are unknown to the "
             f"tokenizer of {model}; {counted(sample.texts, 'different text')} become "
             f"{counted(sample.sequences, 'sequence')} of tokens",
             fix="a model whose tokenizer knows this language and script, for instance a "

@@ -64,8 +64,8 @@ def find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) -
     def read_pairs(row: int) -> list[np.ndarray]:
         return _word_pairs(rows[row][column])
 
-    for done, row in enumerate(candidates.tolist()):
-        activity.advance("comparing", done, len(candidates))
+    for count, row in enumerate(candidates.tolist()):
+        activity.advance("comparing", count, len(candidates))
         bands_of_row = bands[row][bands[row] >= 0].tolist()
         if row >= first:
             rows_in_bands = {other for band in bands_of_row for other in members[band]}
@@ -88,15 +88,15 @@ def _signatures(rows: Dataset, column: str) -> np.ndarray:
     from datasketch import MinHash
 
     signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)
-    blank, done = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32"), 0
+    blank, count = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32"), 0
     for numbers, values in arrow.pieces(rows, column):
-        activity.advance("looking for near duplicates", done, len(rows))
+        activity.advance("looking for near duplicates", count, len(rows))
         for row, value in zip(numbers.tolist(), values.to_pylist(), strict=True):
             sketch = blank.copy()
             pairs = [pairs + np.uint64(part) for part, pairs in enumerate(_word_pairs(value))]
             sketch.update_batch((np.concatenate(pairs) & np.uint64(2**32 - 1)).tolist())
             signatures[row] = sketch.hashvalues
-        done += len(numbers)
+        count += len(numbers)
     return signatures
 
 

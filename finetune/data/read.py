@@ -248,9 +248,15 @@ def _folder(key: str) -> Path:
 
 def _digest(path: Path) -> str:
     """Return the hash of a file, which is read only if its size, times or inode have changed."""
-    about = path.stat()
+    status = path.stat()
     # a file that is replaced or rewritten may have the modification time of the one before
-    facts = (str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+    facts = (
+        str(path.resolve()),
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+        status.st_ino,
+    )
     name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
     record = hub.caches()["datasets"] / RECORDS / name
     with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):

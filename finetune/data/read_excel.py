@@ -54,9 +54,9 @@ def choose_sheet(path: Path, name: str | None) -> tuple[str, list[str]]:
         raise UserError(f"{path} holds no rows")
     chosen = name or filled[0]
     _refuse_formulas_without_value(path, chosen)
-    others = ", ".join(f"'{other}'" for other in filled if other != chosen)
-    is_guess = name is None and others
-    return chosen, [f"read the sheet '{chosen}', not {others} (--sheet)"] if is_guess else []
+    other_sheets = ", ".join(f"'{other}'" for other in filled if other != chosen)
+    is_guess = name is None and other_sheets
+    return chosen, [f"read the sheet '{chosen}', not {other_sheets} (--sheet)"] if is_guess else []
 
 
 def tables(path: Path, sheet: str) -> Iterator[pa.Table]:

@@ -127,12 +127,12 @@ def _drop_near(
     findings = []
     for part in compared:
         pairs, counterparts = (frame[partners["split"] == part] for frame in (similar, partners))
-        where = "another one" if part == split else f"a row of the {part} data"
+        place = "another one" if part == split else f"a row of the {part} data"
         differing = _other_labels(pairs["label"] != counterparts["label"])
         numbers = row_numbers(dataset[part], counterparts["row"].to_numpy()[:MOST_SUSPECTS])
         findings += describe(
             "near_duplicates" if part == split else "near_overlap",
-            f"that are nearly the same as {where}{differing}",
+            f"that are nearly the same as {place}{differing}",
             "left out",
             pairs["row"],
             reasons=[f"near-duplicate of row {number} of {part}" for number in numbers],

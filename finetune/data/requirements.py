@@ -103,8 +103,8 @@ def require_splits(
     for split in ("validation", "test"):
         rows = dataset[split]
         if not len(rows):
-            why = "the data is too small, or most labels occur once"
-            report.error(f"no rows are left for {split}: {why}{_list_dropped_rows(report)}")
+            reason = "the data is too small, or most labels occur once"
+            report.error(f"no rows are left for {split}: {reason}{_list_dropped_rows(report)}")
         elif unknown := targets.counts(rows).keys() - trained:
             flags = " ".join(f"{flag} {name}" for flag, name in (split_by or {}).items())
             fix = f"the rows are split by {flags}; " if flags else ""

@@ -73,8 +73,8 @@ class Plan:
                 mistakes.append(f"--{name}_size: the data has a {name} split; leave the flag out")
             elif size is not None and (count < 2 or assigned >= rows):
                 mistakes.append(
-                    f"--{name}_size {size:g}: {counted(count, 'row')} of {rows:,}, of which "
-                    f"{assigned - count:,} are taken; expected 2 or more, and fewer than are left"
+                    f"--{name}_size {size:g}: takes {counted(count, 'row')} of {rows:,} (already "
+                    f"taken: {assigned - count:,}); expected 2 or more, and fewer than are left"
                 )
         if mistakes:
             raise UserError(*mistakes)

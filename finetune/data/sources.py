@@ -268,16 +268,22 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         for finding in file_report.findings:
             fact = finding.message.removeprefix(path.name)
             files_of_facts.setdefault(fact, []).append(path.name)
-        columns, others = {*tables[0].column_names}, {*rows.column_names}
-        if columns != others:
-            lacks = [f" lacks '{name}' that {paths[0]} has;" for name in sorted(columns - others)]
-            has = [f" has '{name}' that {paths[0]} lacks;" for name in sorted(others - columns)]
+        columns, columns_of_file = {*tables[0].column_names}, {*rows.column_names}
+        if columns != columns_of_file:
+            lacks = [
+                f" lacks '{name}' that {paths[0]} has;"
+                for name in sorted(columns - columns_of_file)
+            ]
+            has = [
+                f" has '{name}' that {paths[0]} lacks;"
+                for name in sorted(columns_of_file - columns)
+            ]
             raise UserError(
                 f"{path}{''.join(lacks + has)} give all files of a split the same columns"
             )
     for fact, names in files_of_facts.items():
-        more = f" (and {len(names) - 1:,} more files)" * (len(names) > 1)
-        report.info(f"{names[0]}{fact}{more}", name="reading", split=split)
+        rest = f" (and {len(names) - 1:,} more files)" * (len(names) > 1)
+        report.info(f"{names[0]}{fact}{rest}", name="reading", split=split)
     features = _common_features(paths, tables)
     parts = [table.select_columns(list(features)) for table in tables]
     with without_progress_bars():

@@ -42,7 +42,7 @@ def make_splits(
     if not targets.are_classes(dataset["train"]):
         index = _join_texts(index)
     strata = {name: targets.strata(rows) for name, rows in dataset.items()}
-    index, how = _divide(index, dataset, plan, strata["train"])
+    index, description = _divide(index, dataset, plan, strata["train"])
     splits = DatasetDict()
     for name in ("train", *reversed(HELD_OUT)):
         source = name if name in dataset else "train"
@@ -51,7 +51,7 @@ def make_splits(
         if most is not None and most < len(rows):
             rows = rows[draw_rows(strata[source][rows], most, plan.seed + 2)]
         splits[name] = dataset[source].select(rows)
-    return splits, how
+    return splits, description
 
 
 def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
@@ -106,14 +106,14 @@ def _divide(
         left = left[~is_chosen]
     if not shares:
         return index, ""
-    how = f"of {len(train):,} training rows split off: {', '.join(shares)}"
+    description = f"of {len(train):,} training rows split off: {', '.join(shares)}"
     if kind == "time":
-        return index, f"{how}, the newest by '{column}'"
-    how += ", stratified" if strata.any() else ", at random"
+        return index, f"{description}, the newest by '{column}'"
+    description += ", stratified" if strata.any() else ", at random"
     if kind == "group":
         unit = f"'{column}'" if column else "text"
-        how += f", no {unit} in two splits"
-    return index, f"{how} (seed {plan.seed})"
+        description += f", no {unit} in two splits"
+    return index, f"{description} (seed {plan.seed})"
 
 
 # ---- drawing rows so that every class keeps its share -------------------------------------------
@@ -212,13 +212,15 @@ def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -
         kinds.setdefault(kind, []).append(group)
     sizes, totals = np.bincount(groups), counts.sum(axis=0)
     left, share = totals.copy(), size / len(labels)
-    seen, chosen_rows = np.zeros((2, len(totals)))
+    totals_so_far, chosen_rows = np.zeros((2, len(totals)))
     chosen: list[int] = []
     for members in sorted(kinds.values(), key=lambda groups_of_kind: -sizes[groups_of_kind[0]]):
         cells = slice(counts.indptr[members[0]], counts.indptr[members[0] + 1])
         columns, numbers = counts.indices[cells], counts.data[cells]
-        seen[columns] += numbers * len(members)
-        missing = numbers @ (share * seen[columns] - chosen_rows[columns]) / (numbers @ numbers)
+        totals_so_far[columns] += numbers * len(members)
+        missing = (
+            numbers @ (share * totals_so_far[columns] - chosen_rows[columns]) / (numbers @ numbers)
+        )
         most = min(len(members), int(((left[columns] - 1) // numbers).min()))
         number = max(0, min(most, round(missing)))
         chosen_rows[columns] += numbers * number

@@ -44,11 +44,11 @@ class Windows:
 
     def __post_init__(self) -> None:
         special = self.encoder.frame.size
-        beside = f"--max_length {self.encoder.max_length}, {special} of them special tokens"
+        limit = f"--max_length {self.encoder.max_length}, {special} of them special tokens"
         if self.room < 1:
-            raise UserError(f"{beside}: no text is left in a window")
+            raise UserError(f"{limit}: leaves no room for text in a window")
         if self.stride is not None and not 0 <= self.stride < self.room:
-            raise UserError(f"--stride {self.stride}: expected 0 to {self.room - 1} with {beside}")
+            raise UserError(f"--stride {self.stride}: expected 0 to {self.room - 1} with {limit}")
 
     @property
     def room(self) -> int:
@@ -106,9 +106,9 @@ def first_lengths(rows: Dataset) -> np.ndarray:
 class Pool:
     """Pools the outputs for windows to those of documents, as they come, by ``mean`` or ``max``."""
 
-    def __init__(self, documents: int, how: str) -> None:
-        assert how in ("mean", "max")
-        self._how, self._windows = how, np.zeros(documents, dtype=np.int64)
+    def __init__(self, documents: int, pooling: str) -> None:
+        assert pooling in ("mean", "max")
+        self._how, self._windows = pooling, np.zeros(documents, dtype=np.int64)
         self._pooled: np.ndarray | None = None
 
     def add(self, documents: np.ndarray, outputs: np.ndarray) -> None:
@@ -131,9 +131,9 @@ class Pool:
         return np.asarray(self._pooled / counts, dtype=np.float32)
 
 
-def pooled(outputs: np.ndarray, documents: np.ndarray, how: str) -> np.ndarray:
+def pooled(outputs: np.ndarray, documents: np.ndarray, pooling: str) -> np.ndarray:
     """Return the outputs of documents, in the order of their numbers, from those of windows."""
     numbers, places = np.unique(documents, return_inverse=True)
-    pool = Pool(len(numbers), how)
+    pool = Pool(len(numbers), pooling)
     pool.add(places, outputs)
     return pool.outputs

@@ -152,7 +152,7 @@ def refuse_changes(
     )
     raise UserError(
         *lines,
-        f"{last}\nhint: to resume, restore them, or accept a result that is that of neither: "
+        f"{last}\nhint: to resume, restore them, or train on with the new ones: "
         f"--allow_changed {','.join(changed)}",
     )
 

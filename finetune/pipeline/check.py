@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from finetune.checking import tiers
 from finetune.checking.labels import count_classes
 from finetune.checking.texts import describe_token_lengths
 from finetune.config.settings import Settings
 from finetune.data import targets
-from finetune.errors import SEVERITIES, Finding, Report, Severity
+from finetune.errors import Finding, Report, Severity
 from finetune.models import families
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
@@ -140,7 +140,7 @@ def _sort(report: Report) -> list[Finding]:
         dataclasses.replace(finding, message=report.text(finding, fix=False))
         for finding in report.findings
     ]
-    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    return sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity))
 
 
 def _count(rows: Dataset) -> SplitFacts:

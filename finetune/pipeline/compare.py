@@ -28,7 +28,7 @@ _ROWS = 30
 
 @dataclass(frozen=True)
 class Comparison:
-    """What there is to say of several runs.
+    """The comparison of several runs.
 
     Attributes:
         names: Of the runs: their directories.

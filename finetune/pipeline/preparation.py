@@ -228,8 +228,8 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
                 sampler.require_a_step(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.smooths_labels:
                 raise UserError(
-                    f"--label_smoothing_factor: a task of {recipe.kind.name} has no classes of "
-                    "which a row has one"
+                    "--label_smoothing_factor needs one class a row; the task is "
+                    f"{recipe.kind.name}"
                 )
             if values.class_sampling == "balanced":
                 sampler.require_classes(recipe.kind.targets(targets.values(rows)))

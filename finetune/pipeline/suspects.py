@@ -54,7 +54,7 @@ def of_run(run: Run) -> Path | None:
     written = []
     for number, reason in reasons.items():
         row = table.iloc[number]
-        text, own = row["text"] if "text" in table else None, data.iloc[number]
+        text, user_values = row["text"] if "text" in table else None, data.iloc[number]
         written.append(
             {
                 "split": split,
@@ -65,7 +65,7 @@ def of_run(run: Run) -> Path | None:
                 "why": reason,
                 "digest": f"x{row[DIGEST]}" if text is None else corrections.text_digest(text),
                 "run": str(run.path),
-                "user": own.where(own.notna(), None),
+                "user": user_values.where(user_values.notna(), None),
             }
         )
     return corrections.write_suspects(path, written, user_columns)

@@ -67,13 +67,13 @@ class ImageRecipe(Recipe, ImageOptions):
         from finetune.data.label_columns import LabelOptions, parse_label_map
         from finetune.recipe import rows
 
-        named = {"image": [self.image_column], "label": [self.label_column]}
-        (image,), (label,) = columns.find_columns(dataset["train"], named)
+        columns_by_kind = {"image": [self.image_column], "label": [self.label_column]}
+        (image,), (label,) = columns.find_columns(dataset["train"], columns_by_kind)
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
-        named = {"--image_column": [image], "--label_column": [label]}
-        columns.require_columns(dataset, named, self.report)
+        columns_by_kind = {"--image_column": [image], "--label_column": [label]}
+        columns.require_columns(dataset, columns_by_kind, self.report)
         dataset = columns.drop_own_columns(dataset, [image, label], self.report)
         dataset = DatasetDict(
             {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}

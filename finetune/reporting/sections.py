@@ -155,7 +155,7 @@ def _describe_calibration(statistics: Statistics) -> list[str]:
     ]
     if "temperature" in errors and errors["temperature"] is None:
         sentences.append(
-            "No temperature mends these probabilities: the one fitted on the validation rows ran "
+            "No temperature improves the calibration: the one fitted on the validation rows ran "
             f"to an end of its range ({calibration.LOWEST:g} to {calibration.HIGHEST:g})."
         )
     elif "after" in errors:
@@ -232,9 +232,9 @@ def _describe_suspicion(suspects: mistakes.Suspicion | None) -> str:
         return f"{looked} none contradicts its label: no label is suspected."
     wrong = suspects.wrong
     return (
-        f"{looked} {len(suspects.rows):,} contradict the label, which may be wrong. By that at "
-        f"most about {wrong.value:.1%} of all labels are (95% CI {wrong.low:.1%} to "
-        f"{wrong.high:.1%}). This is a suspicion, to be checked by hand."
+        f"{looked} {len(suspects.rows):,} contradict the label, which may be wrong. This suggests "
+        f"that at most about {wrong.value:.1%} of all labels are wrong (95% CI {wrong.low:.1%} to "
+        f"{wrong.high:.1%}); check the rows by hand."
     )
 
 

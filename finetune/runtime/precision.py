@@ -32,8 +32,3 @@ def automatic(device_type: str) -> str:
     if requested == "bf16" or (requested == "fp16" and device_type != "cpu"):
         return requested
     return "bf16" if prefers_bf16(device_type) else "fp32"
-
-
-def dtype(*, bf16: bool, fp16: bool) -> torch.dtype:
-    """Return the type of the matrix products under these training arguments."""
-    return torch.bfloat16 if bf16 else torch.float16 if fp16 else torch.float32

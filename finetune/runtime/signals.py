@@ -90,7 +90,7 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
 
     Args:
         grace_seconds: How long after a signal the process ends itself, with status 75.
-        give_up: Is called then, with the name of the signal, in another thread.
+        give_up: Called then, with the name of the signal, in another thread.
     """
     _state.grace_seconds, _state.give_up, _state.is_deferred = grace_seconds, give_up, True
     try:

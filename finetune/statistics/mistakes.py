@@ -77,12 +77,10 @@ def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[
     if "tokens" in table:
         masks |= _by_length(table["tokens"].to_numpy())
     for column in table.columns:
-        values = table[column].dropna().unique()
-        if not is_predicted(column) and 1 < len(values) <= _MOST_VALUES:
-            masks |= {
-                f"{column} = {value}": (table[column] == value).to_numpy(bool, na_value=False)
-                for value in values
-            }
+        cells = table[column]
+        values = cells.dropna().unique() if not is_predicted(column) else ()
+        for value in values if 1 < len(values) <= _MOST_VALUES else ():
+            masks[f"{column} = {value}"] = (cells == value).to_numpy(bool, na_value=False)
     counts = {name: (int(mask.sum()), int(right[mask].sum())) for name, mask in masks.items()}
     hits = np.bincount(rows.labels, right, len(rows.names)).astype(int).tolist()
     for name, *count in zip(rows.names, rows.supports.tolist(), hits, strict=True):

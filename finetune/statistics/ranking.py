@@ -56,7 +56,7 @@ def _areas(
         counts = np.bincount(groups * width + level, minlength=count * width).reshape(count, width)
         return leave_out(np.cumsum(counts[:, :0:-1], axis=1)[:, ::-1])
 
-    at_least, above = reached("right"), reached("left")
+    at_least, beyond_level = reached("right"), reached("left")
     cells = groups[has] * (width - 1) + places
     at_level = np.bincount(cells, minlength=count * (width - 1)).reshape(count, width - 1)
     positives = leave_out(at_level)
@@ -64,7 +64,7 @@ def _areas(
     total = own_at_least[:, 0]
     rest = leave_out(np.bincount(groups, minlength=count)) - total
     # rows of the rest at or above a level, and above it: ties count as halves
-    beaten = rest[:, None] - (at_least - own_at_least + above - own_at_least + positives) / 2
+    beaten = rest[:, None] - (at_least - own_at_least + beyond_level - own_at_least + positives) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
         roc = (positives * beaten).sum(axis=1) / (total * rest)
         precisions = np.where(at_least > 0, own_at_least / at_least, 0.0)

@@ -73,10 +73,9 @@ class Task(ABC, Generic[S]):
             are none for a loss of the recipe's own.
         has_one_class: Whether a row has one class, which is predicted rightly or not.
         has_probabilities: Whether a prediction has a probability for each label.
-        calibrates: Whether a temperature can mend these.
+        calibrates: Whether a temperature can improve these.
         bears_bf16: Whether predictions in bf16 differ by less than anybody looks at.
         label_word: What a message calls :attr:`labels`.
-        in_columns: Whether the labels of a row may be in several columns.
         are_named: Whether labels have names that the data is matched by, or are numbers.
         labels: The names of the classes, in the order of their numbers; of the numbers, where a row
             has several; none in a regression of one.
@@ -98,7 +97,6 @@ class Task(ABC, Generic[S]):
     calibrates: ClassVar[bool] = False
     bears_bf16: ClassVar[bool] = False
     label_word: ClassVar[str] = "labels"
-    in_columns: ClassVar[bool] = False
     are_named: ClassVar[bool] = True
 
     labels: list[str] = field(default_factory=list)
@@ -213,7 +211,7 @@ class Task(ABC, Generic[S]):
 
     @abstractmethod
     def on_hub(self, *, is_text: bool) -> str:
-        """Return what the Hub calls the task."""
+        """Return the ``pipeline_tag`` of the Hub."""
 
     # ---- from outputs to predictions -------------------------------------------------------------
 

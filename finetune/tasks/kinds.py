@@ -53,7 +53,7 @@ def of_rows(
 
 def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
     """Return whether the classes of rows have an order: three or more that are among those that
-    have one, ``known``, or are numbers that ascend.
+    have one, ``ordered_names``, or are numbers that ascend.
     """
     names = class_names(rows)
     return len(names) >= FEWEST_ORDERED and have_order(names, ordered_names)

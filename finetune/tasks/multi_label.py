@@ -68,7 +68,7 @@ class MultiLabel(Task[ScoredLabels]):
     unweighted = {"focal": losses.binary_cross_entropy}
     weighs_in_loss = True
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
-    has_probabilities = bears_bf16 = in_columns = True
+    has_probabilities = bears_bf16 = True
 
     thresholds: str = "one"
 
@@ -235,7 +235,7 @@ class MultiLabel(Task[ScoredLabels]):
     # ---- what predictions are worth --------------------------------------------------------------
 
     def unsuited(self, name: str, module: str) -> str:
-        """Return it of metrics of one class a row, too."""
+        """Refuse metrics of one class a row, too."""
         if reason := super().unsuited(name, module):
             return reason
         if module in _OF_LABELS or module.endswith(".py"):  # the user's own
@@ -263,11 +263,11 @@ class MultiLabel(Task[ScoredLabels]):
         return [mcnemar(rows[0].right, other.right) for other in rows[1:]]
 
     def rank_disagreements(self, rows: Sequence[ScoredLabels]) -> np.ndarray:
-        decisions = [each.decided for each in rows]
+        decisions = [run.decided for run in rows]
         is_different = np.any(
             [(other != decisions[0]).any(axis=1) for other in decisions[1:]], axis=0
         )
-        first, *probabilities = (each.probabilities.rows() for each in rows)
+        first, *probabilities = (run.probabilities.rows() for run in rows)
         gaps = [np.abs(other - first).max(axis=1) for other in probabilities]
         different = np.flatnonzero(is_different)
         return different[np.argsort(-np.max(gaps, axis=0)[different], kind="stable")]

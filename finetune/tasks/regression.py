@@ -51,7 +51,6 @@ class Regression(Task[ScoredNumbers]):
     problem_type = "regression"
     label_kind = "numbers"
     label_word = "targets"
-    in_columns = True
     are_named = False
     metrics = {metric: {} for metric in ("r2", "mae", "rmse", "pearson", "spearman")}
     losses = number_losses.LOSSES
@@ -232,7 +231,7 @@ class Regression(Task[ScoredNumbers]):
     # ---- what predictions are worth --------------------------------------------------------------
 
     def unsuited(self, name: str, module: str) -> str:
-        """Return it of metrics of classes, which would round the numbers."""
+        """Refuse metrics of classes too, which would round the numbers."""
         if ("numbers", module) in METRICS or module.endswith(".py"):  # the user's own
             return ""
         expected = ", ".join(metric for kind, metric in METRICS if kind == "numbers")

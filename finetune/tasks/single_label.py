@@ -169,7 +169,7 @@ class SingleLabel(Task[ScoredRows]):
         return predicted, row[column if column in row else PROBABILITY], predicted == row[LABEL]
 
     def unsuited(self, name: str, module: str) -> str:
-        """Return it of metrics of numbers, of sets of labels, and of an order if there is none."""
+        """Refuse metrics of numbers, of sets of labels, and of an order if there is none."""
         if name in OF_LABEL_SETS:
             return f"a metric of rows with any number of labels, and these have one; use {module}"
         if module not in OF_AN_ORDER:

@@ -234,8 +234,8 @@ def _resolve_batch(values: Any) -> None:
         values.global_batch_size = 8 * shares  # the library's 8 rows a device
     values.per_device_train_batch_size, rest = divmod(values.global_batch_size, shares)
     if rest or not values.per_device_train_batch_size:
-        below = values.global_batch_size // shares * shares
-        nearest = f"{below} or {below + shares}" if below else f"{shares}"
+        smaller = values.global_batch_size // shares * shares
+        nearest = f"{smaller} or {smaller + shares}" if smaller else f"{shares}"
         raise UserError(
             f"a global batch of {values.global_batch_size} rows does not divide into {devices} "
             f"devices x {values.gradient_accumulation_steps} accumulation steps; the nearest that "

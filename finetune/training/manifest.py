@@ -77,7 +77,7 @@ class Data(Record):
     rows: dict[str, int]  # of each split
     fingerprint: str  # a hash of what the rows hold, in their order
     notes: list[str] = field(default_factory=list)  # what was dropped or is unusual
-    #: What is suspicious, as ``check`` finds it: name, severity, message, mend, count and rows.
+    #: What is suspicious, as ``check`` finds it: name, severity, message, fix, split and counts.
     findings: list[dict[str, Any]] = field(default_factory=list)
     tested_in: str = "test"  # the split of the source that the test rows are in
     #: Of ``--relabel`` and ``--exclude``: file, sha256, and rows of each split.
@@ -171,7 +171,7 @@ class Statistics(Record):
     classes: dict[str, Any] | None = None  # precision, recall, F1, areas and support of each
     confusion: list[list[int]] | None = None  # counts, true by predicted; up to 200 classes
     top_k: dict[str, Any] | None = None  # how often the true class is among the k most probable
-    calibration: dict[str, Any] | None = None  # error, bins; temperature, None if none mends them
+    calibration: dict[str, Any] | None = None  # error, bins; temperature, None if none helps
     ordered: dict[str, Any] | None = None  # metrics of classes that have an order
     targets: dict[str, Any] | None = None  # of several numbers: the metrics of each
     thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in

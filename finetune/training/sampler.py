@@ -244,8 +244,8 @@ def require_classes(labels: np.ndarray) -> None:
     """Raise a ``UserError`` if rows with these targets do not have one class each."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(
-            "--class_sampling balanced draws as many rows of each class, and these rows do not "
-            "have one class each: leave it out (several labels a row: --class_weights balanced)"
+            "--class_sampling balanced needs one class a row; leave it out (several labels a row: "
+            "--class_weights balanced)"
         )
 
 

@@ -185,8 +185,7 @@ class CheckpointTrainer(transformers.Trainer):
         """After resuming, evaluate first what the checkpoint had still to evaluate.
 
         A signal stops an evaluation in its middle, and a checkpoint of the last step of an epoch
-        may be older than the end of the epoch. It is called when the
-        training begins.
+        may be older than the end of the epoch. Called when the training begins.
         """
         if self._resumed is None:
             return

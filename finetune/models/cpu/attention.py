@@ -9,9 +9,8 @@ cannot do without the padding, see :mod:`finetune.models.cpu.unpadded`.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -56,19 +55,6 @@ def used_by(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
 def drops_weights(model: PreTrainedModel) -> bool:
     """Return whether attention weights are dropped in training, which only torch's kernel does."""
     return any(families.dropouts(model.config, "attention_dropout").values())
-
-
-@contextlib.contextmanager
-def torchs_own(model: torch.nn.Module) -> Iterator[None]:
-    """Let ``model`` attend by torch's kernel for a while, if it attends by :func:`forward`."""
-    if not used_by(model):
-        yield
-        return
-    model.set_attn_implementation("sdpa")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(NAME)
 
 
 def forward(

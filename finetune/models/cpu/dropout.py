@@ -67,7 +67,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _mask(tensor: torch.Tensor, dropped: int) -> torch.Tensor:
-    """Return a mask like ``like``, false with the probability ``dropped / 65,536``."""
+    """Return a mask of the shape of ``tensor``, false with probability ``dropped / 65,536``."""
     seed = int(torch.randint(2**63 - 1, ()))
     generator = np.random.Generator(np.random.SFC64(seed))
     words = generator.integers(2**64, size=-(-tensor.numel() // 4), dtype=np.uint64)

@@ -6,7 +6,6 @@ gloo sends them through sockets: 91 MB between two processes of one core each to
 
 # no `from __future__ import annotations`: DDP looks at the annotations of a hook
 import os
-import shutil
 import tempfile
 import weakref
 from pathlib import Path
@@ -85,17 +84,6 @@ def use(model: DistributedDataParallel) -> bool:
 def used_by(model: torch.nn.Module) -> bool:
     """Return whether ``model`` exchanges its gradients so now."""
     return model in _exchanging
-
-
-def expected(model: torch.nn.Module) -> bool:
-    """Return whether the processes of this job are going to exchange the gradients of ``model`` so;
-    any of them can be asked.
-    """
-    world_size, parameters = distributed.ranks().world_size, _exchanged(model)
-    if world_size < 2 or parameters is None:
-        return False
-    size = world_size * sum(parameter.nbytes for parameter in parameters)
-    return shutil.disk_usage(DIRECTORY).free >= size
 
 
 def _exchanged(model: torch.nn.Module) -> list[torch.nn.Parameter] | None:
