@@ -392,7 +392,7 @@ MUTATIONS = (
     Mutation(
         "modules in the current directory are imported",
         "finetune/__init__.py",
-        "[entry for entry in sys.path if os.path.realpath(entry or os.curdir) != here]",
+        "[entry for entry in sys.path if os.path.realpath(entry or os.curdir) != directory]",
         "[entry for entry in sys.path]",
         ("F3",),
     ),
