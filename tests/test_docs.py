@@ -42,3 +42,10 @@ def test_there_are_pages_with_links() -> None:
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     for link in links(page):
         assert link.startswith("https://") or (page.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_the_files_that_a_page_names_are_there(page: Path) -> None:
+    named = r"`((?:benchmarks|examples|finetune|recipes|tests)/[\w/]+\.py)"
+    for path in re.findall(named, page.read_text(encoding="utf-8")):
+        assert (ROOT / path).exists(), path
