@@ -46,6 +46,6 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_the_files_that_a_page_names_are_there(page: Path) -> None:
-    named = r"`((?:benchmarks|examples|finetune|recipes|tests)/[\w/]+\.py)"
+    named = r"`((?:benchmarks|examples|finetune|recipes|tests)/[a-z0-9_/]+\.py)"
     for path in re.findall(named, page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists(), path
