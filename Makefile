@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OLDEST := .venv-oldest
+CASE := speed start preparation odd_files scale
 IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 FAST := not slow and not processes and not trains
 
@@ -78,7 +79,7 @@ audit:  ## look constraints.txt up in PyPI's advisories, in a throw-away environ
 	{ echo 'audit: not clean. Above are either advisories, or why pypi.org could not be asked: then nothing is known'; exit 1; }; }
 
 bench: $(READY)  ## speed and memory against the stock script (over an hour); CASE=start picks one
-	$(BIN)/python benchmarks/bench.py $(CASE)
+	for case in $(CASE); do $(BIN)/python benchmarks/$$case.py || exit 1; done
 
 gpu-check: $(READY)  ## compare training on the GPUs with one device; list what these cannot verify
 	$(BIN)/python benchmarks/gpu_check.py

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file
+from trees import run as run_python
 
-ROOT = Path(__file__).resolve().parent.parent
 STEPS, GLOBAL_BATCH = 20, 32
 #: Real sentences and MiniLM; 352 rows are 11 steps, so that the steps go over the end of an epoch.
 #: Plain SGD, no clipping, no dropout: a factor in the gradient shows in the weights.
@@ -81,10 +80,6 @@ EXPLODES = Launch(
 PREDICTIONS = (Launch("predict"), Launch("predict under torchrun", gpus=2, torchrun=True))
 
 
-class Failed(Exception):
-    """A command failed, or two runs cannot be compared."""
-
-
 class Check:
     """Runs checks in a directory and prints a line for each.
 
@@ -100,19 +95,9 @@ class Check:
         """Run ``finetune WORDS`` as the launch says."""
         count = len(self.gpus) if launch.gpus > 1 else launch.gpus
         launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={count}", "-m"]
-        done = subprocess.run(
-            [sys.executable, "-m", *(launcher if launch.torchrun else ()), "finetune", *words],
-            cwd=self.directory,
-            env=os.environ
-            | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ",".join(self.gpus[:count])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            last = "\n    ".join(done.stdout.splitlines()[-15:])
-            raise Failed(f"exit status {done.returncode}\n    {last}")
+        words = [*(launcher if launch.torchrun else ()), "finetune", *words]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[:count])
+        run_python(["-m", *words], self.directory)
 
     def train(self, launch: Launch) -> Path:
         """Return the run directory, trained at the first call."""
@@ -127,10 +112,10 @@ class Check:
         self.start(launch, *words, f"--max_steps={STEPS}")
         manifest = read_manifest(run)
         device = manifest["launch"]["device"].partition(":")[0]
-        found = manifest["launch"]["parallel_mode"], device, manifest["launch"]["precision"]
+        trained = manifest["launch"]["parallel_mode"], device, manifest["launch"]["precision"]
         expected = launch.mode, "cuda" if launch.gpus else "cpu", launch.precision
-        if not found[0].startswith(expected[0]) or found[1:] != expected[1:]:
-            raise Failed(f"trained as {found}, expected {expected}")
+        if not trained[0].startswith(expected[0]) or trained[1:] != expected[1:]:
+            raise RuntimeError(f"trained as {trained}, expected {expected}")
         return run
 
     def compare(self, launch: Launch, reference: Launch) -> None:
@@ -156,7 +141,7 @@ class Check:
         """Check that a training whose weights explode is stopped, and no checkpoint is broken."""
         try:
             self.train(EXPLODES)
-        except Failed:
+        except RuntimeError:
             manifest = read_manifest(run := self.directory / EXPLODES.name.replace(" ", "-"))
             is_other = manifest["status"] != "diverged"
             self.show(EXPLODES.name, "status", float(is_other), 0.0)
@@ -164,7 +149,7 @@ class Check:
                 is_broken = not all(np.isfinite(w).all() for w in load_file(path).values())
                 self.show(EXPLODES.name, path.parent.name, float(is_broken), 0.0)
             return
-        raise Failed("it was not stopped")
+        raise RuntimeError("it was not stopped")
 
     def show(self, name: str, what: str, difference: float, most: float) -> None:
         """Print a line; a difference that is no number is a failure."""
@@ -191,7 +176,7 @@ def in_losses(run: Path, reference: Path) -> float:
         for path in (run, reference)
     )
     if len(ours) != STEPS or ours.keys() != theirs.keys():
-        raise Failed(f"losses of the steps {sorted(ours)} and {sorted(theirs)}")
+        raise RuntimeError(f"losses of the steps {sorted(ours)} and {sorted(theirs)}")
     return max(abs(ours[step] - theirs[step]) for step in ours)
 
 
@@ -199,14 +184,13 @@ def in_weights(run: Path, reference: Path) -> float:
     """Return the norm of the difference of all weights, as a share of the reference's norm."""
     ours, theirs = (load_file(path / "model.safetensors") for path in (run, reference))
     if ours.keys() != theirs.keys():
-        raise Failed(f"weights of other names: {sorted(ours.keys() ^ theirs.keys())}")
-    apart = {name: ours[name].astype(np.float64) - theirs[name] for name in theirs}
-    return _norm(apart) / _norm(theirs)
-
-
-def _norm(arrays: Mapping[str, np.ndarray]) -> float:
-    squares = [np.square(array.astype(np.float64)).sum() for array in arrays.values()]
-    return float(np.sqrt(sum(squares)))
+        raise RuntimeError(f"weights of other names: {sorted(ours.keys() ^ theirs.keys())}")
+    names = sorted(ours)
+    ours, theirs = (
+        np.concatenate([weights[name].ravel() for name in names]).astype(np.float64)
+        for weights in (ours, theirs)
+    )
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
 def in_tables(file: Path, reference: Path) -> float:
@@ -216,9 +200,9 @@ def in_tables(file: Path, reference: Path) -> float:
     """
     ours, theirs = (pd.read_parquet(path) for path in (file, reference))
     if list(ours.columns) != list(theirs.columns) or len(ours) != len(theirs) or ours.empty:
-        raise Failed(f"{ours.shape} and {theirs.shape} rows and columns")
+        raise RuntimeError(f"{ours.shape} and {theirs.shape} rows and columns")
     if not (ours["text"] == theirs["text"]).all():
-        raise Failed("the rows are others, or in another order")
+        raise RuntimeError("the rows are others, or in another order")
     numbers = [name for name in ours if pd.api.types.is_float_dtype(ours[name])]
     return float(np.abs(ours[numbers].to_numpy() - theirs[numbers].to_numpy()).max())
 
@@ -250,7 +234,7 @@ def main() -> int:
                     check.show(launch.name, "rows", in_tables(*tables), ONE.within[2])
                 else:
                     check.compare(launch, CPU if launch is ONE else ONE)
-            except Failed as error:
+            except RuntimeError as error:
                 check.failed += 1
                 print(f"{launch.name:<32} FAILED: {error}", flush=True)
     if unverified:

@@ -10,10 +10,8 @@ with what was written: a difference ends the script with status 1.
 
 import argparse
 import datetime
-import gzip
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,42 +40,21 @@ def rows() -> pd.DataFrame:
     return pd.DataFrame({"body": texts, "queue": queue})
 
 
-def index_column(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Write the index of a shuffled frame, as ``to_csv`` writes it."""
+def write_files(directory: Path) -> dict[str, tuple[str, pd.DataFrame]]:
+    """Write the files; return what is odd about each, and its rows, by its name."""
+    table = rows()
     shuffled = table.sample(frac=1, random_state=SEED)
-    shuffled.to_csv(path / "index_column.csv")
-    return shuffled
-
-
-def line_ends(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Write line ends, commas and quotation marks within quoted fields."""
-    table = table.assign(body='"' + table["body"].str.replace(", ", ",\n", n=1) + '"')
-    table.to_csv(path / "line_ends.csv", index=False)
-    return table
-
-
-def semicolons(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Write semicolons, as spreadsheets do in countries of decimal commas."""
-    table = table.assign(share=[f"{n % 10},5" for n in range(len(table))])
-    table.to_csv(path / "semicolons.csv", index=False, sep=";")
-    return table
-
-
-def windows_1252(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Write the encoding of Windows, and its line ends."""
-    file = path / "windows_1252.csv"
-    table.to_csv(file, index=False, encoding="cp1252", lineterminator="\r\n")
-    return table
-
-
-def utf_16(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Write the Unicode text of a spreadsheet: UTF-16 with a byte order mark, and tabs."""
-    table.to_csv(path / "utf_16.csv", index=False, sep="\t", encoding="utf-16")
-    return table
-
-
-def export(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Write a spreadsheet with a title page, dates and an empty row."""
+    shuffled.to_csv(directory / "index_column.csv")
+    broken = table.assign(body='"' + table["body"].str.replace(", ", ",\n", n=1) + '"')
+    broken.to_csv(directory / "line_ends.csv", index=False)
+    decimals = table.assign(share=[f"{n % 10},5" for n in range(len(table))])
+    decimals.to_csv(directory / "semicolons.csv", index=False, sep=";")
+    windows = directory / "windows_1252.csv"
+    table.to_csv(windows, index=False, encoding="cp1252", lineterminator="\r\n")
+    table.to_csv(directory / "utf_16.csv", index=False, sep="\t", encoding="utf-16")
+    table.to_csv(directory / "compressed.tsv.gz", index=False, sep="\t")
+    nulls = table.assign(queue=table["queue"].where(table.index % 20 != 7, None))
+    nulls.to_json(directory / "null_labels.jsonl", orient="records", lines=True)
     book = openpyxl.Workbook()
     book.worksheets[0].title = "About"
     book.worksheets[0].append(["Tickets of 2024"])
@@ -87,56 +64,39 @@ def export(path: Path, table: pd.DataFrame) -> pd.DataFrame:
         if number == ROWS // 2:
             sheet.append([])
         sheet.append([*row, datetime.date(2024, 1, 1) + datetime.timedelta(number)])
-    book.save(path / "export.xlsx")
-    return table
-
-
-def compressed(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Write tabs, in gzip."""
-    content = table.to_csv(index=False, sep="\t")
-    (path / "compressed.tsv.gz").write_bytes(gzip.compress(content.encode()))
-    return table
-
-
-def null_labels(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Write null for every twentieth label."""
-    table = table.assign(queue=table["queue"].where(table.index % 20 != 7, None))
-    table.to_json(path / "null_labels.jsonl", orient="records", lines=True)
-    return table
-
-
-FILES: dict[str, Callable[[Path, pd.DataFrame], pd.DataFrame]] = {
-    "index_column.csv": index_column,
-    "line_ends.csv": line_ends,
-    "semicolons.csv": semicolons,
-    "windows_1252.csv": windows_1252,
-    "utf_16.csv": utf_16,
-    "export.xlsx": export,
-    "compressed.tsv.gz": compressed,
-    "null_labels.jsonl": null_labels,
-}
+    book.save(directory / "export.xlsx")
+    return {
+        "index_column.csv": ("the index of a shuffled frame, as to_csv writes it", shuffled),
+        "line_ends.csv": ("line ends, commas and quotation marks within quoted fields", broken),
+        "semicolons.csv": ("semicolons, as spreadsheets write with decimal commas", decimals),
+        "windows_1252.csv": ("the encoding of Windows, and its line ends", table),
+        "utf_16.csv": ("the Unicode text of a spreadsheet: UTF-16 and tabs", table),
+        "export.xlsx": ("a spreadsheet with a title page, dates and an empty row", table),
+        "compressed.tsv.gz": ("tabs, in gzip", table),
+        "null_labels.jsonl": ("null for every twentieth label", nulls),
+    }
 
 
 def differs(path: Path, written: pd.DataFrame) -> bool:
     """Return whether what is read of a file is not what was written."""
     columns = ["body", "queue"]
-    found = Source(str(path)).load()["train"].to_pandas()[columns]
+    read = Source(str(path)).load()["train"].to_pandas()[columns]
     expected = written[columns].reset_index(drop=True)
-    return not found.astype(object).equals(expected.astype(object))
+    return not read.astype(object).equals(expected.astype(object))
 
 
-def looked_at(path: Path, directory: Path) -> None:
+def check_and_train(path: Path, directory: Path) -> None:
     """Check a file, train on it and print what is said of it."""
     given: dict[str, Any] = {"dataset": str(path), "model": "embedded:minilm", "max_length": 64}
     given |= {"text_column": "body", "label_column": "queue"}
     for drop_invalid in (False, True):
         given["drop_invalid"] = drop_invalid
-        found = finetune.check("text", **given)
-        print(f"  check: status {found.status}{', --drop_invalid' * drop_invalid}")
-        for each in found.findings:
-            fix = f" -> {each.fix}" * bool(each.fix)
-            print(f"    {each.severity:8} {each.message}{fix}".replace(f"{path.parent}/", ""))
-        if found.status != 2:
+        checked = finetune.check("text", **given)
+        print(f"  check: status {checked.status}{', --drop_invalid' * drop_invalid}")
+        for finding in checked.findings:
+            fix = f" -> {finding.fix}" * bool(finding.fix)
+            print(f"    {finding.severity:8} {finding.message}{fix}".replace(f"{path.parent}/", ""))
+        if checked.status != 2:
             break
     run = finetune.train(
         "text",
@@ -161,13 +121,13 @@ def main() -> int:
         directory = parser.parse_args().directory or Path(own)
         directory.mkdir(parents=True, exist_ok=True)
         wrong = []
-        for name, write in FILES.items():
-            written = write(directory, rows())
-            print(f"\n{name}: {(write.__doc__ or '')[6:].partition('.')[0]}")
+        files = write_files(directory)
+        for name, (what, written) in files.items():
+            print(f"\n{name}: {what}")
             if differs(directory / name, written):
                 wrong.append(name)
-            looked_at(directory / name, directory)
-    print(f"\nread as written: {len(FILES) - len(wrong)} of {len(FILES)} files", *wrong)
+            check_and_train(directory / name, directory)
+    print(f"\nread as written: {len(files) - len(wrong)} of {len(files)} files", *wrong)
     return 1 if wrong else 0
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import sys
 import tempfile
@@ -54,36 +55,33 @@ class Reference:
     resumed: bool = False
 
 
+SHORT = f"--train_samples 512 --eval_samples 200 --max_steps {STEPS}"
+LONG = f"--train_samples 192 --eval_samples 100 --max_steps {STEPS // 3}"
+HALF = "--save_strategy steps --eval_strategy steps"
+HALF += f" --save_steps {STEPS // 2} --eval_steps {STEPS // 2}"
+REFERENCES = (
+    Reference("sentiment", "sentiment", SHORT),
+    Reference("sentiment in two processes", "sentiment", SHORT, processes=2),
+    Reference("sentiment resumed", "sentiment", f"{SHORT} {HALF}", resumed=True),
+    Reference("yelp with accumulation", "yelp", f"{LONG} --gradient_accumulation_steps 2"),
+    Reference("mnist", "mnist", SHORT),
+)
+PRECISIONS = {
+    "fp32 exact": "--precision fp32 --cpu_kernels off",
+    "fp32": "--precision fp32",
+    "bf16": "--precision bf16",
+}
+
+
 def list_references() -> list[Reference]:
-    """Return the reference runs, those without dropout and kernels first."""
-    short = f"--train_samples 512 --eval_samples 200 --max_steps {STEPS}"
-    long = f"--train_samples 192 --eval_samples 100 --max_steps {STEPS // 3}"
-    half = f"--save_strategy steps --eval_strategy steps --save_steps {STEPS // 2}"
-    half += f" --eval_steps {STEPS // 2}"
+    """Return the reference runs in each precision, those without dropout and kernels first."""
     runs = []
-    for precision in ("fp32", "bf16"):
-        flags = f"{short} --precision {precision}"
-        accumulated = f"{long} --gradient_accumulation_steps 2 --precision {precision}"
-        runs += [
-            Reference(f"sentiment {precision}", "sentiment", flags),
-            Reference(f"sentiment in two processes {precision}", "sentiment", flags, 2),
-            Reference(
-                f"sentiment resumed {precision}", "sentiment", f"{flags} {half}", resumed=True
-            ),
-            Reference(f"yelp with accumulation {precision}", "yelp", accumulated),
-            Reference(f"mnist {precision}", "mnist", flags),
-        ]
-    exact = [
-        replace(
-            reference,
-            name=f"{reference.name} exact",
-            flags=f"{reference.flags} --cpu_kernels off"
-            + " --hidden_dropout 0" * (reference.recipe != "mnist"),
-        )
-        for reference in runs
-        if reference.name.endswith("fp32")
-    ]
-    return [*exact, *runs]
+    for (precision, flags), reference in itertools.product(PRECISIONS.items(), REFERENCES):
+        if precision == "fp32 exact" and reference.recipe != "mnist":
+            flags = f"{flags} --hidden_dropout 0"
+        name = f"{reference.name} {precision}"
+        runs.append(replace(reference, name=name, flags=f"{reference.flags} {flags}"))
+    return runs
 
 
 def train(reference: Reference, scratch: Path) -> Path:

@@ -23,13 +23,11 @@ class Finished:
     Attributes:
         output: What it wrote to standard output and standard error.
         seconds: From its start to its end.
-        processor_seconds: Of the process and of those that it started.
         memory: Peak resident memory of its largest process, in MiB.
     """
 
     output: str
     seconds: float
-    processor_seconds: float
     memory: float
 
 
@@ -64,7 +62,7 @@ def run(
     if process.returncode != (0 if kill_at is None else -signal.SIGKILL):
         raise RuntimeError(f"{command}: exit status {process.returncode}\n{output[-3000:]}")
     seconds = time.perf_counter() - started
-    return Finished(output, seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**10)
+    return Finished(output, seconds, used.ru_maxrss / 2**10)
 
 
 def processor() -> str:
