@@ -15,8 +15,9 @@ import hashlib
 import itertools
 import json
 import shutil
+import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,7 @@ import xxhash
 from datasets.exceptions import DatasetGenerationError
 from python_calamine import CalamineError
 
-from finetune.data import arrow, read_bytes, read_excel, read_json, read_text
-from finetune.data.read_text import Dialect
+from finetune.data import arrow, caches, read_excel, read_json, read_text
 from finetune.data.read_text import ReadOptions as ReadOptions  # of callers
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats, hub
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from finetune.errors import Report
 
 #: Part of the key of a copy: raise it when the same file is read in another way.
-VERSION = 3
+VERSION = 4
 #: The folders of the copies, and of the records of files, in the cache of ``datasets``.
 FOLDER, RECORDS = "finetune-files", "finetune-records"
 #: Suffixes of the files that can be read, without that of a compression.
 READABLE = (*formats.FILES, ".txt")
 _ROWS_AT_ONCE = 1024
-_BLOCK = 2**22  # bytes that are hashed at once
-#: The formats that an option is for, and what they are called.
-_OPTION_FORMATS = {
-    "--csv_quoting": (tuple(formats.SEPARATORS), "a .csv or .tsv file"),
-    "--csv_separator": (tuple(formats.SEPARATORS), "a .csv or .tsv file"),
-    "--encoding": (formats.TEXTS, "a file of text"),
-    "--sheet": ((formats.SPREADSHEET,), "a spreadsheet"),
-}
+#: Errors of what reads a file, and of the disk.
+_UNREADABLE = (
+    *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
+    *(pa.ArrowException, zipfile.BadZipFile),
+)
+
+#: The rows of a file, how it was read, and the facts that the user is told.
+Copy = tuple[datasets.Dataset, ReadOptions, list[str]]
 
 
 def read_file(path: Path, options: ReadOptions, report: Report | None = None) -> datasets.Dataset:
@@ -66,9 +66,9 @@ def read_file(path: Path, options: ReadOptions, report: Report | None = None) ->
         UserError: If the file is malformed, with the line where there are lines; if it holds no
             rows; if an option is not for such a file.
     """
-    rows, layout = _copy(path, options)
+    rows, _, facts = _copy(path, options)
     if report is not None:
-        for fact in layout["facts"]:
+        for fact in facts:
             report.info(f"{path.name}: {fact}", name="reading")
     return rows
 
@@ -83,16 +83,14 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
         rows: Row numbers from 0, in any order.
         options: As for :func:`read_file`.
     """
-    _, layout = _copy(path, options)
+    _, layout, _ = _copy(path, options)
     suffix = formats.suffix(path)
     numbers: Iterator[int] = itertools.count(1)
-    if suffix in formats.SEPARATORS:
-        records = read_text.records(path, Dialect(**layout["dialect"]))
-        numbers = (record.first_line for record in itertools.islice(records, 1, None))
+    if suffix in formats.SEPARATORS or suffix == formats.SPREADSHEET:
+        numbers = (record.first_line for record in _records(path, layout))
+        next(numbers)  # the line of the names of the columns
     elif suffix in (".jsonl", ".ndjson"):
-        numbers = read_json.record_lines(path, layout["dialect"]["encoding"])
-    elif suffix == formats.SPREADSHEET:
-        numbers = read_excel.record_rows(path, layout["sheet"])
+        numbers = read_json.record_lines(path, layout.encoding or "")
     numbers_of_rows = list(itertools.islice(numbers, max(rows) + 1))
     noun = "line" if suffix in formats.TEXTS and suffix != ".json" else "row"
     return noun, [numbers_of_rows[row] for row in rows]
@@ -104,8 +102,8 @@ def read_whole_text(path: Path, options: ReadOptions) -> str:
     Raises:
         UserError: If it is no text.
     """
-    with _explain(path), read_bytes.open_bytes(path) as file:
-        return file.read().decode(read_bytes.encoding_of(path, options.encoding))
+    with _explain(path), read_text.open_bytes(path) as file:
+        return file.read().decode(read_text.encoding_of(path, options.encoding))
 
 
 def existing(name: str) -> Path:
@@ -145,10 +143,15 @@ class _FileBuilder(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # dataset
         return [datasets.SplitGenerator("train")]
 
     def _generate_tables(self) -> Iterator[tuple[Any, pa.Table]]:
-        layout, facts, tables = _open_tables(self.path, self.options)
-        self.info.description = json.dumps({**layout, "facts": facts})
-        rows = 0
-        for number, table in enumerate(tables):
+        layout, facts = self.options, list[str]()
+        suffix, rows = formats.suffix(self.path), 0
+        if suffix == formats.SPREADSHEET:
+            sheet, facts = read_excel.choose_sheet(self.path, layout.sheet)
+            layout = replace(layout, sheet=sheet)
+        elif suffix in formats.TEXTS:
+            layout, facts = read_text.detect(self.path, layout)
+        self.info.description = json.dumps([asdict(layout), facts])
+        for number, table in enumerate(_tables(self.path, layout)):
             yield datasets.builder.Key(0, number), table
             rows += len(table)
             activity.advance(f"reading {self.path.name}", rows, None)
@@ -156,22 +159,21 @@ class _FileBuilder(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # dataset
             raise UserError(f"{self.path} holds no rows")
 
 
-def _open_tables(
-    path: Path, options: ReadOptions
-) -> tuple[dict[str, Any], list[str], Iterator[pa.Table]]:
-    """Return how a file is read, the facts that the user is told, and its rows."""
+def _tables(path: Path, layout: ReadOptions) -> Iterator[pa.Table]:
+    """Return the rows of a file; ``layout`` says how it is read."""
     suffix = formats.suffix(path)
     if suffix in (".parquet", ".arrow", ".feather"):
-        return {}, [], _arrow_tables(path)
-    if suffix == formats.SPREADSHEET:
-        sheet, facts = read_excel.choose_sheet(path, options.sheet)
-        return {"sheet": sheet}, facts, read_excel.tables(path, sheet)
-    dialect, facts = read_text.detect(path, options)
-    layout = {"dialect": asdict(dialect)}
-    if suffix in formats.SEPARATORS:
-        return layout, facts, read_text.tables(path, dialect)
+        return _arrow_tables(path)
+    if suffix in formats.SEPARATORS or suffix == formats.SPREADSHEET:
+        return read_text.tables(record.fields for record in _records(path, layout))
     reader = read_text.line_tables if suffix == ".txt" else read_json.tables
-    return layout, facts, reader(path, dialect.encoding)
+    return reader(path, layout.encoding or "")
+
+
+def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
+    if formats.suffix(path) == formats.SPREADSHEET:
+        return read_excel.records(path, layout.sheet or "")
+    return read_text.records(path, layout)
 
 
 def _arrow_tables(path: Path) -> Iterator[pa.Table]:
@@ -196,12 +198,13 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
             yield arrow.decoded(pa.Table.from_batches([batch])).cast(target)
 
 
-def _copy(path: Path, options: ReadOptions) -> tuple[datasets.Dataset, dict[str, Any]]:
-    """Return the rows of a file from the cache, and how they were read; make a copy if need be."""
+def _copy(path: Path, options: ReadOptions) -> Copy:
+    """Return the rows of a file from the cache; make a copy if need be."""
+    kinds = {"--encoding": formats.TEXTS, "--sheet": (formats.SPREADSHEET,)}
     mistakes = [
-        f"{flag} {value}: {path} is not {_OPTION_FORMATS[flag][1]}"
+        f"{flag} {value}: not for {path}, but for {', '.join(suffixes)}"
         for flag, value in options.flags.items()
-        if formats.suffix(path) not in _OPTION_FORMATS[flag][0]
+        if formats.suffix(path) not in (suffixes := kinds.get(flag, (*formats.SEPARATORS,)))
     ]
     if options.quoting not in formats.QUOTING:
         mistakes.append(f"--csv_quoting {options.quoting}: expected auto, minimal or none")
@@ -222,52 +225,42 @@ def _copy(path: Path, options: ReadOptions) -> tuple[datasets.Dataset, dict[str,
         return copy
 
 
-def _load_copy(
-    path: Path, options: ReadOptions, key: str
-) -> tuple[datasets.Dataset, dict[str, Any]] | None:
+def _load_copy(path: Path, options: ReadOptions, key: str) -> Copy | None:
     """Return a copy, mapped into memory; None if there is none. A damaged one is removed.
 
     The library renames a copy into its place when it is complete; beside it another process may be
     writing one.
     """
-    if not (folder := _folder(key)).exists():
+    if not _folder(key).exists():
         return None
     with contextlib.suppress(pa.ArrowException, OSError, ValueError, KeyError, TypeError):
         builder = _FileBuilder(path, options, key)
-        layout, rows = json.loads(builder.info.description), builder.as_dataset(split="train")
+        (layout, facts), rows = json.loads(builder.info.description), builder.as_dataset("train")
         if len(rows) == builder.info.splits["train"].num_examples:
-            return rows, layout
-    shutil.rmtree(folder)
+            return rows, ReadOptions(**layout), facts
+    shutil.rmtree(_folder(key))
     return None
 
 
 def _folder(key: str) -> Path:
     """Return where the library keeps a copy: below the version of its builder."""
-    return hub.caches()["datasets"] / FOLDER / key / "0.0.0"
+    return caches.place(FOLDER, key) / "0.0.0"
 
 
 def _digest(path: Path) -> str:
     """Return the hash of a file, which is read only if its size, times or inode have changed."""
     status = path.stat()
     # a file that is replaced or rewritten may have the modification time of the one before
-    facts = (
-        str(path.resolve()),
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_ino,
-    )
-    name = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-    record = hub.caches()["datasets"] / RECORDS / name
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    facts = (str(path.resolve()), status.st_size, *times, status.st_ino)
+    record = caches.place(RECORDS, hashlib.sha256(repr(facts).encode()).hexdigest()[:24])
     with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
         return record.read_text(encoding="ascii")
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
+        digest = str(hashlib.file_digest(file, xxhash.xxh3_128).hexdigest())
     record.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(record, digest.hexdigest())
-    return digest.hexdigest()
+    write_whole(record, digest)
+    return digest
 
 
 @contextlib.contextmanager
@@ -291,15 +284,8 @@ def _explain(path: Path) -> Iterator[None]:
         with _explain(path):
             raise error.__cause__ or OSError(str(error)) from None
     except UnicodeDecodeError as error:
-        raise read_bytes.undecodable(path, error) from error
-    except (
-        *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
-        pa.ArrowException,
-    ) as error:
-        hint = ""
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
-            hint = (
-                f"; rows are copied to {hub.caches()['datasets']}: free space there, or set "
-                "HF_DATASETS_CACHE to another directory"
-            )
-        raise UserError(f"cannot read {path}: {error}{hint}") from error
+        raise read_text.undecodable(path, error) from error
+    except _UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EROFS):
+            raise caches.unwritable(error) from error
+        raise UserError(f"cannot read {path}: {error}") from error

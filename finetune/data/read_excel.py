@@ -12,20 +12,16 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
-import pyarrow as pa
-from python_calamine import CalamineError, CalamineWorkbook, PasswordError, SheetVisibleEnum
+from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
-from finetune.data import read_text
-from finetune.errors import UserError, suggestion
+from finetune.data.read_text import Record, refuse_repeated
+from finetune.errors import UserError
 
 #: How the format writes characters that XML does not allow.
 _ESCAPED = re.compile(r"_x([0-9A-F]{4})_")
 #: The attributes and the content of a cell that has any.
 _CELL = re.compile(rb"<c\b([^>]*)(?<!/)>(.*?)</c>", re.S)
-_XML = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
-_ID = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 
 
 def choose_sheet(path: Path, name: str | None) -> tuple[str, list[str]]:
@@ -38,86 +34,54 @@ def choose_sheet(path: Path, name: str | None) -> tuple[str, list[str]]:
     Raises:
         UserError: If it cannot be read, has no such sheet, or holds formulas without a value.
     """
-    with _open(path) as book:
-        names = list(book.sheet_names)
-        filled = []
+    filled = []
+    with CalamineWorkbook.from_path(path) as book:
         for sheet in book.sheets_metadata:
             with contextlib.suppress(CalamineError):  # a chart, which has no cells
                 is_filled = book.get_sheet_by_name(sheet.name).height > 1
                 filled += [sheet.name] * (is_filled and sheet.visible == SheetVisibleEnum.Visible)
-    if name is not None and name not in names:
-        raise UserError(
-            f"--sheet {name}: {path} has no such sheet{suggestion(name, names)} (it has: "
-            f"{', '.join(names)})"
-        )
+        if name not in (None, *book.sheet_names):
+            names = ", ".join(book.sheet_names)
+            raise UserError(f"--sheet {name}: {path} has no such sheet (it has: {names})")
     if name is None and not filled:
         raise UserError(f"{path} holds no rows")
+    _refuse_formulas_without_value(path)
     chosen = name or filled[0]
-    _refuse_formulas_without_value(path, chosen)
-    other_sheets = ", ".join(f"'{other}'" for other in filled if other != chosen)
-    is_guess = name is None and other_sheets
-    return chosen, [f"read the sheet '{chosen}', not {other_sheets} (--sheet)"] if is_guess else []
+    if name is not None or filled == [chosen]:
+        return chosen, []
+    return chosen, [f"read the sheet '{chosen}', not {', '.join(filled[1:])} (--sheet)"]
 
 
-def tables(path: Path, sheet: str) -> Iterator[pa.Table]:
-    """Yield the rows of a sheet, by the columns that its first row names; all are text.
+def records(path: Path, sheet: str) -> Iterator[Record]:
+    """Yield the rows of a sheet that are not empty, the names of the columns first.
 
     Raises:
         UserError: If two columns have one name, or a value stands in a column without one.
     """
-    rows = (cells for _, cells in _rows(path, sheet))
-    schema = pa.schema([(name, pa.string()) for name in next(rows, [])])
-    for batch in read_text.batches(rows, size=len):
-        columns = [pa.array(column, pa.string()) for column in zip(*batch, strict=True)]
-        yield pa.table(columns, schema=schema)
-
-
-def record_rows(path: Path, sheet: str) -> Iterator[int]:
-    """Yield the number of each row in its sheet, from 1."""
-    numbers = (number for number, _ in _rows(path, sheet))
-    next(numbers, None)
-    return numbers
-
-
-def _rows(path: Path, name: str) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the rows that are not empty with their numbers, the names of the columns first."""
-    with _open(path) as book:
-        header: list[str] = []
-        for number, values in enumerate(book.get_sheet_by_name(name).iter_rows(), start=1):
+    header: list[str] = []
+    with CalamineWorkbook.from_path(path) as book:
+        for number, values in enumerate(book.get_sheet_by_name(sheet).iter_rows(), start=1):
             cells = [_as_text(value) for value in values]
+            place = f"{path}, sheet '{sheet}', row {number}"
             if not any(cells):
                 continue
-            place = f"{path}, sheet '{name}', row {number}"
             if not header:
                 while not cells[-1]:
                     cells.pop()
-                header = [cell or "" for cell in cells]
-                read_text.refuse_repeated(path, header)
-                yield number, header
-                continue
-            if extra := next((cell for cell in cells[len(header) :] if cell), None):
-                raise UserError(f"{place}: {extra[:40]!r} is in a column without a name")
-            cells = cells[: len(header)]
-            if cells == header and len(header) > 1:
+                header = [*cells]
+                refuse_repeated(path, header)
+            elif any(cells[len(header) :]):
+                raise UserError(f"{place}: a value is in a column without a name")
+            elif cells[: len(header)] == header and len(header) > 1:
                 raise UserError(f"{place}: the names of the columns again: remove that row")
-            yield number, cells + [None] * (len(header) - len(cells))
+            cells += [""] * len(header)  # of a row that is shorter
+            yield Record(number, number, cells[: len(header)])
 
 
-def _open(path: Path) -> CalamineWorkbook:
-    try:
-        return CalamineWorkbook.from_path(path)
-    except PasswordError as error:
-        raise UserError(f"{path} is encrypted: save it without a password") from error
-    except CalamineError as error:
-        raise UserError(
-            f"{path} is damaged or no spreadsheet: {error}; save it again, or as .csv"
-        ) from error
-
-
-def _as_text(value: Any) -> str | None:
+def _as_text(value: Any) -> str:
     match value:
-        case "" | None:
-            return None
+        case None:
+            return ""
         case bool():
             return "TRUE" if value else "FALSE"
         case float() if value.is_integer() and abs(value) < 2**53:
@@ -129,24 +93,18 @@ def _as_text(value: Any) -> str | None:
     return str(value)
 
 
-def _refuse_formulas_without_value(path: Path, name: str) -> None:
+def _refuse_formulas_without_value(path: Path) -> None:
     """Refuse cells whose formula no program has computed: calamine reads them as empty."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            workbook = ElementTree.fromstring(archive.read("xl/workbook.xml"))
-            sheets = {sheet.get("name"): sheet.get(_ID) for sheet in workbook.iter(f"{_XML}sheet")}
-            links = ElementTree.fromstring(archive.read("xl/_rels/workbook.xml.rels"))
-            targets = {link.get("Id"): link.get("Target", "") for link in links}
-            target = targets[sheets[name]].removeprefix("/")
-            content = archive.read(target if target.startswith("xl/") else f"xl/{target}")
-    except (KeyError, zipfile.BadZipFile, ElementTree.ParseError):
-        return  # what reads the values is more tolerant
-    for attributes, inner in _CELL.findall(content) if b"<f" in content else ():
-        # a text that is empty is a value, which only its type tells
-        has_value = b't="str"' in attributes or re.search(rb"<v>[^<]|<is>", inner)
-        if re.search(rb"<f[\s/>]", inner) and not has_value:
-            cell = re.search(rb'\br="(\w+)"', attributes)
-            raise UserError(
-                f"{path}, sheet '{name}': the formula{f' in {cell[1].decode()}' if cell else ''} "
-                "has no value, as no spreadsheet has computed it: open the file in one and save it"
-            )
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            content = archive.read(name) if "/worksheets/" in name else b""
+            for attributes, inner in _CELL.findall(content) if b"<f" in content else ():
+                # a text that is empty is a value, which only its type tells
+                has_value = b't="str"' in attributes or re.search(rb"<v>[^<]|<is>", inner)
+                if re.search(rb"<f[\s/>]", inner) and not has_value:
+                    cell = re.search(rb'\br="(\w+)"', attributes)
+                    raise UserError(
+                        f"{path}, {name}: the formula in {cell[1].decode() if cell else 'a cell'} "
+                        "has no value, as no spreadsheet has computed it: open the file in one "
+                        "and save it"
+                    )

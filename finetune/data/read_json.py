@@ -1,11 +1,12 @@
 """Read rows of JSON: a document, or JSON lines; each line is parsed once.
 
-A column whose values have no common type, or hold an empty object, is kept as JSON text, which
-``datasets`` returns as the values that it stands for.
+A column whose values are objects, or have no common type, is kept as JSON text, which ``datasets``
+returns as the values that it stands for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -17,13 +18,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from finetune.data.read_bytes import open_bytes
-from finetune.data.read_text import batches
+from finetune.data.read_text import batches, open_bytes
 from finetune.errors import UserError
 from finetune.runtime import formats, hub
 
 _SHOWN = 40  # characters
 _BITS = 63  # of a number, beside its sign
+_NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 
 Row = dict[str, Any]
 
@@ -39,42 +40,33 @@ def tables(path: Path, encoding: str) -> Iterator[pa.Table]:
     schemas: list[pa.Schema] = []
     with tempfile.TemporaryFile(dir=hub.caches()["datasets"]) as file:
         for batch in batches(_rows(path, encoding), size=operator.itemgetter(1)):
-            table = _typed_table([row for row, _ in batch])
+            names = dict.fromkeys(name for row, _ in batch for name in row)
+            table = pa.table({name: _array([row.get(name) for row, _ in batch]) for name in names})
             schemas.append(table.schema)
             with pa.ipc.new_stream(file, table.schema) as stream:
                 stream.write_table(table)
-        schema = _common_schema(schemas)
+        types: dict[str, pa.DataType] = {}
+        for name in dict.fromkeys(name for schema in schemas for name in schema.names):
+            fields = [schema.field(name) for schema in schemas if name in schema.names]
+            columns = [pa.schema([field]) for field in fields]
+            types[name] = pa.json_()
+            with contextlib.suppress(*_NO_COMMON_TYPE):  # whole numbers and fractions have one
+                types[name] = pa.unify_schemas(columns, promote_options="permissive")[0].type
         file.seek(0)
         for _ in schemas:
             with pa.ipc.open_stream(file) as stream:
-                yield _cast(stream.read_all(), schema)
+                table = stream.read_all()
+            yield pa.table({name: _column(table, name, kind) for name, kind in types.items()})
 
 
-def _typed_table(rows: Sequence[Row]) -> pa.Table:
-    """Return objects as a table; an absent key is a null."""
-    columns: dict[str, pa.Array] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        try:
-            array = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            array = None
-        has_booleans = any(isinstance(value, bool) for value in values)
-        if (
-            array is None
-            or _has_empty_object(array.type)
-            or (has_booleans and not pa.types.is_boolean(array.type))
-        ):
-            array = _as_json(values)
-        columns[name] = array
-    return pa.table(columns)
-
-
-def _has_empty_object(kind: pa.DataType) -> bool:
-    """``datasets`` and Parquet have no type for an object without keys."""
-    if pa.types.is_struct(kind):
-        return kind.num_fields == 0 or any(_has_empty_object(field.type) for field in kind)
-    return pa.types.is_list(kind) and _has_empty_object(kind.value_type)
+def _array(values: Sequence[Any]) -> pa.Array:
+    has_booleans = any(isinstance(value, bool) for value in values)
+    with contextlib.suppress(*_NO_COMMON_TYPE):
+        array = pa.array(values)
+        # Arrow makes numbers of truth values, and gives each object the keys of all others
+        if pa.types.is_boolean(array.type) == has_booleans and "struct" not in str(array.type):
+            return array
+    return _as_json(values)
 
 
 def _as_json(values: Sequence[Any]) -> pa.Array:
@@ -82,28 +74,13 @@ def _as_json(values: Sequence[Any]) -> pa.Array:
     return pa.array(texts, pa.string()).cast(pa.json_())
 
 
-def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema that holds the rows of all: a number with a fraction, for instance."""
-    types: dict[str, pa.DataType] = {}
-    for name in dict.fromkeys(name for schema in schemas for name in schema.names):
-        columns = [pa.schema([schema.field(name)]) for schema in schemas if name in schema.names]
-        try:
-            types[name] = pa.unify_schemas(columns, promote_options="permissive")[0].type
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
-            types[name] = pa.json_()
-    return pa.schema(list(types.items()))
-
-
-def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = []
-    for field in schema:
-        if field.name not in table.column_names:
-            columns.append(pa.nulls(len(table), field.type))
-        elif field.type == pa.json_() != table.schema.field(field.name).type:
-            columns.append(_as_json(table.column(field.name).to_pylist()))
-        else:
-            columns.append(table.column(field.name).cast(field.type))
-    return pa.table(columns, schema=schema)
+def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if name not in table.column_names:
+        return pa.nulls(len(table), kind)
+    column = table.column(name)
+    if kind == pa.json_() != column.type:
+        return _as_json(column.to_pylist())
+    return column.cast(kind)
 
 
 def record_lines(path: Path, encoding: str) -> Iterator[int]:
@@ -123,43 +100,30 @@ def _rows(path: Path, encoding: str) -> Iterator[tuple[Row, int]]:
     """Yield each row, and about how many characters it has."""
     if formats.suffix(path) == ".json":
         beginning = [line for _, line in itertools.islice(_lines(path, encoding), 2)]
-        if len(beginning) < 2 or not all(map(_is_object, beginning)):
+        is_document = True
+        with contextlib.suppress(ValueError, RecursionError):  # the first line of a longer array
+            is_document = len(beginning) < 2 or not isinstance(json.loads(beginning[0]), dict)
+        if is_document:
             with open_bytes(path) as binary:
                 text = io.TextIOWrapper(binary, encoding).read()
             rows = _document_rows(text, path)
             yield from ((row, len(text) // len(rows)) for row in rows)
             return
     for number, line in _lines(path, encoding):
-        yield parse_line(line, f"{path}, line {number}"), len(line)
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def parse_line(line: str, place: str) -> Row:
-    """Return the row of a line of JSON lines; ``place`` is for the message.
-
-    Raises:
-        UserError: If it is not one object, or if its values cannot be kept.
-    """
-    row = _parse(line, place, has_lines=False)
-    if isinstance(row, dict):
-        return row
-    raise UserError(
-        f"{place}: expected an object, found {line.strip()[:_SHOWN]!r} (an array of objects is "
-        "read from a .json)"
-    )
+        row = _parse(line, path, number)
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{path}, line {number}: expected an object, found {line.strip()[:_SHOWN]!r} (an "
+                "array of objects is read from a .json)"
+            )
+        yield row, len(line)
 
 
 def _document_rows(text: str, path: Path) -> list[Row]:
     """Return the rows of an array of objects, of an object with one such array, or of columns by
     name, as ``DataFrame.to_json`` writes them.
     """
-    content = _parse(text, str(path), has_lines=True)
+    content = _parse(text, path)
     values = [*content.values()] if isinstance(content, dict) else [content]
     arrays = [rows for rows in values if isinstance(rows, list) and rows]
     arrays = [rows for rows in arrays if all(isinstance(row, dict) for row in rows)]
@@ -175,18 +139,17 @@ def _document_rows(text: str, path: Path) -> list[Row]:
     )
 
 
-def _parse(text: str, place: str, *, has_lines: bool) -> Any:
+def _parse(text: str, path: Path, line: int | None = None) -> Any:
+    """Return the content of a line, or of a document."""
+    place = str(path) if line is None else f"{path}, line {line}"
     try:
         content = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        if not text.strip():
-            raise UserError(f"{place} holds no rows") from error
-        line = f", line {error.lineno}" if has_lines else ""
-        cut = ": is it cut off?" if not text[error.pos :].strip() else ""
-        raise UserError(f"{place}{line}: {error.msg} (character {error.colno}){cut}") from error
-    except RecursionError as error:
-        raise UserError(f"{place}: too many lists and objects inside each other") from error
-    except ValueError as error:
+        raise UserError(
+            f"{path}, line {line or error.lineno}: {error.msg} (character {error.colno}): is it "
+            "JSON, and not cut off?"
+        ) from error
+    except (RecursionError, ValueError) as error:
         raise UserError(f"{place}: {error}") from error
     if "\\u" in text:
         refuse_half_characters(json.dumps(content, ensure_ascii=False), place)
@@ -195,17 +158,16 @@ def _parse(text: str, place: str, *, has_lines: bool) -> Any:
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> Row:
     """Return an object as a dictionary; ``json`` would take the last of two values of one key."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = [name for name, _ in pairs]
-        name = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key '{name}' comes twice in one object: keep one")
-    for name, value in row.items():
+    row: Row = {}
+    for name, value in pairs:
+        if name in row:
+            raise ValueError(f"the key '{name}' comes twice in one object: keep one")
         if isinstance(value, int) and value.bit_length() > _BITS:
             raise ValueError(
                 f"the column '{name}' holds an integer of more than 64 bits; write it as text, in "
                 "quotation marks, in every row, or leave the column out"
             )
+        row[name] = value
     return row
 
 
@@ -219,6 +181,4 @@ def refuse_half_characters(text: str, place: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = ascii(text[error.start]).strip("'")
-        raise UserError(
-            f"{place}: {half} is half of a character (a surrogate): was the text cut in the middle?"
-        ) from error
+        raise UserError(f"{place}: {half} is half of a character: was the text cut?") from error

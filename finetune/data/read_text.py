@@ -1,7 +1,7 @@
-"""Read ``.csv``, ``.tsv`` and ``.txt`` files: detect separator and quoting, refuse bad rows.
+"""Read files of text: decompress them, detect how they are written, and refuse malformed rows.
 
-One parser, Python's ``csv``, both checks and reads a file, so that the two cannot disagree. Arrow's
-reader is twice as fast, but merges rows after a quote that is never closed and has no line numbers.
+One parser, Python's ``csv``, both checks and reads a table, so that the two cannot disagree. That
+of Arrow is twice as fast, but merges rows after a quote that is never closed, and names no line.
 """
 
 from __future__ import annotations
@@ -10,38 +10,48 @@ import codecs
 import contextlib
 import csv
 import io
+import itertools
 import re
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
-from finetune.data.read_bytes import encoding_of, example_word, open_bytes
-from finetune.errors import UserError, counted
+from finetune.errors import UserError
 from finetune.runtime import formats
 
 #: Rows and characters that are converted at once.
-ROWS_AT_ONCE, CHARACTERS_AT_ONCE = 10_000, 2**24
+_ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 2**24
 #: Separators that are detected, and what they are called.
-SEPARATOR_NAMES = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: A file is judged by so many bytes of its beginning, and its separator by so many rows of it.
 _BEGINNING, _ROWS_JUDGED = 2**20, 200
 #: With so few line breaks in fields, a file of two plausible readings is taken as quoted.
 _FEW_BREAKS = 3
 _LONGEST_FIELD = 2**24  # characters; what is longer is a quote that is never closed
+#: The share of letters beyond ASCII above which a text is in another alphabet than the Latin one.
+_OTHER_ALPHABET = 0.3
+#: Letters of Windows-1250 that Windows-1252 reads as signs inside of words.
+_CENTRAL_EUROPEAN = re.compile(r"[a-z][\xb9\xb3\xbf\xbe\xbc\xa3\xa5][a-z]", re.I)
+#: A character of UTF-8, but for those whose bytes are a letter and a sign of Windows-1252 as well.
+_UTF8_CHARACTER = re.compile(rb"[\xc2-\xc5\xce-\xde\xe0-\xf4][\x80-\xbf]")
+#: So many of them in a line are no text of another alphabet by chance.
+_SURELY_UTF8 = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What the user said about a file; the rest is detected.
+    """How a file is written: what the user said, and None or ``auto`` for what is detected.
 
     Attributes:
         quoting: ``auto``, ``minimal`` (quotation marks enclose fields) or ``none`` (they are text).
-        separator: Of the fields of a ``.csv`` or ``.tsv``; None to detect it.
-        encoding: The name of a Python codec; None to detect it.
-        sheet: Of a spreadsheet; None for the first that has rows.
+        separator: Of the fields of a ``.csv`` or ``.tsv``.
+        encoding: The name of a Python codec.
+        sheet: Of a spreadsheet.
     """
 
     quoting: str = "auto"
@@ -52,22 +62,9 @@ class ReadOptions:
     @property
     def flags(self) -> dict[str, str]:
         """The options that are set, by flag."""
-        values = {
-            "--csv_quoting": None if self.quoting == "auto" else self.quoting,
-            "--csv_separator": self.separator,
-            "--encoding": self.encoding,
-            "--sheet": self.sheet,
-        }
-        return {flag: value for flag, value in values.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How a file of text is read: ``quoting`` is ``minimal`` or ``none``."""
-
-    encoding: str = "utf-8-sig"
-    separator: str = ","
-    quoting: str = "minimal"
+        flags = ("--csv_quoting", "--csv_separator", "--encoding", "--sheet")
+        values = zip(flags, asdict(self).values(), strict=True)
+        return {flag: value for flag, value in values if value not in (None, "auto")}
 
 
 class Record(NamedTuple):
@@ -78,216 +75,283 @@ class Record(NamedTuple):
     fields: list[str]
 
 
-def detect(path: Path, options: ReadOptions) -> tuple[Dialect, list[str]]:
-    """Return how a file of text is read, and the facts about what is not usual.
+@contextlib.contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, decompressed as it is read.
+
+    Raises:
+        UserError: If it is damaged, or an archive of more than one file.
+    """
+    compression = formats.compression(path)
+    try:
+        with contextlib.ExitStack() as stack:
+            if compression != ".zip":
+                codec = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression)
+                stream = stack.enter_context(pa.input_stream(str(path), compression=codec))
+                yield io.BufferedReader(stream, _BEGINNING)
+                return
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            members = [
+                member
+                for member in archive.infolist()
+                if not (member.is_dir() or member.filename.startswith("__MACOSX/"))
+            ]
+            if len(members) != 1 or members[0].flag_bits & 1:
+                raise UserError(
+                    f"{path}: expected an archive of one file without a password, found "
+                    f"{', '.join(member.filename for member in members) or 'none'}: unzip it"
+                )
+            yield stack.enter_context(archive.open(members[0]))
+    except (EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        if not compression or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        raise UserError(
+            f"{path} is damaged, cut off or not compressed as its name says: {error}; copy or "
+            f"download it again, or rename it to {path.stem}"
+        ) from error
+
+
+def _read_beginning(path: Path) -> bytes:
+    with open_bytes(path) as file:
+        return file.read(_BEGINNING)
+
+
+def encoding_of(path: Path, name: str | None) -> str:
+    """Return the encoding of a file: what the user said, a byte order mark, UTF-8, or a guess.
+
+    Args:
+        path: Of a file of text.
+        name: What the user said; None to detect it.
+
+    Raises:
+        UserError: If the user's is no encoding; if the file is no text, or in two encodings.
+    """
+    if name is not None:
+        try:
+            codec = codecs.lookup(name).name
+            "".encode(codec)
+        except (LookupError, UnicodeError) as error:
+            raise UserError(
+                f"--encoding {name}: expected an encoding such as utf-8, utf-16, cp1252 or latin-1"
+            ) from error
+        return "utf-8-sig" if codec == "utf-8" else codec
+    beginning = _read_beginning(path)
+    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    # every second byte of Latin text in UTF-16 is null
+    nulls = [beginning[start::2].count(0) / max(1, len(beginning)) for start in (0, 1)]
+    if max(nulls) > 0.2 and min(nulls) < 0.025:
+        return "utf-16-le" if nulls[1] > nulls[0] else "utf-16-be"
+    utf8_line = surely_utf8_line = other_line = 0  # the first of each kind
+    with open_bytes(path) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.isascii():
+                continue
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                if not other_line:
+                    other_line, byte = number, line[error.start]
+            else:
+                count = 0 if surely_utf8_line else len(_UTF8_CHARACTER.findall(line))
+                utf8_line = utf8_line or number * (count > 0)
+                surely_utf8_line = surely_utf8_line or number * (count >= _SURELY_UTF8)
+    if not other_line:
+        return "utf-8-sig"
+    # libraries guess Latin text poorly
+    if len(re.findall(rb"[\x00-\x08\x0e-\x1f]", beginning)) > 0.01 * len(beginning):
+        raise UserError(
+            f"{path} is no text: it has bytes that no encoding of text has. The name of a "
+            f"compressed file has to say so, as in {path.name}.gz"
+        )
+    guess, is_beyond_ascii = None, re.findall(rb"[A-Za-z]|([\x80-\xff])", beginning)
+    if sum(map(len, is_beyond_ascii)) > _OTHER_ALPHABET * len(is_beyond_ascii):
+        import charset_normalizer
+
+        guess = charset_normalizer.from_bytes(beginning).best()
+    if line_of_utf8 := surely_utf8_line if guess else utf8_line:
+        raise UserError(
+            f"{path} is in two encodings: line {line_of_utf8} is utf-8, line {other_line} is not "
+            f"(byte {byte:#x}); convert the lines that are not, or --encoding NAME reads all of "
+            "it in one encoding, such as cp1252"
+        )
+    if guess:
+        return guess.encoding
+    text = beginning.decode("cp1252", "replace")
+    return "cp1250" if _CENTRAL_EUROPEAN.search(text) else "cp1252"
+
+
+def undecodable(path: Path, error: UnicodeDecodeError) -> UserError:
+    """Return the refusal of a file that is not throughout in the encoding it is read in."""
+    place = ""
+    if not error.encoding.startswith(("utf-16", "utf-32", "utf_16", "utf_32")):
+        with open_bytes(path) as lines:  # in which a line feed is always a byte of its own
+            for number, line in enumerate(lines, start=1):
+                try:
+                    line.decode(error.encoding)
+                except UnicodeDecodeError:
+                    place = f"line {number}, "
+                    break
+    return UserError(
+        f"{path} is not {error.encoding} throughout: {error.reason} ({place}byte "
+        f"{error.object[error.start]:#x}); --encoding NAME reads all of it in another encoding"
+    )
+
+
+def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
+    """Return how a file of text is read, all options set, and the facts about what is not usual.
 
     Raises:
         UserError: If it is no text, is malformed in every reading, or has two plausible readings.
     """
-    encoding = encoding_of(path, options.encoding)
-    with open_bytes(path) as file:
-        beginning = file.read(_BEGINNING)
-    text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
-    choices: list[str] = []
-    facts: list[str] = []
+    facts, encoding = [], encoding_of(path, options.encoding)
     if options.encoding is None and encoding != "utf-8-sig":
-        choices.append(f"{encoding}{example_word(text)} (--encoding)")
-    quoting = options.quoting
-    separator = usual = formats.SEPARATORS.get(formats.suffix(path), "")
-    if usual and options.separator is not None:
+        facts.append(f"read as {encoding} (--encoding)")
+    options = replace(options, encoding=encoding)
+    if not (usual := formats.SEPARATORS.get(formats.suffix(path))):
+        return options, facts
+    if options.separator is None:
+        separator = _detect_separator(path, encoding, usual)
+        if separator != usual:
+            name = _SEPARATORS.get(separator, repr(separator))
+            facts.append(f"fields separated by {name} (--csv_separator)")
+    else:
         separator = {"tab": "\t", "\\t": "\t"}.get(options.separator.lower(), options.separator)
         if len(separator) != 1 or separator in '"\r\n':
             raise UserError(
                 f"--csv_separator {options.separator}: expected one character such as ';' or '|', "
                 "or tab"
             )
-    elif usual:
-        separator = _detect_separator(text, usual, len(beginning) < _BEGINNING)
-        if separator != usual:
-            name = SEPARATOR_NAMES.get(separator, repr(separator))
-            choices.append(f"fields separated by {name} (--csv_separator)")
-    if usual and quoting == "auto":
-        quoting, facts = _detect_quoting(path, Dialect(encoding, separator))
-    choice = [f"read as {', '.join(choices)}"] if choices else []
-    return Dialect(encoding, separator, quoting), choice + facts
+    options = replace(options, separator=separator)
+    if options.quoting == "auto":
+        quoting, quoting_facts = _detect_quoting(path, options)
+        options, facts = replace(options, quoting=quoting), facts + quoting_facts
+    return options, facts
 
 
-def _detect_separator(text: str, usual: str, is_whole: bool) -> str:
+def _detect_separator(path: Path, encoding: str, usual: str) -> str:
     """Return the separator of fields: the usual one if all rows have as many fields by it.
 
     Another one is chosen only if it is the only one by which all rows have as many fields, and more
     than one.
     """
-    first = text.lstrip("\ufeff").partition("\n")[0].strip("\r")
-    if len(first) == 5 and first.lower().startswith("sep="):  # which Excel reads and writes
-        return first[4]
+    beginning = _read_beginning(path)
+    text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
+    if first := re.match(r"sep=(.)\r?\n", text, re.IGNORECASE):  # which Excel reads and writes
+        return first[1]
     possible = []
-    for separator in SEPARATOR_NAMES:
-        widths: list[int] = []
+    for separator in _SEPARATORS:
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
         with contextlib.suppress(csv.Error):
-            for fields in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
-                widths += [len(fields)] if fields else []
-                if len(widths) > _ROWS_JUDGED:
-                    break
-        judged = set(widths if is_whole else widths[:-1])  # the last one may be cut off
-        if len(judged) == 1 and judged != {1}:
-            possible.append(separator)
+            widths = [len(fields) for fields in itertools.islice(rows, _ROWS_JUDGED) if fields]
+            if len(beginning) == _BEGINNING and len(widths) < _ROWS_JUDGED:
+                widths = widths[:-1]  # the last one may be cut off
+            if len({*widths}) == 1 and widths[0] > 1:
+                possible.append(separator)
     return possible[0] if len(possible) == 1 and usual not in possible else usual
 
 
-class _Lines:
-    """The lines of a file for ``csv``.
-
-    Attributes:
-        has_ended: Whether all of them have been read.
-        rows: How many are rows if quotation marks are text, without the names of the columns;
-            counted if there is a ``separator``.
-        width: Fields of the first of them.
-        is_plausible: Whether all lines have as many fields in that reading, and no name of a column
-            begins with a quotation mark.
-    """
-
-    def __init__(
-        self, path: Path, binary: IO[bytes], encoding: str, separator: str | None = None
-    ) -> None:
-        self._path, self._separator = path, separator
-        self._lines = io.TextIOWrapper(binary, encoding, newline="")
-        self.has_ended, self.is_plausible = False, True
-        self.rows = self.width = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for number, line in enumerate(self._lines, start=1):
-            if "\0" in line:
-                raise UserError(
-                    f"{self._path}, line {number}: a null byte, which is no text: is the file "
-                    "damaged? Export it again, or remove the byte"
-                )
-            if self._separator:
-                self._count(line, self._separator)
-            yield line
-        self.has_ended = True
-
-    def _count(self, line: str, separator: str) -> None:
-        if self.width == 0:
-            if line.strip("\r\n") and not line.lower().startswith("sep="):
-                cells = line.split(separator)
-                self.width = len(cells)
-                self.is_plausible = not any(cell.startswith('"') for cell in cells)
-        elif self.width == 1 or line.strip("\r\n"):
-            self.rows += 1
-            self.is_plausible &= line.count(separator) + 1 == self.width
-
-
-def _detect_quoting(path: Path, dialect: Dialect) -> tuple[str, list[str]]:
+def _detect_quoting(path: Path, options: ReadOptions) -> tuple[str, list[str]]:
     """Return whether quotation marks enclose fields, ``minimal``, or are text, ``none``.
 
     A mark that is text but begins a field swallows the lines up to the next one, so rows are
     compared with lines. If both readings are plausible and differ, the user has to choose.
     """
-    row_count = line_count = 0
-    error = None
-    with open_bytes(path) as binary:
-        lines = _Lines(path, binary, dialect.encoding, dialect.separator)
-        feed = iter(lines)
-        try:
-            rows = _records(path, dialect, lines, feed, is_strict=True)
-            next(rows, None)
-            for first_line, last_line, _ in rows:
-                row_count += 1
-                line_count += last_line - first_line + 1
-        except UserError as first_error:
-            error = first_error
-            with contextlib.suppress(UserError):
-                for _ in feed:  # so that all lines are counted
-                    pass
-    literal_rows, is_column = counted(lines.rows, "row"), lines.width == 1
-    if error is not None:
-        if is_column or not lines.is_plausible:  # the lines of one column say nothing
-            raise error
-        reason = str(error).removeprefix(f"{path}, ").partition(":")[0]
-        return "none", [
-            f"read {literal_rows}, one per line, with quotation marks as text, as quotes around "
-            f"fields do not pair up ({reason}; --csv_quoting minimal)"
-        ]
-    if row_count == line_count:
+    mistake, row_count, line_count = None, 0, 0
+    try:
+        for record in itertools.islice(records(path, replace(options, quoting="minimal")), 1, None):
+            row_count += 1
+            line_count += record.last_line - record.first_line + 1
+    except UserError as error:
+        mistake = error
+    if mistake is None and row_count == line_count:
         return "minimal", []
-    row_text = counted(row_count, "row")
-    fact = f"{row_text} in {line_count:,} lines, as quoted fields contain line breaks"
-    if not lines.is_plausible:
-        return "minimal", [fact]
-    if is_column or line_count - row_count <= _FEW_BREAKS:
-        return "minimal", [f"{fact} (--csv_quoting none for {literal_rows})"]
-    raise UserError(
-        f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
-        f"({row_text}) or --csv_quoting none ({literal_rows}, one per line)"
-    )
+    literal_count = 0
+    with contextlib.suppress(UserError):
+        lines = records(path, replace(options, quoting="none"))
+        header = next(lines).fields
+        # any line is a row of a single column, and no name begins with a quotation mark
+        if len(header) > 1 and not any(name.startswith('"') for name in header):
+            literal_count = sum(1 for _ in lines)
+    if mistake is not None:
+        if not literal_count:
+            raise mistake
+        reason = str(mistake).removeprefix(f"{path}, ").partition(":")[0]
+        return "none", [
+            f"read {literal_count:,} rows, one per line, with quotation marks as text, as quotes "
+            f"around fields do not pair up ({reason}; --csv_quoting minimal refuses such a file)"
+        ]
+    if literal_count and line_count - row_count > _FEW_BREAKS:
+        raise UserError(
+            f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
+            f"({row_count:,} rows) or --csv_quoting none ({literal_count:,} rows, one per line)"
+        )
+    return "minimal", [
+        f"{row_count:,} rows in {line_count:,} lines, as quoted fields contain line breaks "
+        "(--csv_quoting none reads them as text)"
+    ]
 
 
-def records(path: Path, dialect: Dialect) -> Iterator[Record]:
+def records(path: Path, options: ReadOptions) -> Iterator[Record]:
     """Yield the rows of a ``.csv`` or ``.tsv``, the names of the columns first.
+
+    Args:
+        path: Of the file.
+        options: As :func:`detect` returns them.
 
     Raises:
         UserError: At a malformed row, with its line.
     """
+    csv.field_size_limit(_LONGEST_FIELD)
+    separator, header, line = options.separator or ",", list[str](), 1
     with open_bytes(path) as binary:
-        lines = _Lines(path, binary, dialect.encoding)
-        yield from _records(path, dialect, lines, lines)
+        reader = csv.reader(
+            _lines(path, io.TextIOWrapper(binary, options.encoding, newline="")),
+            delimiter=separator,
+            quoting=csv.QUOTE_NONE if options.quoting == "none" else csv.QUOTE_MINIMAL,
+            strict=True,
+        )
+        try:
+            for fields in reader:
+                if header and len(fields) == len(header) and fields != header:
+                    yield Record(line, reader.line_num, fields)
+                elif line == 1 and re.fullmatch("sep=.?", "".join(fields), re.IGNORECASE):
+                    pass
+                elif not header and fields:
+                    header = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
+                    refuse_repeated(path, header)
+                    yield Record(line, reader.line_num, header)
+                elif len(header) == 1 and len(fields) < 2:
+                    yield Record(line, reader.line_num, fields or [""])
+                elif fields == header and fields:
+                    raise UserError(
+                        f"{path}, line {line}: the names of the columns again: were files joined "
+                        "with their first lines? Remove every such line but the first"
+                    )
+                elif fields:
+                    raise UserError(
+                        f"{path}, line {line}: expected {len(header)} fields as in the first line, "
+                        f"found {len(fields)}: they are separated by {separator!r} "
+                        "(--csv_separator); a text with separators or line breaks needs quotation "
+                        'marks around it, and those in it doubled, as in ""'
+                    )
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise UserError(
+                f"{path}, line {line}: {error}: a field that begins with a quotation mark ends "
+                f"with one, has those in it doubled, and at most {_LONGEST_FIELD:,} characters; "
+                "--csv_quoting none reads quotation marks as text"
+            ) from error
 
 
-def _records(
-    path: Path, dialect: Dialect, lines: _Lines, feed: Iterable[str], is_strict: bool = False
-) -> Iterator[Record]:
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
-    is_quoted = dialect.quoting != "none"
-    reader = csv.reader(
-        feed,
-        delimiter=dialect.separator,
-        quoting=csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
-        strict=is_strict,
-    )
-    header: list[str] = []
-    width, line = 0, 1
-    try:
-        for fields in reader:
-            if lines.has_ended:  # only a row that the end of the file cuts off comes after it
-                raise csv.Error("unexpected end of data")
-            if width and len(fields) == width and fields != header:
-                yield Record(line, reader.line_num, fields)
-            elif line == 1 and re.fullmatch("sep=.?", "".join(fields), re.IGNORECASE):
-                pass  # which Excel reads and writes
-            elif not header and fields:
-                header = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
-                refuse_repeated(path, header)
-                width = len(header)
-                yield Record(line, reader.line_num, header)
-            elif fields == header and width > 1:
-                raise UserError(
-                    f"{path}, line {line}: the names of the columns again: were files joined with "
-                    "their first lines? Remove every such line but the first"
-                )
-            elif width == 1 and len(fields) < 2:
-                yield Record(line, reader.line_num, fields or [""])
-            elif fields:
-                name = SEPARATOR_NAMES.get(dialect.separator, repr(dialect.separator))
-                raise UserError(
-                    f"{path}, line {line}: expected {counted(width, 'field')} as in the first "
-                    f"line, found {len(fields)}: fields are separated by {name} "
-                    "(--csv_separator); a text with separators or line breaks needs quotation "
-                    'marks around it, and those in it doubled, as in ""'
-                )
-            line = reader.line_num + 1
-    except csv.Error as error:
-        message = str(error)
-        if "expected after" in message:
-            message = "text follows a closing quotation mark: double the marks inside of texts, or "
-            message += "choose --csv_quoting none (they are text) or minimal (they are left out)"
-        elif "end of data" in message and is_quoted:
-            message = "a quotation mark opens a field and is never closed: --csv_quoting none "
-            message += "reads quotation marks as text"
-        elif message.startswith("field larger"):
-            message = f"a field of more than {_LONGEST_FIELD:,} characters: is a quotation mark "
-            message += "never closed (--csv_quoting none)? If not, write the rows as .parquet"
-        raise UserError(f"{path}, line {line}: {message}") from error
+def _lines(path: Path, text: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(text, start=1):
+        if "\0" in line:
+            raise UserError(
+                f"{path}, line {number}: a null byte, which is no text: is the file damaged? "
+                "Export it again, or remove the byte"
+            )
+        yield line
 
 
 def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
@@ -300,11 +364,9 @@ def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
         raise UserError(f"{path}: two columns are called '{repeated[0]}': rename or remove one")
 
 
-def tables(path: Path, dialect: Dialect) -> Iterator[pa.Table]:
-    """Yield the rows of a ``.csv`` or ``.tsv``; every column is text, an empty field a null."""
-    rows = (record.fields for record in records(path, dialect))
-    header = next(rows, [])
-    schema = pa.schema([(name, pa.string()) for name in header])
+def tables(rows: Iterator[Sequence[str]]) -> Iterator[pa.Table]:
+    """Yield rows as tables, the first as the names; all is text, and an empty field a null."""
+    schema = pa.schema([(name, pa.string()) for name in next(rows, [])])
     for batch in batches(rows):
         columns = [[field or None for field in column] for column in zip(*batch, strict=True)]
         yield pa.table([pa.array(column, pa.string()) for column in columns], schema=schema)
@@ -330,7 +392,7 @@ def batches(rows: Iterable[Any], size: Callable[[Any], int] | None = None) -> It
     for row in rows:
         batch.append(row)
         characters += size(row) if size else sum(map(len, row))
-        if len(batch) >= ROWS_AT_ONCE or characters >= CHARACTERS_AT_ONCE:
+        if len(batch) >= _ROWS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
             yield batch
             batch, characters = [], 0
     if batch:

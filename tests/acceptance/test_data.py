@@ -532,11 +532,9 @@ def test_encoding_separator_quotes_and_line_ends_are_detected(
         (b'text,label\n"a,01\nb",02\n', {"csv_quoting": "minimal"}, [("a,01\nb", "02")]),
         (b'text,label\n"a,01\nb",02\n', {"csv_quoting": "none"}, [('"a', "01"), ('b"', "02")]),
         (b'text,label\n"a" b,x\nc,y\n', {"csv_quoting": "none"}, [('"a" b', "x"), ("c", "y")]),
-        (b'text,label\n"a" b,x\nc,y\n', {"csv_quoting": "minimal"}, [("a b", "x"), ("c", "y")]),
     ],
     ids=[
         *("cp1250", "latin-1", "comma", "tab", "other", "sep=", "CR", "minimal", "none", "marks"),
-        "enclosing",
     ],
 )  # fmt: skip
 def test_what_is_detected_can_be_overridden(
