@@ -67,8 +67,16 @@ def counts(rows: Dataset) -> dict[int, int]:
 
 def first_with(rows: Dataset, classes: Set[int]) -> int:
     """Return the place of the first row with one of some classes."""
-    labels = (label if isinstance(label, list) else [label] for label in values(rows))
+    labels = values(rows) if is_set(rows) else zip(values(rows), strict=True)
     return next(place for place, label in enumerate(labels) if not classes.isdisjoint(label))
+
+
+def constant(rows: Dataset) -> list[int]:
+    """Return the places of the numbers of a row that are the same in all rows; 0 of classes."""
+    if are_classes(rows):
+        return [0] if len(rows) and {*counts(rows).values()} <= {len(rows)} else []
+    labels = np.asarray(values(rows)).reshape(len(rows), -1)
+    return np.flatnonzero((labels == labels[:1]).all(axis=0)).tolist() if len(rows) else []
 
 
 def _inner(rows: Dataset) -> Any:

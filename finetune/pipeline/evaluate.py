@@ -178,7 +178,7 @@ def _read_rows(
     data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
-    from finetune.data import requirements
+    from finetune.data import columns
     from finetune.data.sources import Source, number_rows
 
     options, only = _read_options(data, recipe, reading), ""
@@ -195,7 +195,7 @@ def _read_rows(
         source = replace(recipe, **options)
         dataset = source.load()
     dataset = number_rows(dataset)
-    requirements.require_labelled(dataset, recipe.input_column, source.report)
+    columns.require_labelled(dataset, recipe.input_column, source.report)
     split = next(name for name in SPLITS[::-1] if name in dataset)
     notes += source.notes
     if not len(rows := dataset[split]):
