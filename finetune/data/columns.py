@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, arrow, targets
 from finetune.data.comma_list import format_option, split_values
-from finetune.data.label_columns import LabelColumn, list_names, parse_number, source_rows
+from finetune.data.label_columns import LabelColumn, list_names, parse_number
 from finetune.data.row_findings import refuse_or_drop
 from finetune.errors import Report, UserError, suggestion
 
@@ -154,7 +155,7 @@ def find_valid_rows(
             fix = "--drop_invalid leaves them out"
             if not has_value.any():
                 fix = f"--dataset_splits {split}=none does not read these rows"
-            if missing := source_rows(rows)[~has_value].tolist():
+            if missing := targets.source_rows(rows)[~has_value].tolist():
                 message = f"{len(missing):,} of {len(rows):,} {split} rows without a {kind}"
                 refuse_or_drop(report, message, split, missing, fix, drop=drop)
     if not drop:
@@ -164,14 +165,10 @@ def find_valid_rows(
 
 def _has_text(rows: Dataset, column: str) -> np.ndarray:
     """Return which rows have a text that is not blank, shape ``(rows,)``."""
-    has_text = [np.zeros(0, dtype=bool)]
-    for batch in arrow.batches(rows, column):
-        if arrow.is_text(batch.type):
-            batch = pc.utf8_trim_whitespace(batch)
-            has_text.append(pc.fill_null(pc.not_equal(batch, ""), False).to_numpy())
-        else:  # of no values at all
-            has_text.append(batch.is_valid().to_numpy())
-    return np.concatenate(has_text)
+    batches = arrow.batches(rows, column)
+    texts = (pc.utf8_trim_whitespace(batch.cast(pa.string())) for batch in batches)
+    has_text = [pc.fill_null(pc.not_equal(batch, ""), False).to_numpy() for batch in texts]
+    return np.concatenate([np.zeros(0, dtype=bool), *has_text])
 
 
 def require_labelled(dataset: DatasetDict, input_column: str, report: Report) -> None:
@@ -180,12 +177,9 @@ def require_labelled(dataset: DatasetDict, input_column: str, report: Report) ->
     Raises:
         UserError: With all that is wrong.
     """
+    require_columns(dataset, {"load()": [input_column, "label"]}, report)
     for split, rows in dataset.items():
-        missing = [name for name in (input_column, "label") if name not in rows.column_names]
-        if missing:
-            problem = f"no column {list_names(missing)} in the {split} data"
-            report.error(problem + describe_columns(rows, missing[0]))
-        elif not (targets.are_classes(rows) or "float" in str(rows.features["label"])):
+        if not (targets.are_classes(rows) or "float" in str(rows.features["label"])):
             report.error(
                 f"the column 'label' of the {split} data is {rows.features['label']}; this recipe "
                 "reads a ClassLabel, a floating-point number, or lists of these"
@@ -224,7 +218,7 @@ def require_rows(
                 f"the {split} data has labels in '{names[0]}' that the training data does not "
                 f"have: {list_names([classes[number] for number in sorted(unknown)])}",
                 split=split if split in source else "train",
-                rows=[int(source_rows(rows)[targets.first_with(rows, unknown)])],
+                rows=targets.first_row(rows, unknown),
                 fix="rename them by --label_map OLD=NEW, add training rows for them, or do "
                 f"without: --dataset_splits {split}=none",
             )

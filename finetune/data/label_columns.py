@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, List
 
-from finetune.data import ROW, arrow
+from finetune.data import targets
 from finetune.data.comma_list import split_pairs
 from finetune.errors import UserError
 
@@ -98,7 +98,7 @@ def read_label_column(rows: Dataset, name: str) -> LabelColumn:
             for value in values
         ]
     column = LabelColumn(
-        name=name, values=values, codes=codes, numbers=source_rows(rows), classes=classes
+        name=name, values=values, codes=codes, numbers=targets.source_rows(rows), classes=classes
     )
     return column.only(np.array([*map(_is_label, values), False])[codes])
 
@@ -107,13 +107,6 @@ def _is_label(value: Any) -> bool:
     if isinstance(value, list):  # an empty one is a row that has none of the labels
         return None not in value
     return value is not None and value == value and bool(str(value).strip())
-
-
-def source_rows(rows: Dataset) -> np.ndarray:
-    """Return the number of each row in its split of the source, int64, shape ``(rows,)``."""
-    if ROW not in rows.column_names:
-        return np.arange(len(rows))
-    return np.asarray(arrow.column(rows, ROW).to_numpy(), dtype=np.int64)
 
 
 def parse_list(cell: Any) -> list[Any] | None:

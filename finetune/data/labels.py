@@ -26,7 +26,6 @@ from finetune.data.label_columns import (
     natural_key,
     parse_list,
     parse_number,
-    source_rows,
 )
 from finetune.data.row_findings import refuse_or_drop
 from finetune.errors import Finding, Report, UserError
@@ -207,7 +206,7 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
             f"the data has labels that the model does not know: {listing} (it knows: "
             f"{list_names(names)})",
             split=split,
-            rows=[int(source_rows(rows)[targets.first_with(rows, unknown)])],
+            rows=targets.first_row(rows, unknown),
         )
     numbers = {number: names.index(source[number]) for number in counts}
     labels = [

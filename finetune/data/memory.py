@@ -101,23 +101,21 @@ def _write(path: Path, split: str, rows: Any) -> None:
     """Write rows as an Arrow stream whose bytes depend on nothing but their content."""
     try:
         if isinstance(rows, Dataset):
-            schema, batches = rows.features.arrow_schema, rows.with_format("arrow").iter(_BATCH)
+            table, schema = rows.with_format("arrow")[:], rows.features.arrow_schema
         else:
             table = _as_table(split, rows)
             schema = arrow.stored(table.schema.remove_metadata())
-            batches = (table.slice(start, _BATCH) for start in range(0, len(table), _BATCH))
-        count = 0
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-            for batch in batches:  # taken, because a slice is written with the buffers around it
-                count += len(batch)
-                content = arrow.decoded(batch).cast(schema).combine_chunks()
-                writer.write_table(content.take(pa.array(range(len(content)))))
+            for start in range(0, len(table), _BATCH):
+                batch = arrow.decoded(table.slice(start, _BATCH)).cast(schema).combine_chunks()
+                # taken, because a slice is written with the buffers around it
+                writer.write_table(batch.take(pa.array(range(len(batch)))))
     except (pa.ArrowException, NotImplementedError, TypeError, ValueError, OverflowError) as error:
         raise UserError(
             f"dataset: the {split} data cannot be stored as Arrow: {error}; convert the column, by "
             "astype(str) for instance, or leave it out"
         ) from error
-    if not count:
+    if not len(table):
         raise UserError(f"dataset: the {split} data has no rows")
 
 
