@@ -28,7 +28,7 @@ from finetune.data.label_columns import (
     parse_number,
 )
 from finetune.data.row_findings import refuse_or_drop
-from finetune.errors import Finding, Report, UserError
+from finetune.errors import Report, UserError
 
 #: What a cell of a column of 0 and 1 may be.
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -218,16 +218,14 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
     return rows.add_column("label", labels, feature=List(feature) if is_set else feature)
 
 
-def check_label_map(unmapped: Sequence[str], dataset: DatasetDict, report: Report) -> None:
-    """Report names in ``--label_map`` that no row of a training has; other data may lack them."""
-    if unmapped:
-        names = list_names(targets.class_names(dataset["train"]))
-        report.error(f"--label_map: no label {list_names(unmapped)} in the data (labels: {names})")
-
-
-def find_similar_names(dataset: DatasetDict) -> list[Finding]:
-    """Return a warning about classes that differ by case, blanks or the like; none are merged."""
+def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -> None:
+    """Refuse names in ``--label_map`` that no row of a training has, and warn of classes that
+    differ by case, blanks or the like; none are merged.
+    """
     classes = targets.class_names(dataset["train"])
+    if unmapped:
+        names = f"{list_names(unmapped)} in the data (labels: {list_names(classes)})"
+        report.error(f"--label_map: no label {names}")
     counts: Counter[str] = Counter()
     for rows in dataset.values():
         counts.update({classes[number]: n for number, n in targets.counts(rows).items()})
@@ -235,19 +233,15 @@ def find_similar_names(dataset: DatasetDict) -> list[Finding]:
     for name, _ in counts.most_common():
         groups.setdefault(_comparable(name), []).append(name)
     similar = [group for _, group in sorted(groups.items()) if len(group) > 1]
-    if not similar:
-        return []
     listing = "; ".join(" and ".join(map(_quote, group)) for group in similar)
     renames = [(name, group[0].strip()) for group in similar for name in group]
     option = shlex.quote(join_pairs([pair for pair in renames if pair[0] != pair[1]]))
-    return [
-        Finding(
-            name="similar_labels",
-            severity="warning",
-            message=f"similar labels kept as separate classes: {listing}",
+    if similar:
+        report.warning(
+            f"similar labels kept as separate classes: {listing}",
+            "similar_labels",
             fix=f"to merge them, make them identical in the data, or --label_map {option}",
         )
-    ]
 
 
 def _comparable(name: str) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from datasets import DatasetDict
 
-from finetune.data import ROW, columns, corrections, labels, sources
+from finetune.data import ROW, corrections, labels, sources
+from finetune.data.columns import require_labelled, require_rows
 from finetune.data.comma_list import split_values
 from finetune.data.row_index import Plan
 from finetune.runtime import hub
@@ -48,9 +49,9 @@ def warn_of_missing_header(recipe: Recipe, dataset: DatasetDict, text: str, labe
         return
     for split, rows in dataset.items():
         if column := sources.names_are_values(rows, [text, label]):
-            header = [name for name in rows.column_names if name != ROW]
+            columns = [name for name in rows.column_names if name != ROW]
             names = {text: "text", label: "label"}
-            line = ",".join(names.get(name, f"column_{i}") for i, name in enumerate(header, 1))
+            line = ",".join(names.get(name, f"column_{i}") for i, name in enumerate(columns, 1))
             recipe.report.warning(
                 f"the first line of the {split} data looks like a row, not like column names: "
                 f"'{column}' is both the name of a column and a value in it",
@@ -70,11 +71,11 @@ def add_labels(
     Raises:
         UserError: If a label cannot be read, or it is not clear which task they are.
     """
-    read = decision.read_columns(dataset, texts, options, recipe.report)
+    columns = decision.read_columns(dataset, texts, options, recipe.report)
     if options.task == decision.AUTO:
-        task, recipe.task_reason = decision.decide_task(read["train"], options, recipe.report)
+        task, recipe.task_reason = decision.decide_task(columns["train"], options, recipe.report)
         options = dataclasses.replace(options, task=task)
-    encoded = decision.encode_labels(read, options, recipe.report)
+    encoded = decision.encode_labels(columns, options, recipe.report)
     recipe.label_name, recipe.unmapped_labels = options.columns[0], encoded.unmapped
     dataset = dataset.remove_columns([*options.columns])
     if len(texts) == 1 and texts[0] != "text":
@@ -90,8 +91,8 @@ def read_source(recipe: Recipe) -> DatasetDict:
     """
     hub.require({**vars(recipe), "model": None}, embedded=bool(recipe.embedded))
     dataset = sources.number_rows(recipe.load())
-    columns.require_labelled(dataset, recipe.input_column, recipe.report)
-    columns.require_rows(dataset, _target_names(recipe), recipe.report)
+    require_labelled(dataset, recipe.input_column, recipe.report)
+    require_rows(dataset, _target_names(recipe), recipe.report)
     return dataset
 
 
@@ -109,8 +110,7 @@ def make_splits(recipe: Recipe) -> DatasetDict:
     from finetune.checking import tiers
 
     source, report = recipe.source, recipe.report
-    report.add(*labels.find_similar_names(source))
-    labels.check_label_map(recipe.unmapped_labels, source, report)
+    labels.check_names(source, recipe.unmapped_labels, report)
     report.raise_errors()
     dataset = recipe.split(source)
     if any((files := correction_files(recipe)).values()):
@@ -118,7 +118,7 @@ def make_splits(recipe: Recipe) -> DatasetDict:
             dataset, source, recipe.input_column, report=report, **files
         )
     targets = _target_names(recipe)
-    columns.require_rows(dataset, targets, report, source)
-    read, split_by = recipe.columns_read(), split_columns(recipe).values()
-    report.add(*tiers.check_rows(source, dataset, read, targets, split_by))
+    require_rows(dataset, targets, report, source)
+    read, columns = recipe.columns_read(), split_columns(recipe).values()
+    report.add(*tiers.check_rows(source, dataset, read, targets, columns))
     return dataset
