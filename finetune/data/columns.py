@@ -1,25 +1,19 @@
-"""Which columns of a data set hold texts and labels: named, or found; and their missing values."""
+"""Which columns of a data set hold texts and labels, and what they must have to be trained on."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from textwrap import shorten
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
-from finetune.data import ROW, arrow
+from finetune.data import ROW, arrow, targets
 from finetune.data.comma_list import format_option, split_values
-from finetune.data.label_columns import (
-    LabelColumn,
-    list_names,
-    parse_number,
-    source_rows,
-)
-from finetune.data.prediction_columns import is_own
+from finetune.data.label_columns import LabelColumn, list_names, parse_number
 from finetune.data.row_findings import refuse_or_drop
 from finetune.errors import Report, UserError, suggestion
 
@@ -28,7 +22,8 @@ _USUAL_NAMES = {
     "image": ("image", "img", "picture", "photo", "file", "path"),
     "label": ("label", "labels", "class", "category", "target"),
 }
-_LONGEST_EXAMPLE = 60  # characters
+#: Columns that the toolkit adds to raw rows.
+_OWN = ("text", "texts", "label")
 
 
 def parse_names(flag: str, text: Any) -> list[str]:
@@ -41,6 +36,34 @@ def parse_names(flag: str, text: Any) -> list[str]:
     if text is not None and len(names) < 2:
         raise UserError(f"{flag} {text}: expected two columns or more, separated by commas")
     return names
+
+
+def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return the columns of each kind: those that are named, or else the one with a usual name.
+
+    Args:
+        rows: Of training.
+        columns: The columns by kind, ``text``, ``image`` or ``label``; empty ones are found.
+
+    Raises:
+        UserError: If no column has a usual name, or several, none of which is called as its kind.
+    """
+    named = {name for names in columns.values() for name in names}
+    chosen, report = list[list[str]](), Report()
+    for kind, names in columns.items():
+        usual = [name for name in names if name]
+        if not usual:
+            free = [name for name in rows.column_names if name not in named]
+            usual = [name for name in free if name.lower() in _USUAL_NAMES[kind]]
+            usual = [kind] if kind in usual else usual
+            if len(usual) != 1:
+                report.error(
+                    f"--{kind}_column: expected the name of a column, or one column called "
+                    f"{' or '.join(_USUAL_NAMES[kind])}{describe_columns(rows, kind)}"
+                )
+        chosen.append(usual)
+    report.raise_errors()
+    return chosen
 
 
 def require_columns(
@@ -87,28 +110,24 @@ def _require_texts(dataset: DatasetDict, flag: str, column: str, report: Report)
         cells = (value.as_py() for value in itertools.chain([first], values))
         is_text = arrow.is_text(first.type)
         if not is_text or (split == "train" and all(parse_number(c) is not None for c in cells)):
-            kind = "numbers only" if is_text else f"values of the type {first.type}"
             report.error(
-                f"{flag}: the column '{column}' of the {split} data holds {kind}, such as "
+                f"{flag}: the column '{column}' of the {split} data holds no text, but "
                 f"{first.as_py()!r}",
-                fix="expected text; is it the right column?",
+                fix="is it the right column?",
             )
             return
 
 
 def drop_own_columns(dataset: DatasetDict, columns: Sequence[str], report: Report) -> DatasetDict:
     """Return ``dataset`` without columns that the toolkit writes, unless they are ``columns``."""
-    names = dict.fromkeys(name for rows in dataset.values() for name in rows.column_names)
-    clashes = [name for name in names if is_own(name) and name not in columns]
-    if clashes:
-        reason = "the toolkit writes columns of these names; rename to keep"
-        report.info(f"dropped from the data: {list_names(clashes)} ({reason})")
-    return DatasetDict(
-        {
-            split: rows.remove_columns([name for name in clashes if name in rows.column_names])
-            for split, rows in dataset.items()
-        }
-    )
+    splits = DatasetDict()
+    for split, rows in dataset.items():
+        clashes = [name for name in rows.column_names if name in _OWN and name not in columns]
+        if clashes:
+            reason = "the toolkit writes columns of these names; rename to keep"
+            report.info(f"dropped from the data: {list_names(clashes)} ({reason})")
+        splits[split] = rows.remove_columns(clashes)
+    return splits
 
 
 def find_valid_rows(
@@ -129,17 +148,16 @@ def find_valid_rows(
     """
     valid = {}
     for split, rows in dataset.items():
-        columns = [(f"text in '{name}'", _has_text(rows, name)) for name in texts]
-        columns += [(f"label in '{column.name}'", column.codes >= 0) for column in labels[split]]
-        valid[split] = np.logical_and.reduce([has_value for _, has_value in columns])
-        for kind, has_value in columns:
-            missing = np.flatnonzero(~has_value)
-            message = f"{len(missing):,} of {len(rows):,} {split} rows without a {kind}"
+        columns = {f"text in '{name}'": _has_text(rows, name) for name in texts}
+        columns |= {f"label in '{column.name}'": column.codes >= 0 for column in labels[split]}
+        valid[split] = np.logical_and.reduce([*columns.values()])
+        for kind, has_value in columns.items():
             fix = "--drop_invalid leaves them out"
-            if len(missing) == len(rows):
+            if not has_value.any():
                 fix = f"--dataset_splits {split}=none does not read these rows"
-            if places := source_rows(rows, missing).tolist():
-                refuse_or_drop(report, message, split, places, fix, drop=drop)
+            if missing := targets.source_rows(rows)[~has_value].tolist():
+                message = f"{len(missing):,} of {len(rows):,} {split} rows without a {kind}"
+                refuse_or_drop(report, message, split, missing, fix, drop=drop)
     if not drop:
         report.raise_errors()
     return valid
@@ -147,46 +165,68 @@ def find_valid_rows(
 
 def _has_text(rows: Dataset, column: str) -> np.ndarray:
     """Return which rows have a text that is not blank, shape ``(rows,)``."""
-    has_text = [np.zeros(0, dtype=bool)]
-    for batch in arrow.batches(rows, column):
-        if arrow.is_text(batch.type):
-            batch = pc.utf8_trim_whitespace(batch)
-            has_text.append(pc.fill_null(pc.not_equal(batch, ""), False).to_numpy())
-        else:  # of no values at all
-            has_text.append(batch.is_valid().to_numpy())
-    return np.concatenate(has_text)
+    batches = arrow.batches(rows, column)
+    texts = (pc.utf8_trim_whitespace(batch.cast(pa.string())) for batch in batches)
+    has_text = [pc.fill_null(pc.not_equal(batch, ""), False).to_numpy() for batch in texts]
+    return np.concatenate([np.zeros(0, dtype=bool), *has_text])
 
 
-def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return the columns of each kind: those that are named, or else the one with a usual name.
-
-    Args:
-        rows: Of training.
-        columns: The columns by kind, ``text``, ``image`` or ``label``; empty ones are found.
+def require_labelled(dataset: DatasetDict, input_column: str, report: Report) -> None:
+    """Refuse raw rows without the columns that a recipe loads, or with labels of another type.
 
     Raises:
-        UserError: If no column has a usual name, or several, none of which is called as its kind;
-            it lists all, with an example of each.
+        UserError: With all that is wrong.
     """
-    reserved = {name for names in columns.values() for name in names}
-    names = [name for name in rows.column_names if name not in {ROW, *reserved}]
-    chosen, mistakes = list[list[str]](), list[str]()
-    for kind, of_kind in columns.items():
-        usual = [name for name in of_kind if name]
-        if not usual:
-            usual = [name for name in names if name.lower() in _USUAL_NAMES[kind]]
-            usual = [kind] if kind in usual else usual
-            if len(usual) != 1:
-                problem = "several columns are" if usual else "no column is"
-                mistakes.append(
-                    f"--{kind}_column: {problem} called {' or '.join(_USUAL_NAMES[kind])}; the "
-                    "columns, with an example each:"
-                )
-        chosen.append(usual)
-    if mistakes:
-        example = rows.with_format("arrow")[:1]
-        for name in [name for name in rows.column_names if name != ROW]:
-            cell = ", ".join(map(repr, example[name].to_pylist()))
-            mistakes[-1] += f"\n  {name}: {shorten(cell, _LONGEST_EXAMPLE, placeholder='…')}"
-        raise UserError(*mistakes)
-    return chosen
+    require_columns(dataset, {"load()": [input_column, "label"]}, report)
+    for split, rows in dataset.items():
+        if not (targets.are_classes(rows) or "float" in str(rows.features["label"])):
+            report.error(
+                f"the column 'label' of the {split} data is {rows.features['label']}; this recipe "
+                "reads a ClassLabel, a floating-point number, or lists of these"
+            )
+    report.raise_errors()
+
+
+def require_rows(
+    dataset: DatasetDict,
+    names: Sequence[str],
+    report: Report,
+    source: Collection[str] | None = None,
+) -> None:
+    """Refuse splits without rows, training rows that have all the same label, and splits with
+    classes that training does not have.
+
+    Args:
+        dataset: The splits of a source, or training, validation and test rows.
+        names: What the user calls the labels: their column, or several columns of numbers.
+        report: Gets an error for each mistake.
+        source: The names of the splits that these were made of; None for those of a source, whose
+            classes may still be corrected.
+
+    Raises:
+        UserError: With all mistakes.
+    """
+    dropped = [report.text(item) for item in report.findings if item.name == "dropped_rows"]
+    reason = f" ({'; '.join(dropped)})" * bool(dropped)
+    train = dataset["train"]
+    classes, trained = targets.class_names(train), targets.counts(train)
+    for split, rows in dataset.items():
+        if not len(rows):
+            report.error(f"there are no {split} rows: the data is too small{reason}")
+        elif source and (unknown := targets.counts(rows).keys() - trained):
+            report.error(
+                f"the {split} data has labels in '{names[0]}' that the training data does not "
+                f"have: {list_names([classes[number] for number in sorted(unknown)])}",
+                split=split if split in source else "train",
+                rows=targets.first_row(rows, unknown),
+                fix="rename them by --label_map OLD=NEW, add training rows for them, or do "
+                f"without: --dataset_splits {split}=none",
+            )
+    for position in targets.constant(train):
+        name = names[position] if position < len(names) else f"target {position + 1}"
+        labels = [classes[number] for number in trained] or targets.values(train)[:1]
+        report.error(
+            f"all {len(train):,} training rows have the same label in '{name}' "
+            f"({list_names(labels)}): expected two different ones or more{reason}"
+        )
+    report.raise_errors()

@@ -1,11 +1,13 @@
 """Options that take several values: ``NAME,NAME`` or ``NAME=VALUE,NAME=VALUE``.
 
 The text is what the command line takes and ``run.json`` keeps. A value with a comma, or with blanks
-around it that count, is written in quotation marks, as in a CSV: ``'"a, b",c'``, ``'" Yes"=yes'``.
+before it that count, is written in quotation marks, as in a CSV: ``'"a, b",c'``, ``'" Yes=yes"'``.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -14,51 +16,30 @@ from typing import Any
 
 from finetune.errors import UserError
 
-#: A value: perhaps something in quotation marks, and the rest up to the next comma.
-_ITEM = re.compile(r'\s*(?:"((?:[^"]|"")*)")?([^,]*)(?:,|$)')
-
-
-def _items(text: str) -> list[tuple[str, str]]:
-    """Return what is in quotation marks in each value that is not blank, and the rest of it."""
-    items = [((item[1] or "").replace('""', '"'), item[2].strip()) for item in _ITEM.finditer(text)]
-    return [(quoted, rest) for quoted, rest in items if (quoted + rest).strip()]
-
 
 def split_values(text: str) -> list[str]:
-    """Return the values in ``text``, without blanks around those that are not quoted."""
-    return [quoted + rest for quoted, rest in _items(text)]
+    """Return the values in ``text``, without blanks before those that are not quoted."""
+    lines = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    return [value for line in lines for value in line if value.strip()]
 
 
 def split_pairs(text: str) -> list[tuple[str, str]]:
     """Return what is before and after the first ``=`` of each value in ``text``."""
-    pairs = []
-    for quoted, rest in _items(text):
-        if quoted and rest.startswith("="):
-            pairs.append((quoted, rest[1:].strip()))
-        else:
-            name, _, value = (quoted + rest).partition("=")
-            pairs.append((name.rstrip(), value.strip()))
-    return pairs
+    pairs = (value.partition("=") for value in split_values(text))
+    return [(name, value.strip()) for name, _, value in pairs]
 
 
 def join_values(values: Iterable[str]) -> str:
     """Return the text that :func:`split_values` reads as these values."""
     return ",".join(
-        _quote(value) if re.search('[,"]', value) or value != value.strip() else value
+        '"' + value.replace('"', '""') + '"' if re.search(r'^\s|[,"\r\n]', value) else value
         for value in values
     )
 
 
 def join_pairs(pairs: Iterable[tuple[str, str]]) -> str:
     """Return the text that :func:`split_pairs` reads as these pairs."""
-    return ",".join(
-        join_values([f"{name}={value}"]) if name == name.strip() else f"{_quote(name)}={value}"
-        for name, value in pairs
-    )
-
-
-def _quote(value: str) -> str:
-    return '"' + value.replace('"', '""') + '"'
+    return join_values(f"{name}={value}" for name, value in pairs)
 
 
 def format_option(value: Any, form: str, flag: str) -> Any:
@@ -76,9 +57,8 @@ def format_option(value: Any, form: str, flag: str) -> Any:
     has_order = not isinstance(value, set | frozenset)
     fits_form = not pairs or ("=" in form and not any("=" in str(name) for name in pairs))
     if not (words and is_plain and has_order and fits_form and all(str(w).strip() for w in words)):
-        kinds = "a list or a mapping" if "=" in form else "a list"
         raise UserError(
-            f"{flag}: expected {form}, or {kinds} of texts and numbers, found {value!r}"
+            f"{flag}: expected {form}, or a list or mapping of texts and numbers, found {value!r}"
         )
     if pairs:
         return join_pairs((str(name), str(word)) for name, word in pairs.items())

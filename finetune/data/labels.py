@@ -26,23 +26,17 @@ from finetune.data.label_columns import (
     natural_key,
     parse_list,
     parse_number,
-    source_rows,
 )
 from finetune.data.row_findings import refuse_or_drop
-from finetune.errors import Finding, Report, UserError
+from finetune.errors import Report, UserError
 
 #: What a cell of a column of 0 and 1 may be.
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _BITS = {"0", "1", "False", "True"}
-_SHOWN = 5
-_EXPECTED_CLASS = (
-    "expected one class per row, written in one way; several labels per row are --task "
-    "multi_label, numbers to predict are --task regression"
-)
-_EXPECTED_SET = (
-    'expected a JSON list of names, such as ["a", "b"]; labels with a sign between them are '
-    "--label_separator ';', a column of 0 and 1 for each label is --label_columns, one label per "
-    "row is --task single_label, numbers to predict are --task regression"
+_EXPECTED = (
+    "expected labels of one kind: classes, one per row, are --task single_label; several per row "
+    "are --task multi_label, as a JSON list, with --label_separator ';' or in --label_columns of "
+    "0 and 1; numbers with a decimal point are --task regression"
 )
 
 
@@ -101,64 +95,56 @@ def encode_names(
         options: How labels are written.
         report: Gets an error for the first value of a column that cannot be read; it is raised.
     """
-    columns_by_flag = {
-        split: _merge(group, split, report)
+    named = {
+        split: _read_bits(group, split, report)
         if len(group) > 1
-        else _name_labels(group[0], split, options, report)
+        else _read_names(group[0], split, options, report)
         for split, group in columns.items()
     }
     report.raise_errors()
-    is_set, source = options.task == "multi_label", columns_by_flag["train"].classes
-    cells = itertools.chain(*(column.values for column in columns_by_flag.values()))
-    present = {*itertools.chain(*cells)}
-    new_names = {name: options.renames.get(name, name) for name in (*source, *present)}
-    occurring = {new_names[name] for name in present}
-    ordered = [*dict.fromkeys(new_names[name] for name in source)]
-    if occurring <= set(options.names):
-        is_complete = is_set or set(ordered) == set(options.names)
+    is_set, declared = options.task == "multi_label", named["train"].classes
+    present = {name for column in named.values() for cell in column.values for name in cell}
+    renamed = {name: options.renames.get(name, name) for name in (*declared, *present)}
+    occurring = {renamed[name] for name in present}
+    ordered = [*dict.fromkeys(renamed[name] for name in declared)]
+    if occurring <= {*options.names}:
+        is_complete = is_set or {*ordered} == {*options.names}
         ordered = [name for name in options.names if is_complete or name in occurring]
     else:
-        ordered += sorted(occurring - set(ordered), key=natural_key)
+        ordered += sorted(occurring - {*ordered}, key=natural_key)
     if options.task == "ordinal" and not have_order(ordered, options.names):
         ordered = sorted(ordered, key=natural_key)  # if words, the order is asked for
-    places = {name: place for place, name in enumerate(ordered)}
-    numbers = {name: places.get(new_name, -1) for name, new_name in new_names.items()}
+    numbers = {name: ordered.index(renamed[name]) for name in present}
     labels = {}
-    for split, column in columns_by_flag.items():
-        classes = [sorted({numbers[name] for name in names}) for names in column.values]
-        if is_set:
-            rows = [classes[code] if code >= 0 else None for code in column.codes.tolist()]
-            labels[split] = pa.array(rows, pa.list_(pa.int64()))
-        else:
-            single = np.array([*itertools.chain(*classes), -1])  # the last one: of missing labels
-            labels[split] = pa.array(single[column.codes], mask=column.codes < 0)
+    for split, column in named.items():
+        cells = [sorted({numbers[name] for name in cell}) for cell in column.values]
+        kind = pa.list_(pa.int64()) if is_set else pa.int64()
+        values = pa.array(cells if is_set else [*itertools.chain(*cells)], kind)
+        labels[split] = values.take(pa.array(column.codes, mask=column.codes < 0))
     feature: Any = ClassLabel(names=ordered)
-    unmapped = sorted(options.renames.keys() - new_names.keys())
+    unmapped = sorted(options.renames.keys() - renamed.keys())
     return Encoded(List(feature) if is_set else feature, labels, unmapped)
 
 
-def _merge(group: Sequence[LabelColumn], split: str, report: Report) -> LabelColumn:
-    """Return columns of 0 and 1 as one, whose values list the names of those that say yes."""
-    columns = []
+def _read_bits(group: Sequence[LabelColumn], split: str, report: Report) -> LabelColumn:
+    """Return columns of 0 and 1 as one, whose values list the names of those that are 1."""
+    bits = []
     for column in group:
         truths = [parse_truth(value) for value in column.values]
         if None in truths:
             place = truths.index(None)
-            report.error(
-                f"--label_columns: '{column.name}' holds '{column.values[place]}'",
-                split=split,
-                rows=column.first_row(place),
-                fix="expected 0 and 1",
-            )
-        columns.append(np.array([*map(bool, truths), False])[column.codes])
-    rows, codes = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+            message = f"--label_columns: '{column.name}' holds '{column.values[place]}'"
+            rows = column.first_row(place)
+            report.error(message, split=split, rows=rows, fix="expected 0 and 1")
+        bits.append(np.array([*map(bool, truths), False])[column.codes])
+    sets, codes = np.unique(np.stack(bits, axis=1), axis=0, return_inverse=True)
     names = [column.name for column in group]
-    values = [list(itertools.compress(names, row)) for row in rows.tolist()]
+    values = [list(itertools.compress(names, row)) for row in sets.tolist()]
     codes = np.where(np.all([column.codes >= 0 for column in group], axis=0), codes, -1)
     return replace(group[0], values=values, codes=codes, classes=names)
 
 
-def _name_labels(
+def _read_names(
     column: LabelColumn, split: str, options: LabelOptions, report: Report
 ) -> LabelColumn:
     """Return a column whose values are lists of the names of classes; report the first other.
@@ -190,22 +176,18 @@ def _name_labels(
                 f"--label_column: '{column.name}' holds {value!r}",
                 split=split,
                 rows=column.first_row(place),
-                fix=_EXPECTED_SET if is_set else _EXPECTED_CLASS,
+                fix=_EXPECTED,
             )
             break
         names.append([name for name in cell if name] if is_set else cell)
-    if separator and split == "train" and not any(separator in str(v) for v in column.values):
-        report.warning(f"--label_separator '{separator}': no cell of '{column.name}' has it")
     return replace(column, values=names)
 
 
-def _class_name(value: Any) -> str:
-    """Return what the class of a label is called: that of 1.0 is ``1``."""
+def _class_name(value: Any) -> str:  # of 1.0 it is "1"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _kind(label: Any) -> type:
-    """Return ``str`` for a word, ``int`` for a whole number, else the type of a label."""
+def _kind(label: Any) -> type:  # of a whole number ``int``
     return int if isinstance(label, int | float) and label % 1 == 0 else type(label)
 
 
@@ -217,67 +199,59 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
     """
     if not targets.are_classes(rows):
         raise UserError("the data has numbers as labels, and the model predicts classes")
-    source, is_set = targets.class_names(rows), targets.is_set(rows)
-    if unknown := {number for number in targets.counts(rows) if source[number] not in names}:
+    source, is_set, counts = targets.class_names(rows), targets.is_set(rows), targets.counts(rows)
+    if unknown := {number for number in counts if source[number] not in names}:
         listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
         report.fail(
             f"the data has labels that the model does not know: {listing} (it knows: "
             f"{list_names(names)})",
             split=split,
-            rows=[int(source_rows(rows)[targets.first_with(rows, unknown)])],
+            rows=targets.first_row(rows, unknown),
         )
-    numbers = [names.index(name) if name in names else -1 for name in source]
-    labels: list[Any] = targets.values(rows)
+    numbers = {number: names.index(source[number]) for number in counts}
     labels = [
         sorted(numbers[number] for number in label) if is_set else numbers[label]
-        for label in labels
+        for label in targets.values(rows)
     ]
     feature: Any = ClassLabel(names=[*names])
     rows = rows.remove_columns("label")
     return rows.add_column("label", labels, feature=List(feature) if is_set else feature)
 
 
-def check_label_map(unmapped: Sequence[str], dataset: DatasetDict, report: Report) -> None:
-    """Report names in ``--label_map`` that no row of a training has; other data may lack them."""
-    if unmapped:
-        names = list_names(targets.class_names(dataset["train"]))
-        report.error(f"--label_map: no label {list_names(unmapped)} in the data (labels: {names})")
-
-
-def find_similar_names(dataset: DatasetDict, *, can_rename: bool) -> list[Finding]:
-    """Return a warning about classes that differ by case, blanks or the like; none are merged."""
+def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -> None:
+    """Refuse names in ``--label_map`` that no row of a training has, and warn of classes that
+    differ by case, blanks or the like; none are merged.
+    """
     classes = targets.class_names(dataset["train"])
+    if unmapped:
+        names = f"{list_names(unmapped)} in the data (labels: {list_names(classes)})"
+        report.error(f"--label_map: no label {names}")
     counts: Counter[str] = Counter()
     for rows in dataset.values():
-        for number, count in targets.counts(rows).items():
-            counts[classes[number]] += count
+        counts.update({classes[number]: n for number, n in targets.counts(rows).items()})
     groups: dict[str, list[str]] = {}
-    for name in sorted(counts, key=lambda name: (-counts[name], name)):
+    for name, _ in counts.most_common():
         groups.setdefault(_comparable(name), []).append(name)
     similar = [group for _, group in sorted(groups.items()) if len(group) > 1]
-    if not similar:
-        return []
-    listing = "; ".join(" and ".join(map(_quote, group)) for group in similar[:_SHOWN])
-    ellipsis = ", ..." * (len(similar) > _SHOWN)
-    message = f"similar labels kept as separate classes: {listing}{ellipsis}"
-    fix = "to merge them, make them identical in the data"
-    if can_rename:
-        renames = [(name, group[0].strip()) for group in similar for name in group]
-        pairs = [(name, new_name) for name, new_name in renames if name != new_name]
-        fix += f", or --label_map {shlex.quote(join_pairs(pairs))}"
-    return [Finding(name="similar_labels", severity="warning", message=message, fix=fix)]
+    listing = "; ".join(" and ".join(map(_quote, group)) for group in similar)
+    renames = [(name, group[0].strip()) for group in similar for name in group]
+    option = shlex.quote(join_pairs([pair for pair in renames if pair[0] != pair[1]]))
+    if similar:
+        report.warning(
+            f"similar labels kept as separate classes: {listing}",
+            "similar_labels",
+            fix=f"to merge them, make them identical in the data, or --label_map {option}",
+        )
 
 
 def _comparable(name: str) -> str:
     """Return a name without case, blanks, invisible characters and zeros before a whole number."""
-    composed = unicodedata.normalize("NFKC", name)
-    visible = "".join(letter for letter in composed if letter.isprintable() or letter.isspace())
-    words = " ".join(visible.split()).casefold()
-    return words.lstrip("0") or "0" if words.isdecimal() else words
+    words = unicodedata.normalize("NFKC", name).casefold().split()
+    visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
+    return visible.lstrip("0") or "0" if visible.isdecimal() else visible
 
 
-def _quote(name: str) -> str:
-    """Return a quoted name, escaped if that is the only way to see its difference from others."""
+def _quote(name: str) -> str:  # escaped where its difference from others is not visible
     return repr(name) if unicodedata.is_normalized("NFC", name) else ascii(name)
 
 
@@ -289,28 +263,26 @@ def encode_numbers(
 ) -> Encoded:
     """Return the labels as float32: a number a row, or a list of as many as there are columns.
 
-    ``report`` gets an error for each column with other values, or a warning if rows with such
-    values are left out.
-
     Raises:
-        UserError: If there are other values, unless such rows are left out.
+        UserError: If there are other values, unless such rows are left out, with a warning.
     """
     if options.renames:
         report.fail("--label_map: the labels are numbers, which have no other names")
     count = len(options.columns)
-    feature: Any = List(Value("float32"), length=count) if count > 1 else Value("float32")
     labels = {}
     for split, group in columns.items():
         parsed = [_parse_numbers(column, split, options, report) for column in group]
         numbers = np.stack(parsed, axis=1)
         is_missing = np.isnan(numbers).any(axis=1)
-        labels[split] = pa.array(numbers.ravel(), mask=None if count > 1 else is_missing)
-        if count > 1:
+        if count == 1:
+            labels[split] = pa.array(numbers[:, 0], mask=is_missing)
+        else:
             mask = pa.array(is_missing)
-            labels[split] = pa.FixedSizeListArray.from_arrays(labels[split], count, mask=mask)
+            labels[split] = pa.FixedSizeListArray.from_arrays(numbers.ravel(), count, mask=mask)
     if not options.drop_invalid:
         report.raise_errors()
-    return Encoded(feature, labels)
+    feature = Value("float32")
+    return Encoded(feature if count == 1 else List(feature, length=count), labels)
 
 
 def _parse_numbers(
@@ -323,16 +295,11 @@ def _parse_numbers(
     numbers[~np.isfinite(numbers)] = np.nan
     invalid = np.flatnonzero(np.isnan(numbers[column.codes]) & (column.codes >= 0))
     if len(invalid):
-        places = np.flatnonzero(np.isnan(numbers[:-1])).tolist()
-        values = list_names([str(column.values[place]) for place in places])
         message = (
             f"{len(invalid):,} of {len(column.codes):,} {split} rows with a value that is not a "
-            f"finite number in '{column.name}' ({values})"
+            f"finite number in '{column.name}', such as '{column.values[column.codes[invalid[0]]]}'"
         )
-        fix = (
-            "expected numbers with a decimal point; --drop_invalid leaves these rows out; words "
-            "are labels of --task single_label, several numbers a row are --label_columns NAME,NAME"
-        )
+        fix = f"{_EXPECTED}; --drop_invalid leaves these rows out"
         rows = column.numbers[invalid].tolist()
         refuse_or_drop(report, message, split, rows, fix, drop=options.drop_invalid)
     return np.asarray(numbers[column.codes])

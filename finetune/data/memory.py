@@ -50,16 +50,16 @@ def store(data: Any) -> str:
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
     splits = data if isinstance(data, Mapping) and data else {"train": data}
+    if mistakes := [split for split in map(str, splits) if not split.isidentifier()]:
+        raise UserError(f"dataset: expected names of splits, such as train, found {mistakes}")
     digest = hashlib.sha256()
     caches.make(parent := caches.place(caches.MEMORY, ""))
     with tempfile.TemporaryDirectory(dir=parent, prefix=".") as directory:
-        for split in sorted(splits, key=str):
+        for split in sorted(splits):
             path = Path(directory, f"{split}.arrow")
-            if path.parent != Path(directory) or path.name.startswith("."):
-                raise UserError(f"dataset: '{split}' cannot be the name of a split")
-            _write(path, str(split), splits[split])
+            _write(path, split, splits[split])
             with path.open("rb") as file:
-                digest.update(f"{split}".encode() + hashlib.file_digest(file, "sha256").digest())
+                digest.update(split.encode() + hashlib.file_digest(file, "sha256").digest())
         name = PREFIX + digest.hexdigest()[:16]
         caches.make(entry := _directory(name))
         for path in Path(directory).glob("*.arrow"):
@@ -73,15 +73,14 @@ def read(name: str) -> dict[str, Dataset]:
     Raises:
         UserError: If they are no longer in the cache.
     """
-    directory, splits = _directory(name), {}
     with contextlib.suppress(pa.ArrowException, OSError):  # damaged, or removed meanwhile
-        splits = {split: Dataset.from_file(f"{directory}/{split}.arrow") for split in names(name)}
-    if not splits:
-        raise UserError(
-            f"{name}: rows that were passed in Python and are no longer in the cache; pass them "
-            "again, as dataset=FRAME (for an evaluation data=FRAME)"
-        )
-    return splits
+        paths = {split: f"{_directory(name)}/{split}.arrow" for split in names(name)}
+        if splits := {split: Dataset.from_file(path) for split, path in paths.items()}:
+            return splits
+    raise UserError(
+        f"{name}: rows that were passed in Python and are no longer in the cache; pass them again, "
+        "as dataset=FRAME (for an evaluation data=FRAME)"
+    )
 
 
 def names(name: str) -> list[str]:
@@ -102,37 +101,35 @@ def _write(path: Path, split: str, rows: Any) -> None:
     """Write rows as an Arrow stream whose bytes depend on nothing but their content."""
     try:
         if isinstance(rows, Dataset):
-            schema, batches = rows.features.arrow_schema, rows.with_format("arrow").iter(_BATCH)
+            table, schema = rows.with_format("arrow")[:], rows.features.arrow_schema
         else:
             table = _as_table(split, rows)
             schema = arrow.stored(table.schema.remove_metadata())
-            batches = (table.slice(start, _BATCH) for start in range(0, len(table), _BATCH))
-        count = 0
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-            for batch in batches:  # taken, because a slice is written with the buffers around it
-                count += len(batch)
-                content = arrow.decoded(batch).cast(schema).combine_chunks()
-                writer.write_table(content.take(pa.array(range(len(content)))))
+            for start in range(0, len(table), _BATCH):
+                batch = arrow.decoded(table.slice(start, _BATCH)).cast(schema).combine_chunks()
+                # taken, because a slice is written with the buffers around it
+                writer.write_table(batch.take(pa.array(range(len(batch)))))
     except (pa.ArrowException, NotImplementedError, TypeError, ValueError, OverflowError) as error:
         raise UserError(
             f"dataset: the {split} data cannot be stored as Arrow: {error}; convert the column, by "
             "astype(str) for instance, or leave it out"
         ) from error
-    if not count:
+    if not len(table):
         raise UserError(f"dataset: the {split} data has no rows")
 
 
 def _as_table(split: str, rows: Any) -> pa.Table:
     """Return the columns of rows; what a dict lacks is missing, and a frame's index if named."""
-    if isinstance(rows, pd.DataFrame):
+    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+        keys = dict.fromkeys(key for row in rows for key in row)
+        cells = [pa.array([row.get(key) for row in rows], from_pandas=True) for key in keys]
+        table = pa.table(cells, names=[*map(str, keys)])
+    elif isinstance(rows, pd.DataFrame):
         rows = rows.reset_index() if any(rows.index.names) else rows
         table = pa.Table.from_pandas(rows, preserve_index=False)
     elif is_table(rows):
         table = pa.table(rows)
-    elif isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
-        keys = dict.fromkeys(key for row in rows for key in row)
-        cells = [pa.array([row.get(key) for row in rows], from_pandas=True) for key in keys]
-        table = pa.table(cells, names=[*map(str, keys)])
     else:
         raise UserError(
             "dataset: expected a file, a data set on the Hub, a pandas or polars frame, a Dataset, "

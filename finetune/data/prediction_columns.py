@@ -14,6 +14,11 @@ LABEL_PROBABILITY = "label_probability"
 MOST_COLUMNS, MOST_PROBABLE = 50, 5
 #: The hash of a row without a text, and the small copy of an image.
 DIGEST, THUMBNAIL = "digest", "thumbnail"
+#: What the toolkit's columns are prefixed with where the data has a column of that name.
+PREFIX = "model_"
+#: In the attributes of ``predictions.parquet``: the columns that came with the data, and the names
+#: of the toolkit's columns that are prefixed.
+USER_COLUMNS, RENAMED = "user_columns", "renamed"
 
 
 def probability_of(name: str) -> str:
@@ -33,13 +38,6 @@ def of_rank(column: str, place: int) -> str:
     return column if place == 1 else f"{column}_{place}"
 
 
-#: What the toolkit's columns are prefixed with where the data has a column of that name.
-PREFIX = "model_"
-#: In the attributes of ``predictions.parquet``: the columns that came with the data, and the names
-#: of the toolkit's columns that are prefixed.
-USER_COLUMNS, RENAMED = "user_columns", "renamed"
-
-
 def free_name(name: str, taken: Collection[str]) -> str:
     """Return ``name``, prefixed until no column of the data has it, nor it with a prefix."""
     while name in taken or f"{PREFIX}{name}" in taken:
@@ -54,11 +52,6 @@ _TOOLKIT = {
     *(of_rank(PROBABILITY, place) for place in range(1, MOST_PROBABLE + 1)),
 }
 _BEGINNINGS = tuple(of_target(name, "") for name in (LABEL, PREDICTION, PROBABILITY))
-
-
-def is_own(name: str) -> bool:
-    """Return whether raw rows cannot keep a column of this name: the toolkit has one itself."""
-    return name in {"text", "texts", LABEL}
 
 
 def is_predicted(name: str) -> bool:

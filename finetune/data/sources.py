@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,10 +21,10 @@ from datasets import (
     Dataset,
     DatasetDict,
     Features,
+    Image,
     Value,
     concatenate_datasets,
     load_dataset,
-    load_from_disk,
 )
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
@@ -42,8 +42,6 @@ from finetune.runtime import hub
 
 #: The library names the folder of a cached data set by its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: What pandas calls an index that it writes into a Parquet file.
-_INDEX = "__index_level_0__"
 
 
 @dataclass(frozen=True)
@@ -86,14 +84,12 @@ class Source:
 
     def describe(self) -> str:
         """Return a short description: ``tickets.csv (local)``."""
-        descriptions = {
-            "none": "made by the recipe",
-            "memory": memory.describe(self.dataset),
-            "embedded": embedded.describe(self.dataset),
-            "local": f"{self.dataset} (local)",
-            "hub": f"{self.dataset} (Hub)",
-        }
-        return descriptions[self.kind]
+        if self.kind == "memory":
+            return memory.describe(self.dataset)
+        if self.kind == "embedded":
+            return embedded.describe(self.dataset)
+        place = {"local": " (local)", "hub": " (Hub)"}
+        return f"{self.dataset}{place[self.kind]}" if self.dataset else "made by the recipe"
 
     @functools.cached_property
     def files(self) -> SplitFiles:
@@ -114,16 +110,13 @@ class Source:
             UserError: If the source does not exist or cannot be read.
         """
         report = report or Report()
-        self.refuse_options()
-        if self.kind == "memory":
-            stored = memory.read(self.dataset)
-            splits = select_splits(self.dataset, stored, self.split_names, report)
-        elif self.kind == "embedded":
-            splits = embedded.read(self.dataset)
-        elif self.kind == "hub":
-            splits = select_splits(self.dataset, self._load_hub(), self.split_names, report)
-        else:
+        self._refuse_options()
+        if self.kind == "local":
             splits = self._load_files(report)
+        else:
+            readers = {"memory": memory.read, "embedded": embedded.read, "hub": self._load_hub}
+            stored = readers[self.kind](self.dataset)
+            splits = select_splits(self.dataset, stored, self.split_names, report)
         for split, rows in splits.items():
             if ROW in rows.column_names:
                 report.info(f"left out the column '{ROW}' of the {split} data: rename it")
@@ -139,54 +132,48 @@ class Source:
         """
         places = self._find_places(split, rows[:SHOWN_PLACES])
         groups = []
-        for (name, noun), group in itertools.groupby(places, key=lambda place: place[:2]):
-            numbers = [str(number) for _, _, number in group]
-            groups.append(f"{name} {noun}{'s' * (len(numbers) > 1)} {', '.join(numbers)}".strip())
+        for noun, group in itertools.groupby(places, key=lambda place: place[0]):
+            numbers = [str(number) for _, number in group]
+            groups.append(f"{noun}{'s' * (len(numbers) > 1)} {', '.join(numbers)}")
         return "; ".join(groups) + ", ..." * (len(rows) > SHOWN_PLACES)
 
     def list_places(self, split: str, rows: Sequence[int]) -> list[str]:
         """Return the place of each row, for :meth:`locate`; ``rows`` are in any order."""
-        places = self._find_places(split, rows)
-        return [f"{name} {noun} {number}".strip() for name, noun, number in places]
+        return [f"{noun} {number}" for noun, number in self._find_places(split, rows)]
 
-    def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, str, int | str]]:
-        """Return the place of each row: the file if there are several, a unit, and a number."""
+    def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
+        """Return the place of each row: ``line`` or ``a.csv line``, and the number."""
         if self.kind == "memory":
-            return [("", "position", row) for row in rows]
-        files = self.files if self.kind == "local" else SplitFiles("saved", {})
-        paths = files.files.get(split, ())
-        if files.kind == "classes":
-            return [("", "file", str(paths[row])) for row in rows]
-        if files.kind == "saved" or not paths:
-            return [("", "row", row + 1) for row in rows]
-        places: dict[int, tuple[str, str, int | str]] = {}
+            return [("position", row) for row in rows]
+        paths = self.files.files.get(split) if self.kind == "local" else None
+        if not paths:
+            return [("row", row + 1) for row in rows]
+        if self.files.kind != "tables":
+            return [("file", str(paths[row])) for row in rows]
+        places: dict[int, tuple[str, int | str]] = {}
         start = 0
         for path in paths:
             end = start + len(read_file(path, self.options))
             if inside := [row for row in rows if start <= row < end]:
                 noun, numbers = line_numbers(path, [row - start for row in inside], self.options)
-                name = path.name if len(paths) > 1 else ""
-                for row, number in zip(inside, numbers, strict=True):
-                    places[row] = (name, noun, number)
+                noun = f"{path.name} {noun}" if len(paths) > 1 else noun
+                places |= {row: (noun, number) for row, number in zip(inside, numbers, strict=True)}
             start = end
         return [places[row] for row in rows]
 
-    def refuse_options(self, *, has_text: bool = True) -> None:
-        """Refuse what does not apply to this kind of source, or to files without text."""
+    def _refuse_options(self) -> None:
+        """Refuse what does not apply to this kind of source."""
         if not self.dataset:
             raise UserError("--dataset is required: this recipe has no data set of its own")
         of_hub = {"--dataset_revision": self.revision, "--dataset_config": self.config}
         misplaced = {} if self.kind == "hub" else of_hub
-        misplaced |= {} if self.kind == "local" and has_text else self.options.flags
-        if self.kind == "embedded" and self.split_names:
-            misplaced["--dataset_splits"] = "..."
-        mistakes = [
-            f"{flag} {value}: does not apply to {self.describe()}"
-            for flag, value in misplaced.items()
-            if value is not None
-        ]
-        if mistakes:
-            raise UserError(*mistakes)
+        flags = self.options.flags
+        if flags and (self.kind != "local" or self.files.kind == "images"):
+            misplaced |= flags
+        misplaced = {flag: value for flag, value in misplaced.items() if value is not None}
+        if misplaced:
+            applies = f"does not apply to {self.describe()}"
+            raise UserError(*(f"{flag} {value}: {applies}" for flag, value in misplaced.items()))
 
     def _load_files(self, report: Report) -> dict[str, Dataset]:
         files = self.files
@@ -197,22 +184,28 @@ class Source:
                 split: _join_files(split, paths, self.options, report)
                 for split, paths in files.files.items()
             }
-        if files.kind == "classes":
-            return {
-                split: _read_texts(paths, files.labels[split], self.options)
-                for split, paths in files.files.items()
-            }
-        (directory,) = files.files["train"]
-        try:
-            saved = load_from_disk(str(directory))
-        except (FileNotFoundError, ValueError, OSError) as error:
-            raise UserError(f"cannot read {directory}, which datasets saved: {error}") from error
-        splits = saved if isinstance(saved, DatasetDict) else {"train": saved}
-        return select_splits(str(directory), splits, self.split_names, report)
+        return {split: self._read_classes(files, split) for split in files.files}
 
-    def _load_hub(self) -> DatasetDict:
+    def _read_classes(self, files: SplitFiles, split: str) -> Dataset:
+        """Return the texts or images of files, their labels, and their paths in the directory."""
+        paths = files.files[split]
+        directory = Path(self.dataset).expanduser()
+        columns: dict[str, Sequence[str | None]] = {
+            "label": files.labels[split],
+            "file": [str(path.relative_to(directory)) for path in paths],
+        }
+        features = Features({"label": Value("string"), "file": Value("string")})
+        if files.kind == "images":
+            features["image"] = Image()
+            columns["image"] = [str(path.absolute()) for path in paths]
+        else:
+            features["text"] = Value("string")
+            texts = (read_whole_text(path, self.options).strip() for path in paths)
+            columns["text"] = [text or None for text in texts]
+        return Dataset.from_dict(columns, features)
+
+    def _load_hub(self, name: str) -> DatasetDict:
         """Return a data set of the Hub, prepared once in the cache of the library."""
-        name, hint = self.dataset, ""
         try:
             loaded = load_dataset(name, self.config, revision=self.revision)
         except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
@@ -220,11 +213,7 @@ class Source:
                 f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
             ) from error
         except (DatasetGenerationError, OSError, ValueError) as error:  # also those of Arrow
-            if isinstance(error, OSError | pa.ArrowInvalid):
-                directory = hub.caches()["datasets"] / name.replace("/", "___")
-                hint = f"; if its cache is damaged, remove {directory}"
-            elif "config" in str(error).lower():
-                hint = "; --dataset_config NAME chooses"
+            hint = "; --dataset_config NAME chooses" * ("config" in str(error).lower())
             raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
         commit = find_commit(next(iter(loaded.values())))
         # without the Hub the library takes what is in the cache, whatever its revision
@@ -260,99 +249,46 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         UserError: If they have other columns, or values without a common type.
     """
     tables: list[Dataset] = []
-    files_of_facts: dict[str, list[str]] = {}
+    facts: set[str] = set()
     for path in paths:
         file_report = Report()
-        rows = _drop_index(path.name, read_file(path, options, file_report), file_report)
-        tables.append(rows)
+        tables.append(read_file(path, options, file_report))
         for finding in file_report.findings:
             fact = finding.message.removeprefix(path.name)
-            files_of_facts.setdefault(fact, []).append(path.name)
-        columns, columns_of_file = {*tables[0].column_names}, {*rows.column_names}
-        if columns != columns_of_file:
-            lacks = [
-                f" lacks '{name}' that {paths[0]} has;"
-                for name in sorted(columns - columns_of_file)
-            ]
-            has = [
-                f" has '{name}' that {paths[0]} lacks;"
-                for name in sorted(columns_of_file - columns)
-            ]
+            if fact not in facts:  # of the first file only
+                facts.add(fact)
+                report.info(finding.message, name="reading", split=split)
+        columns, expected = tables[-1].column_names, tables[0].column_names
+        if {*columns} != {*expected}:
             raise UserError(
-                f"{path}{''.join(lacks + has)} give all files of a split the same columns"
+                f"{path} has the columns {columns}, and {paths[0]} has {expected}: give all files "
+                "of a split the same columns"
             )
-    for fact, names in files_of_facts.items():
-        rest = f" (and {len(names) - 1:,} more files)" * (len(names) > 1)
-        report.info(f"{names[0]}{fact}{rest}", name="reading", split=split)
-    features = _common_features(paths, tables)
-    parts = [table.select_columns(list(features)) for table in tables]
+    features = Features(tables[0].features)
+    for column in features:
+        kinds = {repr(table.features[column]): table.features[column] for table in tables}
+        if len(kinds) > 1:
+            features[column] = _common_feature(column, paths, [*kinds.values()])
+    parts = [table.select_columns([*features]) for table in tables]
     with without_progress_bars():
         return concatenate_datasets(
             [part if part.features == features else part.cast(features) for part in parts]
         )
 
 
-def _common_features(paths: Sequence[Path], tables: Sequence[Dataset]) -> Features:
-    """Return types that hold the values of all files: fractions where some have whole numbers."""
-    features = Features(tables[0].features)
-    for path, table in zip(paths, tables, strict=True):
-        for column, kind in table.features.items():
-            kinds = [features[column], kind]
-            if kinds[0] == kind:
-                continue
-            try:
-                if any(isinstance(kind, ClassLabel) for kind in kinds):  # in Arrow a number
-                    raise pa.ArrowTypeError("the classes differ")
-                schemas = [Features({column: kind}).arrow_schema for kind in kinds]
-                merged = pa.unify_schemas(schemas, promote_options="permissive")
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                raise UserError(
-                    f"the column '{column}' is {kinds[0]} in {paths[0]} and {kind} in {path}: "
-                    "write it alike in all files of a split"
-                ) from error
-            features[column] = Features.from_arrow_schema(arrow.stored(merged))[column]
-    return features
-
-
-def _read_texts(paths: Sequence[Path], labels: Sequence[str], options: ReadOptions) -> Dataset:
-    """Return the texts of files, their labels, and their paths."""
-    states = [
-        (str(path), label, path.stat().st_mtime_ns, path.stat().st_size)
-        for path, label in zip(paths, labels, strict=True)
-    ]
+def _common_feature(column: str, paths: Sequence[Path], kinds: Sequence[Any]) -> Any:
+    """Return a type that holds the values of all: fractions where some have whole numbers."""
     try:
-        with without_progress_bars():
-            return Dataset.from_generator(
-                _generate_texts,
-                features=Features({name: Value("string") for name in ("text", "label", "file")}),
-                gen_kwargs={"states": tuple(states), "options": options},
-            )
-    except DatasetGenerationError as error:
-        raise (error.__cause__ or error) from None
-
-
-def _generate_texts(states: Sequence[Any], options: ReadOptions) -> Iterator[dict[str, str | None]]:
-    """Yield a row for each file; ``states`` also have what tells the cache that one has changed."""
-    for name, label, _, _ in states:
-        text = read_whole_text(Path(name), options).strip()
-        yield {"text": text or None, "label": label, "file": name}
-
-
-def _drop_index(name: str, rows: Dataset, report: Report) -> Dataset:
-    """Return the rows of a file without a column that only numbers them, as pandas writes it."""
-    names = rows.column_names
-    index = _INDEX if _INDEX in names else names[0]
-    if index not in ("", "Unnamed: 0", _INDEX) or len(names) == 1:
-        return rows
-    try:
-        numbers = arrow.column(rows, index).cast(pa.int64())
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return rows
-    if numbers.null_count or pc.count_distinct(numbers).as_py() < len(rows):
-        return rows
-    title = f"the column '{index}'" if index == _INDEX else "the first column, without a name"
-    report.info(f"{name}: left out {title}, which only numbers the rows")
-    return rows.remove_columns([index])
+        if any(isinstance(kind, ClassLabel) for kind in kinds):  # in Arrow a number
+            raise pa.ArrowTypeError("the classes differ")
+        schemas = [Features({column: kind}).arrow_schema for kind in kinds]
+        merged = pa.unify_schemas(schemas, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UserError(
+            f"the column '{column}' is {' or '.join(map(str, kinds))} in {paths[0]} and the other "
+            f"files: {error}; write it alike in all files of a split"
+        ) from error
+    return Features.from_arrow_schema(arrow.stored(merged))[column]
 
 
 def names_are_values(rows: Dataset, columns: Sequence[str]) -> str | None:

@@ -17,7 +17,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, List
 from scipy.sparse import csr_array
 
-from finetune.data import arrow
+from finetune.data import ROW, arrow
 
 
 def class_names(rows: Dataset) -> list[str]:
@@ -65,10 +65,26 @@ def counts(rows: Dataset) -> dict[int, int]:
     return dict(zip(numbers.tolist(), frequencies.tolist(), strict=True))
 
 
-def first_with(rows: Dataset, classes: Set[int]) -> int:
-    """Return the place of the first row with one of some classes."""
-    labels = (label if isinstance(label, list) else [label] for label in values(rows))
-    return next(place for place, label in enumerate(labels) if not classes.isdisjoint(label))
+def source_rows(rows: Dataset) -> np.ndarray:
+    """Return the number of each row in its split of the source, int64, shape ``(rows,)``."""
+    if ROW not in rows.column_names:
+        return np.arange(len(rows))
+    return np.asarray(arrow.column(rows, ROW).to_numpy(), dtype=np.int64)
+
+
+def first_row(rows: Dataset, classes: Set[int]) -> list[int]:
+    """Return the number, in the source, of the first row with a class, as a list of one."""
+    labels = values(rows) if is_set(rows) else zip(values(rows), strict=True)
+    pairs = zip(source_rows(rows).tolist(), labels, strict=True)
+    return [next(row for row, label in pairs if not classes.isdisjoint(label))]
+
+
+def constant(rows: Dataset) -> list[int]:
+    """Return the places of the numbers of a row that are the same in all rows; 0 of classes."""
+    if are_classes(rows):
+        return [0] if len(rows) and {*counts(rows).values()} <= {len(rows)} else []
+    labels = np.asarray(values(rows)).reshape(len(rows), -1)
+    return np.flatnonzero((labels == labels[:1]).all(axis=0)).tolist() if len(rows) else []
 
 
 def _inner(rows: Dataset) -> Any:

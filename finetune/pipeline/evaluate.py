@@ -178,7 +178,7 @@ def _read_rows(
     data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
-    from finetune.data import requirements
+    from finetune.data import columns
     from finetune.data.sources import Source, number_rows
 
     options, only = _read_options(data, recipe, reading), ""
@@ -195,7 +195,7 @@ def _read_rows(
         source = replace(recipe, **options)
         dataset = source.load()
     dataset = number_rows(dataset)
-    requirements.require_labelled(dataset, recipe.input_column, source.report)
+    columns.require_labelled(dataset, recipe.input_column, source.report)
     split = next(name for name in SPLITS[::-1] if name in dataset)
     notes += source.notes
     if not len(rows := dataset[split]):
@@ -220,8 +220,6 @@ def _option_names(recipe: Recipe) -> set[str]:
 
 def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a recipe with which its rows are read from ``data``."""
-    from finetune.data import images
-
     names = _option_names(recipe)
     if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - names]:
         raise UserError(*unknown)
@@ -235,8 +233,8 @@ def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[st
         options |= dict.fromkeys(("dataset_config", "dataset_splits"))
         if formats.suffix(data) not in formats.SEPARATORS:
             options["csv_quoting"] = "auto"
-    if "image_column" in names and images.are_folders(data):
-        options |= {"image_column": "", "label_column": ""}  # which are those of the run's table
+    if "image_column" in names and Path(data).expanduser().is_dir():  # not the run's table
+        options |= {"image_column": "", "label_column": ""}
     return {**options, **reading}
 
 

@@ -47,16 +47,6 @@ class ImageRecipe(Recipe, ImageOptions):
     def load(self) -> DatasetDict:
         return self.labelled(self.read())
 
-    def read(self) -> DatasetDict:
-        from finetune.data import images
-
-        if not (self.dataset and images.are_folders(self.dataset)):
-            return super().read()
-        source = self._find_source()
-        source.refuse_options(has_text=False)
-        self.report.locate = lambda split, rows: ""  # messages name the files
-        return images.read_folders(self.dataset, source.split_names, self.report)
-
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``;
         missing labels and images that cannot be decoded are refused. Other columns stay.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from datasets import DatasetDict
 
-from finetune.data import ROW, corrections, labels, requirements, sources
+from finetune.data import ROW, corrections, labels, sources
+from finetune.data.columns import require_labelled, require_rows
 from finetune.data.comma_list import split_values
 from finetune.data.row_index import Plan
 from finetune.runtime import hub
@@ -90,8 +91,8 @@ def read_source(recipe: Recipe) -> DatasetDict:
     """
     hub.require({**vars(recipe), "model": None}, embedded=bool(recipe.embedded))
     dataset = sources.number_rows(recipe.load())
-    requirements.require_labelled(dataset, recipe.input_column, recipe.report)
-    requirements.require_rows(dataset, _target_names(recipe), recipe.report)
+    require_labelled(dataset, recipe.input_column, recipe.report)
+    require_rows(dataset, _target_names(recipe), recipe.report)
     return dataset
 
 
@@ -109,9 +110,7 @@ def make_splits(recipe: Recipe) -> DatasetDict:
     from finetune.checking import tiers
 
     source, report = recipe.source, recipe.report
-    can_rename, split_by = hasattr(recipe, "label_map"), split_columns(recipe)
-    report.add(*labels.find_similar_names(source, can_rename=can_rename))
-    labels.check_label_map(recipe.unmapped_labels, source, report)
+    labels.check_names(source, recipe.unmapped_labels, report)
     report.raise_errors()
     dataset = recipe.split(source)
     if any((files := correction_files(recipe)).values()):
@@ -119,9 +118,7 @@ def make_splits(recipe: Recipe) -> DatasetDict:
             dataset, source, recipe.input_column, report=report, **files
         )
     targets = _target_names(recipe)
-    requirements.require_splits(
-        dataset, source, targets, report, can_rename=can_rename, split_by=split_by
-    )
-    read, columns = recipe.columns_read(), split_by.values()
+    require_rows(dataset, targets, report, source)
+    read, columns = recipe.columns_read(), split_columns(recipe).values()
     report.add(*tiers.check_rows(source, dataset, read, targets, columns))
     return dataset

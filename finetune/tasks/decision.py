@@ -55,7 +55,7 @@ def read_columns(
         UserError: If values are missing, unless such rows are left out.
     """
     columns = {
-        split: [read_label_column(rows, name, split, report) for name in options.columns]
+        split: [read_label_column(rows, name) for name in options.columns]
         for split, rows in dataset.items()
     }
     valid = find_valid_rows(dataset, texts, columns, report, drop=options.drop_invalid)

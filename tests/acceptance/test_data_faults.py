@@ -364,7 +364,7 @@ def test_invalid_rows_are_left_out_if_asked_for_and_counted(tmp_path: Path) -> N
     ("first", "second", "fragments"),
     [
         ("good", "GOOD", ["'GOOD'", "'good'", "--label_map GOOD=good"]),
-        ("good", "good ", ["'good'", "'good '", '"good "=good']),
+        ("good", "good ", ["'good'", "'good '", "--label_map 'good =good'"]),
         ("good", " good", ["' good'", "'good'"]),
         ("caf\u00e9", "cafe\u0301", ["caf\u00e9", "cafe"]),
         ("good", "good\u200b", ["good\\u200b"]),
