@@ -321,7 +321,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an existing run is written over instead of moved aside",
-        "finetune/training/directory.py",
+        "finetune/training/checkpoint.py",
         "    if not _content(directory):",
         "    if not _content(directory) or lock.is_mine(directory):",
         ("A9",),

@@ -32,25 +32,15 @@ _FREE = {
     "grace_seconds",
     *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
     *("num_threads", "use_cpu", "profile", "baseline", "debug", "skip_memory_metrics", "precision"),
-    *("log_level", "log_level_replica", "log_on_each_node", "disable_tqdm", "report_to"),
-    *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
-    *("run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
-    *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps"),
-    *("eval_use_gather_object", "eval_do_concat_batches", "include_for_metrics"),
-    *("save_strategy", "save_steps", "save_every", "save_total_limit", "save_on_each_node"),
-    *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy"),
-    *("hub_always_push", "hub_revision", "accelerator_config", "torch_empty_cache_steps"),
-    *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
-    *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order"),
-    *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
-    *("ddp_static_graph", "ddp_backend", "ddp_timeout", "local_rank"),
+    *("report_to", "run_name", "project", "disable_tqdm", "include_for_metrics", "local_rank"),
+    *("accelerator_config", "torch_empty_cache_steps"),
 }
+#: How the names of others begin.
+_FREE_PREFIXES = ("log", "hub_", "push_to_hub", "trackio_", "eval_", "save_", "dataloader_", "ddp_")
 #: Options of a recipe that may change: where rows are, which are compared, and how fast they are
 #: tokenized.
 _FREE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
 _LENGTH = ("num_train_epochs", "max_steps")
-#: Values in the configuration that are hashes.
-_HASHES = ("data", "recipe_file", "metric_files", "tokenizer", "image_processor", "model_config")
 
 
 def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
@@ -78,7 +68,11 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
         "labels": recipe.labels,
         **options,
-        **{name: value for name, value in vars(values).items() if name not in _FREE},
+        **{
+            name: value
+            for name, value in vars(values).items()
+            if name not in _FREE and not name.startswith(_FREE_PREFIXES)
+        },
     }
     text = to_json(entries, default=lambda value: getattr(value, "value", None) or str(value))
     canonical: dict[str, Any] = json.loads(text)
@@ -134,40 +128,32 @@ def refuse_changes(
             *(f"--allow_changed: unknown name '{n}'{suggestion(n, names)}" for n in unknown)
         )
     changed = changed_entries(resumption, current)
-    before, after = map(len, changed.get("labels", ((), ())))
-    if before != after:  # the weights of the head do not fit
-        raise UserError(
-            f"{resumption.directory} was trained with {counted(before, 'label')}, now there are "
-            f"{after}: restore the labels, or start a new run in another --output_dir"
-        )
     for name in [*allowed, *(_LENGTH if extends(resumption, current) else ())]:
         changed.pop(name, None)
     if not changed:
         return
     place = resumption.path or resumption.directory
-    *lines, last = (
-        f"{place} was trained with {name}{' of hash' * (name in _HASHES)} {_shorten(old)}, now it "
-        f"is {_shorten(new)}"
+    lines = [
+        f"{place} was trained with {name} {_shorten(old)}, now it is {_shorten(new)}"
         for name, (old, new) in changed.items()
+    ]
+    lines[-1] += (
+        "\nhint: to resume, restore them, or train on with the new ones: "
+        f"--allow_changed {','.join(changed)}"
     )
-    raise UserError(
-        *lines,
-        f"{last}\nhint: to resume, restore them, or train on with the new ones: "
-        f"--allow_changed {','.join(changed)}",
-    )
+    raise UserError(*lines)
 
 
 def extends(resumption: Resumption, current: Mapping[str, Any]) -> bool:
     """Return whether a finished run is to be trained for more epochs, or steps, than it was."""
     if not resumption.configuration:
         return False
-    lengths = [current.get(name, 0) for name in _LENGTH]
     started = resumption.manifest.configuration if resumption.manifest is not None else {}
-    was_extended = [started.get(name) for name in _LENGTH] == lengths  # and interrupted since
+    was_extended = all(started.get(n) == current.get(n, 0) for n in _LENGTH)  # and interrupted
     if not (resumption.finished or was_extended):
         return False
     epochs, steps = (resumption.configuration.get(name, 0) for name in _LENGTH)
-    more_epochs, more_steps = lengths
+    more_epochs, more_steps = (current.get(name, 0) for name in _LENGTH)
     if steps > 0:
         return bool(more_steps > steps)
     return bool(more_steps <= 0 and more_epochs > epochs)
@@ -192,28 +178,19 @@ def describe(resumption: Resumption, current: Mapping[str, Any], manifest: Manif
         sentences.append(
             f"continues at step {step:,} with other settings than before: {', '.join(names)}"
         )
-    earlier = resumption.manifest
+    if (earlier := resumption.manifest) is None:
+        return sentences
     name = "gradient_accumulation_steps"
-    accumulation = earlier.arguments.get(name) if earlier is not None else None
-    for noun, before, after in (
-        ("process", resumption.world_size, manifest.launch.world_size),
-        ("accumulation step", accumulation, manifest.arguments[name]),
-    ):
-        if before not in (None, after):
-            sentences.append(
-                f"resumed with {counted(after, noun)} instead of {before}: the rows of each step "
-                "are the same, dropout masks differ"
-            )
-            break
-    if earlier is not None:
-        pairs: dict[str, tuple[str | None, str | None]]
-        pairs = {n: (earlier.versions.get(n), version) for n, version in manifest.versions.items()}
-        pairs["the model at"] = (earlier.model_revision, manifest.model_revision)
-        sentences += [
-            f"resumed with {name} {after} instead of {before}"
-            for name, (before, after) in pairs.items()
-            if before and after and before != after
-        ]
+    pairs: dict[str, tuple[Any, Any]] = {
+        "process": (resumption.world_size, manifest.launch.world_size),
+        "accumulation step": (earlier.arguments.get(name), manifest.arguments[name]),
+        "the model at": (earlier.model_revision, manifest.model_revision),
+        **{n: (earlier.versions.get(n), version) for n, version in manifest.versions.items()},
+    }
+    for name, (before, after) in pairs.items():
+        if before and after and before != after:
+            change = counted(after, name) if isinstance(after, int) else f"{name} {after}"
+            sentences.append(f"resumed with {change} instead of {before}")
     return sentences
 
 

@@ -25,9 +25,8 @@ from finetune.runtime import distributed, hub
 from finetune.runtime.agreement import agree, refuse_half_directories
 from finetune.training import sampler
 from finetune.training.arguments import ArgumentValues
-from finetune.training.directory import occupy, refuse_foreign
-from finetune.training.pickles import refuse_code
-from finetune.training.speed import WARMUP_STEPS
+from finetune.training.callbacks import WARMUP_STEPS
+from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
 #: Log entries of the loss in a run, unless ``--logging_steps`` is given.
 _MOST_LOGGED = 500

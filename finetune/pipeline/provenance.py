@@ -18,7 +18,7 @@ from finetune.recipe import scoring
 from finetune.runtime import distributed, hub
 from finetune.runtime.importing import HOUSE
 from finetune.runtime.version import __version__
-from finetune.training import checks
+from finetune.training.arguments import shards
 from finetune.training.manifest import Data, Launch, Manifest, Process
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def parallel_mode(arguments: FinetuneArguments) -> str:
     """``one device``, ``DataParallel``, ``DistributedDataParallel`` or
     ``FullyShardedDataParallel``.
     """
-    if checks.shards(arguments):
+    if shards(arguments):
         return "FullyShardedDataParallel"
     if distributed.ranks().world_size > 1:
         return "DistributedDataParallel"
@@ -173,7 +173,7 @@ def steps(arguments: FinetuneArguments | ArgumentValues, rows: Dataset) -> int:
     """
     from finetune.training.sampler import GlobalBatchSampler
 
-    an_epoch = len(GlobalBatchSampler.from_arguments(arguments, rows).sizes)
+    an_epoch = len(GlobalBatchSampler(arguments, rows).sizes)
     if arguments.max_steps > 0:
         return arguments.max_steps
     return math.ceil(arguments.num_train_epochs * an_epoch)

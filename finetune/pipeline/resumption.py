@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class Resumption:
     @property
     def step(self) -> int:
         """The optimizer steps that are done."""
-        return 0 if self.path is None else checkpoint.number(self.path) or 0
+        return 0 if self.path is None else checkpoint.number(self.path)
 
     @property
     def world_size(self) -> int | None:
@@ -69,18 +69,16 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
         UserError: If both flags are given.
     """
     path: str | None = values.resume_from_checkpoint
-    if path in ("true", "True"):
-        path = "last"
     if values.resume and path:
         raise UserError(
             "--resume and --resume_from_checkpoint are mutually exclusive: --resume continues from "
             "the newest checkpoint, and starts where there is none"
         )
-    if values.resume:
-        return "resume"
     is_restarted = distributed.was_restarted() and _is_of_this_job(output_dir)
     has_checkpoints = bool(checkpoint.list_checkpoints(output_dir))
-    return "resume" if is_restarted and (not path or has_checkpoints) else path
+    if values.resume or (is_restarted and (not path or has_checkpoints)):
+        return "resume"
+    return "last" if path in ("true", "True") else path
 
 
 def _is_of_this_job(directory: Path) -> bool:
@@ -117,19 +115,18 @@ def find(
     if request not in ("resume", "last"):
         return _find_path(Path(request).expanduser(), output_dir, verifies=verifies)
     if renames:
-        checkpoint.restore_replaced(output_dir)
+        checkpoint.settle_replaced(output_dir)
     manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
-    saved = [path for path in paths if (path / Checkpoint.NAME).exists()]
-    newest, problems = checkpoint.newest_complete(output_dir) if verifies else (None, [])
-    if not verifies and saved:
-        newest = saved[0]
-    starts_again = request == "resume" and not saved  # it was killed while it saved the first one
-    starts_again &= manifest is not None or not paths
+    saved = checkpoint.list_checkpoints(output_dir, complete=True)
+    newest, problems = saved[0] if saved else None, list[str]()
+    if verifies:
+        newest, problems = checkpoint.newest_complete(output_dir)
+    # killed while it saved the first one
+    starts_again = request == "resume" and not saved and (manifest is not None or not paths)
     if renames and (newest is not None or starts_again):
-        damaged = paths[: paths.index(newest)] if newest is not None else paths
         problems = [
             f"{problem}: renamed to {checkpoint.set_aside(path, 'damaged').name}"
-            for path, problem in zip(damaged, problems, strict=True)
+            for path, problem in zip(paths, problems, strict=False)  # those after the newest
         ]
     if newest is not None:
         return _continue_from(newest, output_dir, manifest, problems)
@@ -141,7 +138,7 @@ def find(
         start = Resumption(None, output_dir, manifest, notes=problems)
         return start if output_dir.exists() else None
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
-    reasons = [f"{flag}: no {'complete ' * bool(paths)}checkpoint in {output_dir}", *problems]
+    reasons = [f"{flag}: no complete checkpoint in {output_dir}", *problems]
     raise UserError("; ".join([*reasons, "leave the flag out to start from the beginning"]))
 
 
@@ -153,23 +150,21 @@ def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resu
     Raises:
         UserError: On every process, if a machine has none where others have one.
     """
-    while True:
-        steps = distributed.gather(resumption.step if resumption is not None else 0)
-        if len(set(steps)) == 1:
-            return resumption
-        if not (fewest := min(steps)):
-            raise UserError(
-                f"--output_dir {output_dir}: rank {steps.index(0)} has no complete checkpoint "
-                f"there, and rank {steps.index(max(steps))} has checkpoint-{max(steps)}: copy that "
-                "to every machine, or remove the directory on all of them to start again"
-            )
-        if resumption is not None and resumption.step > fewest:
-            path, _ = checkpoint.newest_complete(output_dir, at_most=fewest)
-            if path is None:
-                resumption = None
-            else:
-                manifest, notes = resumption.manifest, resumption.notes
-                resumption = _continue_from(path, output_dir, manifest, notes)
+    steps = distributed.gather(resumption.step if resumption is not None else 0)
+    if len(set(steps)) == 1:
+        return resumption
+    paths = checkpoint.list_checkpoints(output_dir, complete=True)
+    common = set.intersection(*distributed.gather({path.name for path in paths}))
+    newest = max(common, key=lambda name: checkpoint.number(Path(name)), default=None)
+    problem = checkpoint.problem(output_dir / newest) if newest else "there is none"
+    problems = [reason for reason in distributed.gather(problem) if reason]
+    if newest is None or resumption is None or problems:
+        raise UserError(
+            f"--output_dir {output_dir}: the ranks have checkpoints of steps {steps}, and none is "
+            f"complete on every machine ({problems[0]}): copy one to every machine, or remove the "
+            "directory on all of them to start again"
+        )
+    return _continue_from(output_dir / newest, output_dir, resumption.manifest, resumption.notes)
 
 
 def _find_path(path: Path, output_dir: Path, *, verifies: bool) -> Resumption:
@@ -181,18 +176,13 @@ def _find_path(path: Path, output_dir: Path, *, verifies: bool) -> Resumption:
         newest, _ = checkpoint.newest_complete(path.parent)
         hint = f"; {newest} is complete" if newest else ""
         raise UserError(f"{flag} is damaged ({reason}){hint}")
-    in_place = path.parent == output_dir.resolve()
-    manifest = _read_manifest(path.parent)
-    return _continue_from(path, path.parent, manifest, [], in_place=in_place)
+    is_in_place = path.parent == output_dir.resolve()
+    resumption = _continue_from(path, path.parent, _read_manifest(path.parent), [])
+    return replace(resumption, in_place=is_in_place)
 
 
 def _continue_from(
-    path: Path,
-    directory: Path,
-    manifest: Manifest | None,
-    notes: list[str],
-    *,
-    in_place: bool = True,
+    path: Path, directory: Path, manifest: Manifest | None, notes: list[str]
 ) -> Resumption:
     saved = Checkpoint.read(path)
     if "scheduler.pt" not in saved.files:
@@ -201,20 +191,15 @@ def _continue_from(
             f"be resumed from it; its model can be trained further as --model {path}"
         )
     state = json.loads((path / checkpoint.STATE).read_text(encoding="utf-8"))
-    step = state.get("best_global_step")
-    best = directory / f"checkpoint-{step}"
-    if step and best.name != path.name and not (best / Checkpoint.NAME).exists():
+    best = directory / f"checkpoint-{state.get('best_global_step') or saved.step}"
+    if best.name != path.name and not (best / Checkpoint.NAME).exists():
         notes = [
             *notes,
             f"the best checkpoint so far, {best.name}, is not complete or is gone: unless a better "
             "one comes, the model of the last step is saved",
         ]
-    return Resumption(path, directory, manifest, saved.configuration, in_place, notes)
+    return Resumption(path, directory, manifest, saved.configuration, notes=notes)
 
 
 def _read_manifest(directory: Path) -> Manifest | None:
-    """Return the manifest of a run; None if there is none that can be read."""
-    try:
-        return Manifest.read(directory) if (directory / MANIFEST).exists() else None
-    except UserError:
-        return None
+    return Manifest.read(directory) if (directory / MANIFEST).exists() else None

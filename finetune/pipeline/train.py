@@ -44,9 +44,9 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed, files, lock, signals
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
-from finetune.training.directory import clear_way, occupy
-from finetune.training.failures import explain_full_disk
-from finetune.training.speed import Bar, Logs
+from finetune.training.callbacks import Bar, Logs
+from finetune.training.checkpoint import clear_way, occupy
+from finetune.training.saving import explained
 from finetune.training.trainer import Trainer, build_trainer
 
 
@@ -154,7 +154,7 @@ def _train_and_write(prepared: Prepared, recording: _Recording) -> bool:
         recipe.note(no_bias)
     if writes_run(settings.values):
         progress(Started(settings, arguments, prepared.steps, trainer.model))
-        with explain_full_disk(settings.output_dir, "writing run.json"):
+        with explained(arguments, "writing run.json"):
             recording.run = _start_run(prepared, progress)
     with signals.deferred(arguments.grace_seconds, recording.give_up):
         outputs, outcome = _train_and_predict(trainer, prepared)
@@ -166,7 +166,7 @@ def _train_and_write(prepared: Prepared, recording: _Recording) -> bool:
     distributed.leave()  # the other processes are done
     if (run := recording.run) is not None:
         signals.heed()
-        with explain_full_disk(settings.output_dir, "writing the results"):
+        with explained(arguments, "writing the results"):
             results.write(
                 run, recipe, outputs, outcome, baseline=arguments.baseline, progress=progress
             )
@@ -208,13 +208,12 @@ def _train_and_predict(
     with thresholds.in_evaluations(trainer, recipe.kind):
         trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
     seconds = time.perf_counter() - started
-    trainer.require_finite()
     trainer.require_finite_weights()
     try:
         with thresholds.unfolded_if_stopped(trainer, recipe.kind):
             validation = trainer.predict_evaluated()
             validation, calibration = thresholds.folded(trainer, recipe.kind, validation)
-            with explain_full_disk(prepared.settings.output_dir, "writing the model"):
+            with explained(trainer.args, "writing the model"):
                 trainer.save_model()
             test = trainer.predict(recipe.prepared["test"])
     except Stopped:

@@ -1,21 +1,31 @@
-"""``TrainingArguments`` and the few of ours: from flags and defaults to values for this launch."""
+"""``TrainingArguments`` and the few of ours: from flags and defaults to values for this launch.
+
+They are refused before they are built, where they contradict each other or the machine:
+``TrainingArguments`` joins the process group, and rank 0 checks before there is one.
+"""
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any, Literal, get_type_hints
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
 
-from finetune.errors import UserError
+from finetune.errors import UserError, suggestion
 from finetune.runtime import distributed, precision, threads
 from finetune.statistics.metrics import DIRECTIONS
-from finetune.training import checks
 from finetune.training.options import (
     BATCH_SIZES,
     describe_unknown,
@@ -25,6 +35,35 @@ from finetune.training.options import (
 
 #: The subcommands imply these, or the launcher sets them.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
+#: The lowest value of arguments, and what they have to be below.
+_RANGES: dict[tuple[str, ...], tuple[int, float]] = {
+    (
+        *("save_every", "save_total_limit", "early_stopping_patience", "max_tokens_per_batch"),
+        *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
+        *("gradient_accumulation_steps", "num_threads", "profile", "ddp_timeout"),
+    ): (1, math.inf),
+    (
+        *("learning_rate", "weight_decay", "max_grad_norm", "adam_epsilon", "warmup_steps"),
+        *("grace_seconds", "eval_delay", "dataloader_num_workers", "neftune_noise_alpha"),
+    ): (0, math.inf),
+    ("label_smoothing_factor", "adam_beta1", "adam_beta2"): (0, 1),
+    ("seed", "data_seed"): (0, 2**32),
+}
+#: Arguments by which a run would not be what this toolkit promises, and why.
+_REFUSED = {
+    "dataloader_drop_last": "evaluation rows would be dropped, too; training always drops them",
+    "auto_find_batch_size": "changes the global batch; use --gradient_accumulation_steps",
+    "ignore_data_skip": "a resumed epoch would train on rows that it has seen",
+    "prediction_loss_only": "the report needs the outputs of all rows",
+    "batch_eval_metrics": "the report needs the outputs of all rows",
+}
+#: What is in the name of an optimizer, and the package that it needs.
+_OPTIMIZERS = {
+    **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), "torchao"),
+    **dict.fromkeys(("_8bit", "_bnb", "paged_", "lion_", "ademamix"), "bitsandbytes"),
+    **{"galore": "galore-torch", "apollo": "apollo-torch", "lomo": "lomo-optim"},
+    **{"grokadamw": "grokadamw", "schedule_free": "schedulefree"},
+}
 
 
 def _option(default: Any, help: str) -> Any:
@@ -46,22 +85,16 @@ class FinetuneArguments(TrainingArguments):
         None, "rows per batch on one device in evaluation (unset: 32 on a CPU, 128 elsewhere)"
     )
     global_batch_size: int | None = _option(None, "rows per optimizer step, over all devices")
-    max_tokens_per_batch: int | None = _option(
-        None, "tokens per optimizer step, padding included, instead of a number of rows"
-    )
+    max_tokens_per_batch: int | None = _option(None, "tokens per optimizer step, with padding")
     class_sampling: Literal["none", "balanced"] = _option(
         "none", "rows of an epoch: none, each at most once; balanced, as many of each class"
     )
     save_every: int = _option(1, "keep a checkpoint every N epochs, and the last and the best")
-    resume: bool = _option(
-        False, "continue the run in --output_dir from its newest complete checkpoint, if it has one"
-    )
+    resume: bool = _option(False, "continue the run in --output_dir from its newest checkpoint")
     resume_from_checkpoint: str | None = _option(
         None, "a checkpoint to continue from, or last: the newest complete one of the run"
     )
-    allow_changed: str | None = _option(
-        None, "settings, separated by commas, in which a resumed run may differ from before"
-    )
+    allow_changed: str | None = _option(None, "settings, with commas, that may differ on resume")
     grace_seconds: float = _option(
         20.0, "seconds after SIGTERM, SIGINT, SIGHUP or SIGUSR1 to finish a step and save"
     )
@@ -89,8 +122,8 @@ class FinetuneArguments(TrainingArguments):
         if self.disable_tqdm is None:  # the library would go by how quiet its log is
             watched = sys.stderr.isatty() or is_in_notebook()
             self.disable_tqdm = distributed.ranks().rank != 0 or not watched
-        checks.refuse(self)
-        resolve(self)
+        _refuse(self)
+        _resolve(self)
         threads.use(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
@@ -150,7 +183,15 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     best = {**defaults, **user_options}.get("metric_for_best_model")
     if DIRECTIONS.get(str(best).removeprefix("eval_")) == -1:  # the library goes by "loss" alone
         defaults.setdefault("greater_is_better", False)
-    return resolve_values(merge_options(defaults, user_options))
+    options, values = merge_options(defaults, user_options), ArgumentValues()
+    for argument in fields(FinetuneArguments):
+        factory = argument.default_factory
+        default = argument.default if factory is MISSING else factory()
+        setattr(values, argument.name, options.get(argument.name, default))
+    values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
+    _refuse(values)
+    _resolve(values)
+    return values
 
 
 def _matching_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,32 +212,123 @@ def _matching_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:
     return {**steps, **dict.fromkeys(pair, *strategies.values())}
 
 
-def resolve_values(options: Mapping[str, Any]) -> ArgumentValues:
-    """Return the values of all training arguments: those in ``options``, and defaults.
-
-    Raises:
-        UserError: What is wrong with them, as far as the toolkit's own rules go.
-    """
-    values = ArgumentValues()
-    for argument in fields(FinetuneArguments):
-        factory = argument.default_factory
-        default = argument.default if factory is MISSING else factory()
-        setattr(values, argument.name, options.get(argument.name, default))
-    values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
-    checks.refuse(values)
-    resolve(values)
-    return values
+def shards(values: Any) -> bool:
+    """Return whether FSDP is asked for, here or in the accelerate config."""
+    return bool(values.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
 
-def resolve(values: Any) -> None:
-    """Fill in what depends on launch and device, in place; doing it again changes nothing.
+def _refuse(values: Any) -> None:
+    """Refuse training arguments that contradict each other or the machine, all at once."""
+    ranks, gpus = distributed.ranks(), torch.accelerator.device_count()
+    save, evaluate = (
+        getattr(strategy, "value", strategy)
+        for strategy in (values.save_strategy, values.eval_strategy)
+    )
+    # what the library will decide once it looks at its own arguments
+    compiles = values.torch_compile or values.torch_compile_backend or values.torch_compile_mode
+    is_balanced = values.class_sampling == "balanced"
+    sampling = values.train_sampling_strategy
+    is_fp16 = values.fp16 or values.precision == "fp16"
+    other_precision = {"bf16": "fp16", "fp16": "bf16"}.get(values.precision)
+    rules: list[tuple[object, str]] = [
+        (
+            values.grace_seconds > 25 and "TORCHELASTIC_RUN_ID" in os.environ,
+            f"--grace_seconds {values.grace_seconds:g}: torchrun ends its processes after 30 "
+            "seconds; expected 25 or less",
+        ),
+        (
+            ranks.world_size > 1 and not values.use_cpu and ranks.local_world_size > gpus,
+            f"{ranks.local_world_size} processes on a machine with {gpus} GPUs: each needs its "
+            f"own; use --nproc_per_node={gpus} or --use_cpu",
+        ),
+        (
+            shards(values) and values.use_cpu,
+            "--fsdp (or FSDP in the accelerate config) needs accelerators; leave it out on a CPU",
+        ),
+        (
+            shards(values) and values.save_on_each_node,
+            "--save_on_each_node with FSDP: use an --output_dir that the machines share instead",
+        ),
+        (
+            is_fp16 and not values.bf16 and distributed.device_type(values.use_cpu) == "cpu",
+            "--fp16 or --precision fp16: not supported on a CPU; expected bf16 or fp32",
+        ),
+        (
+            (values.precision == "fp32" and (values.bf16 or values.fp16))
+            or (other_precision and getattr(values, other_precision)),
+            f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive: give one",
+        ),
+        (
+            sampling == "batch_rebalance",  # steps would depend on the number of processes
+            f"--train_sampling_strategy {sampling}: expected random, sequential or group_by_length",
+        ),
+        (
+            "labels" not in (values.label_names or ["labels"]),
+            "--label_names: the labels of a recipe are in the column 'labels'",
+        ),
+        (
+            values.save_every > 1 and save != "epoch",
+            "--save_every counts epochs: it needs --save_strategy epoch",
+        ),
+        (
+            values.max_tokens_per_batch and (sampling != "group_by_length" or compiles),
+            "--max_tokens_per_batch, whose steps differ in shape, needs --train_sampling_strategy "
+            "group_by_length and no --torch_compile",
+        ),
+        (
+            is_balanced and (values.max_tokens_per_batch or sampling == "sequential"),
+            "--class_sampling balanced draws rows: it needs --global_batch_size, and "
+            "--train_sampling_strategy random or group_by_length",
+        ),
+        (
+            values.early_stopping_patience is not None
+            and ("no" in (evaluate, save) or not values.load_best_model_at_end),
+            "--early_stopping_patience counts evaluations and keeps the best model: it needs "
+            "--eval_strategy and --save_strategy epoch (or steps), --load_best_model_at_end true",
+        ),
+        (
+            not 0 < values.num_train_epochs < math.inf,
+            f"--num_train_epochs {values.num_train_epochs}: expected more than 0",
+        ),
+        (
+            values.max_steps < 1 and values.max_steps != -1,
+            f"--max_steps {values.max_steps}: expected 1 or more, or -1 for whole epochs",
+        ),
+    ]
+    mistakes = [f"--{name}: {reason}" for name, reason in _REFUSED.items() if getattr(values, name)]
+    mistakes += [message for is_wrong, message in rules if is_wrong]
+    for names, (lowest, bound) in _RANGES.items():
+        below = f" and below {bound}" * (bound < math.inf)
+        mistakes += [
+            f"--{name} {value}: expected {lowest} or more{below}"
+            for name in names
+            if (value := getattr(values, name)) is not None and not lowest <= value < bound
+        ]
+    optimizer = str(getattr(values.optim, "value", values.optim))
+    package = next((_OPTIMIZERS[part] for part in _OPTIMIZERS if part in optimizer), None)
+    if package and find_spec(package.replace("-", "_")) is None:
+        mistakes.append(f"--optim {optimizer}: not installed; pip install {package}")
+    installed = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
+    trackers = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
+    mistakes += [
+        f"--report_to {name}: not installed{suggestion(name, INTEGRATION_TO_CALLBACK)}"
+        for name in sorted(set(trackers) - {"none", "all", *installed})
+    ]
+    if mistakes:
+        raise UserError(*mistakes)
 
-    Raises:
-        UserError: If a global batch does not divide.
-    """
+
+def _resolve(values: Any) -> None:
+    """Fill in what depends on launch and device, in place; doing it again changes nothing."""
     _resolve_batch(values)
     device_type = distributed.device_type(values.use_cpu)
-    _resolve_precision(values, device_type)
+    if not (values.bf16 or values.fp16):
+        precision_name = values.precision
+        if precision_name == "auto":
+            precision_name = precision.automatic(device_type)
+            if values.tf32 is None and device_type == "cuda" and is_torch_tf32_available():
+                values.tf32 = True
+        values.bf16, values.fp16 = precision_name == "bf16", precision_name == "fp16"
     # batches are collated and copied while the GPU computes
     if values.dataloader_num_workers is None:
         values.dataloader_num_workers = 2 if device_type == "cuda" else 0
@@ -207,17 +339,6 @@ def resolve(values: Any) -> None:
         values.label_names = ["labels"]
     if values.per_device_eval_batch_size is None:
         values.per_device_eval_batch_size = 32 if device_type == "cpu" else 128
-
-
-def _resolve_precision(values: Any, device_type: str) -> None:
-    if values.bf16 or values.fp16:
-        return
-    precision_name = values.precision
-    if precision_name == "auto":
-        precision_name = precision.automatic(device_type)
-        if values.tf32 is None and device_type == "cuda" and is_torch_tf32_available():
-            values.tf32 = True
-    values.bf16, values.fp16 = precision_name == "bf16", precision_name == "fp16"
 
 
 def _resolve_batch(values: Any) -> None:

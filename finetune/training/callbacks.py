@@ -1,21 +1,30 @@
-"""Callbacks that decide when a training saves and stops."""
+"""Callbacks: when a training saves and stops, and how fast it is."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
+from torch.profiler import ProfilerActivity, profile, schedule
+from transformers import ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
 from finetune.errors import counted
-from finetune.runtime import distributed, signals
+from finetune.runtime import activity, distributed, signals
+from finetune.runtime.files import refuse_link, replacing, write_whole
 from finetune.runtime.signals import Stopped
-from finetune.training import checkpoint
+from finetune.training.checkpoint import Checkpoint
+from finetune.training.sampler import GlobalBatchSampler
 
-_PATIENCE_COUNTER = "early_stopping_patience_counter"
+#: Steps that are not profiled: memory is allocated in them, kernels are chosen.
+WARMUP_STEPS = 2
+_OPERATORS = 20  # in the table of a profile
 
 
 class StopRequests(TrainerCallback):
@@ -24,20 +33,25 @@ class StopRequests(TrainerCallback):
     The processes exchange one number a step. It is sent before the optimizer steps and read after,
     so that nothing waits for it.
 
+    Args:
+        begin: Called when the training begins, after the other callbacks.
+
     Attributes:
         pending_evaluation: Whether the step that is saved still has to be evaluated.
         pending_save: Whether the checkpoint of that evaluation still has to be saved.
         is_epoch_ended: Whether the epoch of the last step has ended; what is due then was done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begin: Callable[[], object]) -> None:
         self.pending_evaluation = self.pending_save = self.is_epoch_ended = False
+        self._begin = begin
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._exchange: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take intervals of logging, evaluating and saving from the arguments of this start."""
         state.compute_steps(args, state.max_steps)
+        self._begin()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Forget what the step before had to do."""
@@ -51,9 +65,7 @@ class StopRequests(TrainerCallback):
         """Send the request of this process to the others."""
         self._send()
 
-    def on_step_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save this step, if a process is to stop; :meth:`on_save` stops then."""
         if self._receive():
             self.pending_evaluation = control.should_evaluate
@@ -61,27 +73,16 @@ class StopRequests(TrainerCallback):
             control.should_evaluate, control.should_save = False, True
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop after a checkpoint.
+        """Stop after a checkpoint, or after a batch of an evaluation.
 
         Raises:
             Stopped: On every process, if one of them got a signal.
         """
         self._send()
-        self.stop_if_requested()
-
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop an evaluation.
-
-        Raises:
-            Stopped: On every process after the same batch.
-        """
-        self._send()
-        self.stop_if_requested()
-
-    def stop_if_requested(self) -> None:
-        """Raise ``Stopped`` on every process if one of them got a signal."""
         if self._receive():
             raise Stopped(signals.requested() or "a signal to another process")
+
+    on_prediction_step = on_save
 
     def _send(self) -> None:
         self._flag.fill_(signals.requested() is not None)
@@ -97,52 +98,40 @@ class StopRequests(TrainerCallback):
         return bool(self._flag.item())
 
 
-class EarlyStopping(EarlyStoppingCallback):
-    """The library's, whose count of evaluations without improvement survives an interruption.
+class EarlyStopping(TrainerCallback):
+    """Stop after ``patience`` evaluations in a row without a better ``metric_for_best_model``.
+
+    Unlike the library's it counts them in the history, so that the count survives an interruption.
 
     Attributes:
         reason: Why the training stopped before its end, a sentence; empty if it did not.
     """
 
-    reason = ""
+    def __init__(self, patience: int) -> None:
+        self.patience, self.reason = patience, ""
 
-    def on_train_begin(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Take the count from the checkpoint; the library would begin at zero again."""
-        super().on_train_begin(args, state, control, **kwargs)  # type: ignore[no-untyped-call]
-        self.reason, self.early_stopping_patience_counter = "", 0
-        states: Any = state.stateful_callbacks  # by now states by the name of their class
-        if state.global_step:
-            for name in (type(self).__name__, EarlyStoppingCallback.__name__):
-                stored = states.get(name)
-                stored = stored[0] if isinstance(stored, list) else stored
-                if stored:
-                    count = int(stored["attributes"][_PATIENCE_COUNTER])
-                    self.early_stopping_patience_counter = count
-                    break
-            self._stop_if_due(args, state, control)
-        # the library saves only what has a place there, which a run begun without this lacks
-        states.setdefault(type(self).__name__, self.state())
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop a run at once that had stopped, and was interrupted before its results."""
+        self.reason = ""
+        self.on_evaluate(args, state, control)
 
-    def on_evaluate(  # type: ignore[override]
-        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop if this was one evaluation without improvement too many."""
-        super().on_evaluate(args, state, control, metrics, **kwargs)  # type: ignore[no-untyped-call]
-        self._stop_if_due(args, state, control)
-
-    def _stop_if_due(self, args: Any, state: TrainerState, control: TrainerControl) -> None:
-        if self.early_stopping_patience_counter < self.early_stopping_patience:
+        metric = args.metric_for_best_model.removeprefix("eval_")
+        name, sign = f"eval_{metric}", 1 if args.greater_is_better else -1
+        evaluations = [entry for entry in state.log_history if name in entry]
+        best = max(evaluations, key=lambda entry: sign * entry[name], default=None)
+        if best is None:
+            return
+        count = len(evaluations) - 1 - evaluations.index(best)
+        if count < self.patience:
             return
         control.should_training_stop = True
         if state.global_step < state.max_steps:
-            metric = args.metric_for_best_model.removeprefix("eval_")
-            evaluations = counted(self.early_stopping_patience_counter, "evaluation")
             self.reason = (
                 f"stopped early at step {state.global_step:,} of {state.max_steps:,}: validation "
-                f"{metric} has not improved on {state.best_metric:.4f} (step "
-                f"{state.best_global_step or 0:,}) for {evaluations}"
+                f"{metric} has not improved on {best[name]:.4f} (step {best['step']:,}) for "
+                f"{counted(count, 'evaluation')}"
             )
 
 
@@ -158,26 +147,169 @@ class SaveEpochs(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Look for the best checkpoint of a resumed run in its directory, which may have moved."""
         if state.best_global_step:
-            in_this_directory = Path(args.output_dir or "") / f"checkpoint-{state.best_global_step}"
-            places = (in_this_directory, Path(state.best_model_checkpoint or in_this_directory))
-            complete = [path for path in places if (path / checkpoint.Checkpoint.NAME).exists()]
-            state.best_model_checkpoint = str(complete[0]) if complete else None
+            here = str(Path(args.output_dir or "", f"checkpoint-{state.best_global_step}"))
+            paths = (here, state.best_model_checkpoint or here)
+            complete = [path for path in paths if Path(path, Checkpoint.NAME).exists()]
+            state.best_model_checkpoint = complete[0] if complete else None
 
-    def on_epoch_end(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save if this is an n-th epoch; the library saves the last one."""
         if args.save_strategy == SaveStrategy.EPOCH and state.global_step < state.max_steps:
             control.should_save = round(state.epoch or 0) % self.interval == 0
 
-    def on_evaluate(
-        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save an epoch that is the best so far."""
         if args.save_strategy != SaveStrategy.EPOCH or not args.load_best_model_at_end:
             return
-        name = args.metric_for_best_model or "loss"
-        value = kwargs["metrics"].get(name if name.startswith("eval_") else f"eval_{name}")
+        value = kwargs["metrics"].get(f"eval_{args.metric_for_best_model.removeprefix('eval_')}")
         best, sign = state.best_metric, 1 if args.greater_is_better else -1
         if value is not None and (best is None or sign * value > sign * best):
             control.should_save = True
+
+
+class Throughput(TrainerCallback):
+    """Adds samples/s and memory to each logged loss, and reports steps and batches as an activity.
+
+    ``rows_per_second`` is that of all processes; evaluations and saving do not count.
+    ``memory_mib`` is that of the GPU at its peak, or else the resident memory at the moment.
+
+    Attributes:
+        sampler: That of the training, which knows the rows of each step.
+        lengths: Tokens of each row, shape ``(rows,)``; None where rows have no length.
+    """
+
+    sampler: GlobalBatchSampler
+    lengths: np.ndarray | None = None
+
+    def __init__(self) -> None:
+        self._batches = 0
+        self.on_train_begin()
+
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
+        """Begin at zero."""
+        self._rows = self._tokens = self._logged_rows = 0
+        self._seconds = self._logged_seconds = 0.0
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Count the step; wait for an accelerator where something else comes next."""
+        is_pause = control.should_log or control.should_evaluate or control.should_save
+        if args.device.type != "cpu" and (is_pause or state.global_step >= state.max_steps):
+            torch.accelerator.synchronize(args.device)
+        rows = self.sampler.rows_of_step(state.global_step - 1)
+        self._rows += len(rows)
+        if self.lengths is not None:
+            self._tokens += int(self.lengths[rows].sum())
+        end = time.perf_counter()
+        self._seconds, self._began = self._seconds + end - self._began, end
+        if state.is_world_process_zero:
+            activity.advance("training", state.global_step, state.max_steps, "steps")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave evaluations and saving out."""
+        self._began = time.perf_counter()
+
+    on_save = on_evaluate
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Report the batches of an evaluation."""
+        self._batches += 1
+        total = len(kwargs["eval_dataloader"])
+        if state.is_world_process_zero:
+            activity.advance("evaluating", self._batches, total, "batches")
+        self._batches %= total
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Put speed and memory into the history."""
+        seconds = self._seconds - self._logged_seconds
+        if "loss" not in state.log_history[-1] or not seconds:
+            return
+        memory = psutil.Process().memory_info().rss
+        if torch.cuda.is_available():
+            memory = max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
+        state.log_history[-1] |= {
+            "rows_per_second": (self._rows - self._logged_rows) / seconds,
+            "memory_mib": memory / 2**20,
+        }
+        self._logged_rows, self._logged_seconds = self._rows, self._seconds
+
+    def summary(self) -> dict[str, float]:
+        """Return samples/s and tokens/s since the training was started or resumed."""
+        counts = {"rows_per_second": self._rows, "tokens_per_second": self._tokens}
+        return {name: count / self._seconds for name, count in counts.items() if count}
+
+
+class Profile(TrainerCallback):
+    """Profile ``steps`` steps after the first two, and write ``profile/`` into the run directory.
+
+    ``trace.json`` is rank 0's, for ``chrome://tracing`` or Perfetto; ``operators.txt`` lists the
+    slowest operators.
+
+    Attributes:
+        is_written: Whether there were enough steps.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.is_written = steps, False
+        self._profiler: profile | None = None
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Start, if there are steps enough; of a run that is resumed there may not be."""
+        if state.max_steps - state.global_step < self.steps + WARMUP_STEPS:
+            return
+        on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        self._profiler = profile(
+            activities=[ProfilerActivity.CPU, *on_gpu],
+            schedule=schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self.steps, repeat=1),
+            on_trace_ready=lambda result: self._write(result, Path(args.output_dir or "")),
+        )
+        self._profiler.start()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop after the last of them."""
+        if self._profiler is not None:
+            self._profiler.step()
+            if self._profiler.step_num == WARMUP_STEPS + self.steps:
+                self.on_train_end(args, state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop a profile, also of a training that has ended early."""
+        if self._profiler is not None:
+            self._profiler.stop()
+        self._profiler = None
+
+    def _write(self, result: profile, output_dir: Path) -> None:
+        self.is_written = True
+        if not distributed.is_main_process():
+            return
+        directory = output_dir / "profile"
+        refuse_link(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        with replacing(directory / "trace.json") as new:
+            result.export_chrome_trace(str(new))
+        order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
+        table = result.key_averages().table(sort_by=order, row_limit=_OPERATORS)
+        write_whole(directory / "operators.txt", f"{self.steps} steps\n{table}\n")
+
+
+class Logs(TrainerCallback):
+    """Hands what the trainer logs to ``take``: the state and the values, on rank 0.
+
+    The values are those of the history, with what :class:`Throughput` adds.
+    """
+
+    def __init__(self, take: Callable[[TrainerState, Mapping[str, Any]], object]) -> None:
+        self.take = take
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Hand over a copy."""
+        if state.is_world_process_zero:
+            logs: dict[str, Any] = state.log_history[-1]
+            self.take(state, {n: v for n, v in logs.items() if n not in ("total_flos", "step")})
+
+
+class Bar(ProgressCallback):
+    """The library's progress bar, without the dictionaries that it writes above it."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Leave them to :class:`Logs`."""

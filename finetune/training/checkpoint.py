@@ -5,25 +5,32 @@ written its part and all of it is on the disk. A directory without it, or that d
 not a complete checkpoint and is never resumed from.
 
 A checksum shows damage, not malice: whoever can write the files can write ``checkpoint.json`` too.
-Importing this imports neither torch nor transformers.
+So pickles are searched for code before they are loaded, see :func:`refuse_code`.
+
+The output directory is for one run at a time: :func:`occupy` and :func:`clear_way`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import io
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import torch
 import xxhash
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.serialization import get_unsafe_globals_in_checkpoint
+from transformers.trainer_pt_utils import safe_globals
 
 from finetune.errors import UserError
-from finetune.training.manifest import File
+from finetune.runtime import lock
+from finetune.training.manifest import File, status_and_process
 
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
 #: Files that the libraries may load from a checkpoint; an editor or a system adds others.
@@ -31,6 +38,15 @@ _LOADED = re.compile(r"(.*/)?(\.metadata|[^./][^/]*\.(pt|pth|bin|safetensors|jso
 _NAME = re.compile(r"checkpoint-([0-9]+)", re.ASCII)
 _BLOCK = 1 << 22  # bytes
 _REPLACED = "replaced-"
+_METADATA = ".metadata"  # of torch.distributed.checkpoint, a pickle
+_MODULE = "torch.distributed.checkpoint.metadata"
+_IN_METADATA = {
+    *(f"{_MODULE}.{name}" for name in ("Metadata", "MetadataIndex", "_MEM_FORMAT_ENCODING")),
+    *(f"{_MODULE}.{name}" for name in ("TensorStorageMetadata", "BytesStorageMetadata")),
+    *(f"{_MODULE}.{name}" for name in ("StorageMeta", "ChunkStorageMetadata", "TensorProperties")),
+    *("torch.distributed.checkpoint.filesystem._StorageInfo", "torch.serialization._get_layout"),
+    *("torch.Size", "pathlib.PosixPath", "collections.OrderedDict"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +59,8 @@ class Checkpoint(File):
         files: By path in the checkpoint: ``{"bytes": ..., "xxh3_128": ...}``.
         configuration: What a training that resumes from here has to share; see
             :mod:`finetune.pipeline.changes`.
-        configuration_hash: Of it.
         pending: What the step still had to do when it was saved, and the loss since the last log;
-            see :meth:`finetune.training.trainer.Trainer.pending`.
+            see :meth:`finetune.training.saving.CheckpointTrainer.pending`.
     """
 
     NAME = "checkpoint.json"
@@ -55,7 +70,6 @@ class Checkpoint(File):
     world_size: int
     files: dict[str, dict[str, Any]]
     configuration: dict[str, Any]
-    configuration_hash: str
     pending: dict[str, Any] = field(default_factory=dict)
     schema: int = 1
 
@@ -71,35 +85,37 @@ def complete(
         configuration: See :class:`Checkpoint`.
         pending: Likewise.
     """
-    step = number(path)
-    assert step is not None
     names = sorted(_files(path))
     for name in names:
         _flush(path / name)
     Checkpoint(
-        step=step,
+        step=number(path),
         world_size=world_size,
         files={name: _describe(path / name) for name in names},
         configuration=dict(configuration),
-        configuration_hash=_hash(configuration),
         pending=dict(pending),
     ).write(path)
     for directory in (path / Checkpoint.NAME, path, path.parent):
         _flush(directory)
 
 
-def list_checkpoints(directory: Path) -> list[Path]:
-    """Return the checkpoints of a run by their names, those of most steps first."""
-    if not directory.is_dir():
-        return []
-    paths = [path for path in directory.iterdir() if number(path) is not None and path.is_dir()]
-    return sorted(paths, key=lambda path: -(number(path) or 0))
+def list_checkpoints(directory: Path, *, complete: bool = False) -> list[Path]:
+    """Return the checkpoints of a run by their names, those of most steps first.
+
+    Args:
+        directory: Of the run.
+        complete: Leave those out that have no ``checkpoint.json``; no file is read.
+    """
+    paths = [path for path in directory.glob("checkpoint-*") if number(path) and path.is_dir()]
+    if complete:
+        paths = [path for path in paths if (path / Checkpoint.NAME).exists()]
+    return sorted(paths, key=number, reverse=True)
 
 
-def number(path: Path) -> int | None:
-    """Return the steps in the name of a checkpoint; None if it is no such name."""
+def number(path: Path) -> int:
+    """Return the steps in the name of a checkpoint; 0 if it is no such name."""
     match = _NAME.fullmatch(path.name)
-    return None if match is None else int(match[1])
+    return int(match[1]) if match else 0
 
 
 def problem(path: Path) -> str | None:
@@ -115,14 +131,12 @@ def problem(path: Path) -> str | None:
         return f"it has no {Checkpoint.NAME}: it was never completed, or is of another trainer"
     try:
         content = Checkpoint.read(path)
+        names = _files(path) - {Checkpoint.NAME}
         if number(path) != content.step:
             return f"{Checkpoint.NAME} is of checkpoint-{content.step}"
-        if _hash(content.configuration) != content.configuration_hash:
-            return f"{Checkpoint.NAME} was changed"
-        names = _files(path) - {Checkpoint.NAME}
-        for name in sorted(names | content.files.keys()):
-            if name not in names:
-                return f"{name} is missing"
+        if missing := sorted(content.files.keys() - names):
+            return f"{missing[0]} is missing"
+        for name in sorted(names):
             if name not in content.files:
                 if _LOADED.fullmatch(name):
                     return f"{name} was not there when it was saved"
@@ -130,23 +144,23 @@ def problem(path: Path) -> str | None:
                 return f"{name} does not match its checksum ({facts['bytes']:,} bytes)"
     except UserError as error:
         return str(error).removeprefix(f"{path}/")
-    except (KeyError, TypeError, AttributeError) as error:
-        return f"{Checkpoint.NAME} cannot be read: {error!r}"
     except OSError as error:
         raise UserError(f"{error.filename or path} cannot be read: {error.strerror}") from error
     return None
 
 
-def newest_complete(directory: Path, at_most: int | None = None) -> tuple[Path | None, list[str]]:
+def newest_complete(
+    directory: Path, at_most: float = float("inf")
+) -> tuple[Path | None, list[str]]:
     """Return the newest complete checkpoint of a run, and what is wrong with those after it.
 
     Args:
         directory: Of the run.
-        at_most: The most steps that it may have; None for any.
+        at_most: The most steps that it may have.
     """
     problems: list[str] = []
     for path in list_checkpoints(directory):
-        if at_most is not None and (number(path) or 0) > at_most:
+        if number(path) > at_most:
             continue
         reason = problem(path)
         if reason is None:
@@ -156,30 +170,22 @@ def newest_complete(directory: Path, at_most: int | None = None) -> tuple[Path |
 
 
 def set_aside(path: Path, prefix: str) -> Path:
-    """Rename a checkpoint, so that nothing takes it for one: ``damaged-checkpoint-9``.
-
-    Raises:
-        UserError: If it cannot be renamed.
-    """
+    """Rename a checkpoint, so that nothing takes it for one: ``damaged-checkpoint-9``."""
     new, count = path.with_name(f"{prefix}-{path.name}"), 1
     while new.exists():
         new, count = path.with_name(f"{prefix}-{path.name}.{count}"), count + 1
-    try:
-        path.rename(new)
-    except OSError as error:
-        raise UserError(f"{path} cannot be renamed: {error.strerror}") from error
-    return new
+    return path.rename(new)
 
 
-def set_replaced_aside(path: Path) -> Path | None:
-    """Rename a complete checkpoint whose step is about to be saved again; None if there is none."""
-    if not (path / Checkpoint.NAME).exists():
-        return None
-    return path.rename(path.with_name(f"{_REPLACED}{path.name}"))
+def make_way(path: Path) -> None:
+    """Make room for a checkpoint; a complete one of its step is renamed until the new one is."""
+    if (path / Checkpoint.NAME).exists():
+        path.rename(path.with_name(f"{_REPLACED}{path.name}"))
+    shutil.rmtree(path, ignore_errors=True)
 
 
-def restore_replaced(directory: Path) -> None:
-    """Bring back what :func:`set_replaced_aside` renamed where the new one was not completed."""
+def settle_replaced(directory: Path) -> None:
+    """Bring back what :func:`make_way` renamed, or delete it where the new one is complete."""
     for replaced in directory.glob(f"{_REPLACED}checkpoint-*"):
         path = replaced.with_name(replaced.name.removeprefix(_REPLACED))
         if (path / Checkpoint.NAME).exists():
@@ -207,10 +213,133 @@ def rotate(directory: Path, limit: int | None, best: Path | None) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _hash(configuration: Mapping[str, Any]) -> str:
-    """Return a hash of a configuration, whatever the order of its names."""
-    text = json.dumps(configuration, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def occupy(directory: Path) -> None:
+    """Take a directory, made if it is not there, for this process until it ends.
+
+    Raises:
+        UserError: if a run is in progress there, on this machine or another.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock.acquire(directory)
+    except BlockingIOError as error:
+        raise UserError(_in_progress(directory)) from error
+    except OSError as error:
+        raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
+
+
+def _in_progress(directory: Path) -> str:
+    return (
+        f"--output_dir {directory}: a run is in progress there ({lock.holder(directory)}); wait "
+        "for it or stop it, or use another directory"
+    )
+
+
+def clear_way(directory: Path) -> str | None:
+    """Make room for a new run: move an earlier one aside; nothing is ever deleted.
+
+    Returns:
+        A sentence about what was moved, or None.
+
+    Raises:
+        UserError: if the directory holds something other than a run, or one that is in progress.
+    """
+    if directory.name in ("", ".."):  # `.` has no name to put a number behind
+        directory = directory.resolve()
+    refuse_foreign(directory)
+    occupy(directory)
+    if not _content(directory):
+        return None
+    number = 1
+    while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
+        number += 1
+    status = status_and_process(directory)
+    lock.release(directory)
+    directory.rename(aside)
+    occupy(directory)
+    sentence = f"moved the run in {directory} to {aside}"
+    if (status is None or status[0] != "finished") and any(aside.glob("checkpoint-*")):
+        sentence += f"; it had not finished: to resume it, add `--output_dir {aside} --resume`"
+    return sentence
+
+
+def refuse_foreign(directory: Path) -> None:
+    """Refuse a directory that holds something other than a run, or a run still in progress.
+
+    Two processes that write into one directory would mix two runs.
+    """
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        reason = "cannot be written to" if existing.is_dir() else "is a file"
+        raise UserError(f"--output_dir {directory}: {existing} {reason}")
+    if not directory.exists() or not _content(directory):
+        return
+    if lock.is_held(directory) and not lock.is_mine(directory):
+        raise UserError(_in_progress(directory))
+    # checkpoints alone are what a trainer leaves that no command started
+    if status_and_process(directory) is None and not any(directory.glob("checkpoint-*")):
+        raise UserError(f"--output_dir {directory} holds files but no run: use another directory")
+
+
+def _content(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.name != lock.NAME]
+
+
+def refuse_code(checkpoint: str | Path) -> None:
+    """Refuse a checkpoint whose pickles hold more than tensors and numbers.
+
+    Optimizer, scheduler and random states are pickles. torch loads them as ``weights_only``, so
+    that a class or function in them is never called; here it is found without loading, and named.
+    The sharded states of FSDP it loads without that: their ``.metadata``, and what is no tensor in
+    the shards.
+
+    Raises:
+        UserError: With the file and what it holds.
+    """
+    for path in sorted(Path(checkpoint).rglob("*")):
+        try:
+            if path.name == _METADATA:
+                names = _find_globals_of_shards(path)
+            elif path.suffix in (".pt", ".pth", ".bin") and path.name != "training_args.bin":
+                names = _find_globals(path)
+            else:  # the arguments are never loaded
+                continue
+        except Exception as error:  # whatever is in it
+            names = [str(error).partition("\n")[0]]
+        if names:
+            raise UserError(
+                f"{path} holds more than tensors, or was not written by torch "
+                f"({', '.join(sorted(names))}); nothing in it was run: resume from a checkpoint "
+                "that you wrote"
+            )
+
+
+def _find_globals(file: Path | IO[bytes]) -> list[str]:
+    with safe_globals():  # type: ignore[no-untyped-call]  # NumPy, for random states
+        return list(get_unsafe_globals_in_checkpoint(file))
+
+
+def _find_globals_of_shards(path: Path) -> list[str]:
+    """Look at what torch would unpickle of the shards that a ``.metadata`` describes."""
+    with path.open("rb") as file:
+        metadata = _Metadata(file).load()
+    names: list[str] = []
+    for index, place in metadata.storage_data.items():
+        if isinstance(metadata.state_dict_metadata[index.fqn], BytesStorageMetadata):
+            with (path.parent / place.relative_path).open("rb") as shard:
+                shard.seek(place.offset)
+                names += _find_globals(io.BytesIO(shard.read(place.length)))
+    return names
+
+
+class _Metadata(pickle.Unpickler):
+    """Makes nothing but what torch writes into a ``.metadata``."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
+        if not is_dtype and f"{module}.{name}" not in _IN_METADATA:
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        return super().find_class(module, name)
 
 
 def _files(directory: Path) -> set[str]:

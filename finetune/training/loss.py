@@ -2,10 +2,7 @@
 
 The stock ``Trainer`` takes a mean-reducing loss for one that it has divided already wherever the
 model's ``forward`` accepts ``**kwargs``, and so doubles loss and gradient with two processes or
-two accumulation steps. Dividing by ``num_items_in_batch`` is what its ``compute_loss_func`` hook
-is for, and also weighs micro-batches of unequal size by their rows.
-
-Our ``Trainer`` divides by the weights of the rows of the global step, which its sampler knows.
+two accumulation steps. Its ``compute_loss_func`` hook, with ``num_items_in_batch``, does not.
 """
 
 from __future__ import annotations

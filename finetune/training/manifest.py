@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -19,21 +19,21 @@ from finetune.errors import UserError
 from finetune.runtime.files import to_json, write_whole
 
 SCHEMA = 1
-_SHAPES: dict[str, type] = {"dict": dict, "list": list}
 MANIFEST, METRICS = "run.json", "metrics.json"
+_TYPES: dict[str, type] = {"dict": dict, "list": list, "str": str}
 
 
 class Record:
     """A dataclass that can be read like the JSON it is written as: ``run.metrics["test"]``."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in {field.name for field in dataclasses.fields(self)}:  # type: ignore[arg-type]
+        if name not in vars(self):
             raise KeyError(name)
         return getattr(self, name)
 
     def __contains__(self, name: object) -> bool:
         """Return whether the field is there and has a value."""
-        return isinstance(name, str) and getattr(self, name, None) is not None
+        return vars(self).get(str(name)) is not None
 
 
 class File(Record):
@@ -51,11 +51,24 @@ class File(Record):
             UserError: if it is damaged, or of a schema that this release does not know.
         """
         path = directory / cls.NAME
-        content = _read(path)
-        for name, kind in cls.RECORDS.items():
-            if isinstance(content.get(name), dict):
-                content[name] = _filled(kind, content[name], path)
-        record: Self = _filled(cls, content, path)
+        try:
+            if not path.is_file():  # reading from a pipe would wait
+                raise ValueError("it is no file")
+            content = json.loads(path.read_text(encoding="utf-8"), object_hook=_interval)
+            schema = content.get("schema", 0)
+            if schema > SCHEMA:
+                raise UserError(
+                    f"{path} has schema {schema}, and this release reads schemas up to {SCHEMA}: "
+                    "install the release that wrote it"
+                )
+            for name, kind in cls.RECORDS.items():
+                if content.get(name) is not None:
+                    content[name] = _to_record(kind, content[name])
+            record: Self = _to_record(cls, {**content, "schema": SCHEMA})
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(
+                f"{path} is damaged, or not written by this toolkit: {error}"
+            ) from error
         return record
 
     def write(self, directory: Path) -> None:
@@ -205,39 +218,17 @@ class Metrics(File):
 
 
 def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
-    """Return the status of the run in a directory and who writes it, whatever the schema.
+    """Return the status of the run in a directory and who writes it.
 
     A manifest that cannot be read has the status ``unreadable``; without one there is None.
     """
-    path = directory / MANIFEST
-    if not path.exists():
+    if not (directory / MANIFEST).exists():
         return None
-    if not path.is_file():  # reading from a pipe would wait
-        return "unreadable", None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        process = content.get("process")
-        return str(content["status"]), Process(**process) if process else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        manifest = Manifest.read(directory)
+    except (UserError, OSError):
         return "unreadable", None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is damaged: it is no file")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_hook=_interval)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: expected an object, found {str(content)[:40]}")
-    schema = content.get("schema", 0)
-    if not isinstance(schema, int) or schema > SCHEMA:
-        raise UserError(
-            f"{path} has schema {schema}, and this release reads schemas up to {SCHEMA}: install "
-            "the release that wrote it"
-        )
-    return {**content, "schema": SCHEMA}
+    return manifest.status, manifest.process
 
 
 def _interval(content: dict[str, Any]) -> dict[str, Any]:
@@ -249,30 +240,16 @@ def _numbers(scores: Mapping[str, Any]) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in scores.items()}
 
 
-def _filled(kind: type[Any], content: Mapping[str, Any], path: Path) -> Any:
-    fields = dataclasses.fields(kind)
-    required = {
-        record_field.name
-        for record_field in fields
-        if record_field.default is dataclasses.MISSING
-        and record_field.default_factory is dataclasses.MISSING
-    }
-    if missing := sorted(required - set(content)):
-        raise UserError(
-            f"{path} lacks {', '.join(missing)}: it was not written by this toolkit, or by a "
-            "release too old to be read; train the run again"
-        )
-    for record_field in fields:
-        name, shape = record_field.name, _SHAPES.get(str(record_field.type).partition("[")[0])
-        if shape is not None and not isinstance(content.get(name, shape()), shape):
-            raise UserError(
-                f"{path} is damaged: {name} is {str(content[name])[:40]!r}, expected "
-                f"{'an object' if shape is dict else 'a list'}"
-            )
-    if kind is Manifest and not (
-        isinstance(content["recipe"], str)
-        and all(isinstance(options, dict) for options in content["scoring"].values())
-    ):
-        raise UserError(f"{path} is damaged: expected the name of a recipe and its metrics")
-    names = {record_field.name for record_field in fields}
-    return kind(**{name: value for name, value in content.items() if name in names})
+def _to_record(kind: type[Any], content: Mapping[str, Any]) -> Any:
+    """Return a record of some content, without the names that it does not have."""
+    values = {}
+    for option in dataclasses.fields(kind):
+        if option.name not in content:
+            if option.default is MISSING and option.default_factory is MISSING:
+                raise ValueError(f"{option.name} is missing")
+            continue
+        value = values[option.name] = content[option.name]
+        expected = _TYPES.get(str(option.type).partition("[")[0])
+        if expected is not None and not isinstance(value, expected):
+            raise ValueError(f"{option.name} is {str(value)[:40]!r}")
+    return kind(**values)

@@ -17,10 +17,8 @@ from finetune.errors import suggestion
 BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
 #: Fields of ``TrainingArguments`` up to transformers 4.57, names of other tools: what to type here.
 RENAMED = {
-    **dict.fromkeys(("lr", "rate"), "--learning_rate"),
-    **dict.fromkeys(("bs", "batch", "batch_size"), "--global_batch_size"),
-    **dict.fromkeys(("epoch", "epochs", "n_epochs"), "--num_train_epochs"),
-    **dict.fromkeys(("out", "output"), "--output_dir"),
+    **{"lr": "--learning_rate", "epochs": "--num_train_epochs"},
+    "batch_size": "--global_batch_size",
     "adafactor": "--optim adafactor",
     "dispatch_batches": "--accelerator_config '{\"dispatch_batches\": true}'",
     "evaluate_during_training": "--eval_strategy steps",

@@ -1,9 +1,10 @@
-"""Steps made of *global* batches, from the seed and the epoch alone.
+"""The order of rows: steps of *global* batches, and evaluations sorted by length.
 
-Each epoch is one order of the rows, cut into global batches, these into micro-batches, and these
-into the shares of the processes. So every step sees the same rows on one process, on two, and with
-accumulation, each at most once an epoch. Shares have as many rows each, and nearly as many tokens
-where rows have a length: all processes wait for the one that has most.
+Each epoch is one order of the rows, from its number and the seed alone, cut into global batches,
+these into micro-batches, and these into the shares of the processes. So every step sees the same
+rows on one process, on two, and with accumulation, each at most once an epoch. Shares have as many
+rows each, and nearly as many tokens where rows have a length: all processes wait for the one that
+has most.
 
 Of a number of rows, an incomplete last batch is left out, another handful of rows each epoch. Of a
 number of tokens, all rows take part, sorted by length, and shares may differ by a row, which the
@@ -19,131 +20,95 @@ The random order is that of torch's ``DistributedSampler`` and accelerate's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import datasets
 import numpy as np
 import torch
 from torch.utils.data import Sampler
+from transformers import EvalPrediction
 
-from finetune.data import batches
+from finetune.data import batches, windows
 from finetune.errors import UserError
 from finetune.runtime import distributed
 from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 _BATCHES_SORTED_TOGETHER = 50
+#: What the library fills outputs up with, where batches are of different widths.
+_PADDING = -100
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
     """The micro-batches of one process, as a ``batch_sampler`` of ``DataLoader``.
 
+    With ``group_by_length`` steps of rows of like length come in random order but for the longest,
+    which comes first: memory runs out at once or never.
+
     Args:
-        rows: How many rows the data set has.
-        global_batch_size: Rows of a step over all processes and accumulation steps.
-        max_tokens: Of a step, padding included, instead of a number of rows.
-        gradient_accumulation_steps: Micro-batches of a step.
-        world_size: Processes.
+        arguments: With the batch, the seed and the strategy; all processes have the same.
+        dataset: Prepared rows.
         rank: This process.
-        seed: Of the order.
-        strategy: ``random``, ``sequential``, or ``group_by_length``: steps of rows of like length,
-            in random order but for the longest, which comes first: memory runs out at once or
-            never.
-        lengths: The length of each row, for ``group_by_length`` and for equal shares.
-        classes: The class of each row, if every epoch is to have as many of each.
         on_epoch: Called with each epoch and the seed; what draws random numbers for rows needs
             them.
 
     Attributes:
         sizes: Rows of each step of an epoch.
+
+    Raises:
+        UserError: If there is no step, or one smaller than there are devices; if classes are to be
+            balanced that the rows do not have.
     """
 
     def __init__(
         self,
-        rows: int,
-        *,
-        global_batch_size: int | None = None,
-        max_tokens: int | None = None,
-        gradient_accumulation_steps: int = 1,
-        world_size: int = 1,
-        rank: int = 0,
-        seed: int = 42,
-        strategy: str = "random",
-        lengths: Sequence[int] | np.ndarray | None = None,
-        classes: Sequence[int] | np.ndarray | None = None,
-        on_epoch: Callable[[int, int], object] | None = None,
-    ) -> None:
-        assert (global_batch_size is None) != (max_tokens is None)
-        assert lengths is not None or strategy != "group_by_length"
-        assert classes is None or (max_tokens is None and strategy != "sequential")
-        self.rows, self.global_batch_size = rows, global_batch_size
-        self.world_size, self.rank = world_size, rank
-        self.accumulation = gradient_accumulation_steps
-        self.seed, self.strategy, self.epoch = seed, strategy, 0
-        self.on_epoch = on_epoch
-        self.lengths = None if lengths is None else np.asarray(lengths)
-        self._rows_by_class = None if classes is None else _group_by_class(np.asarray(classes))
-        self._steps: tuple[int, list[np.ndarray]] = (-1, [])  # of the epoch that was asked for last
-        if global_batch_size is not None:
-            assert global_batch_size % (gradient_accumulation_steps * world_size) == 0
-            self.sizes = [global_batch_size] * (rows // global_batch_size)
-        else:
-            assert max_tokens is not None
-            assert lengths is not None
-            longest_first = np.sort(batches.padded(lengths))[::-1]
-            self.sizes = _halve_last_two(batches.cut(longest_first, max_tokens))
-
-    @classmethod
-    def from_arguments(
-        cls,
         arguments: FinetuneArguments | ArgumentValues,
         dataset: datasets.Dataset,
         rank: int = 0,
         on_epoch: Callable[[int, int], object] | None = None,
-    ) -> GlobalBatchSampler:
-        """Return the steps that these arguments make of these rows.
-
-        Raises:
-            UserError: If they make none, or smaller ones than there are devices; if classes are to
-                be balanced that the rows do not have.
-        """
-        rows, column = len(dataset), arguments.length_column_name
-        require_a_step(arguments, rows)
-        is_grouped = arguments.train_sampling_strategy == "group_by_length"
-        world_size = distributed.ranks().world_size
-        lengths = batches.lengths_of(dataset, column) if is_grouped or world_size > 1 else None
-        if is_grouped and lengths is None:
+    ) -> None:
+        require_a_step(arguments, len(dataset))
+        self.rows, self.rank, self.on_epoch, self.epoch = len(dataset), rank, on_epoch, 0
+        self.global_batch_size = arguments.global_batch_size
+        self.world_size = distributed.ranks().world_size
+        self.accumulation = arguments.gradient_accumulation_steps
+        self.seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
+        self.strategy = arguments.train_sampling_strategy
+        self._steps: tuple[int, list[np.ndarray]] = (-1, [])  # of the epoch that was asked for last
+        self.lengths = None
+        if self.strategy == "group_by_length" or self.world_size > 1:
+            self.lengths = batches.lengths_of(dataset, arguments.length_column_name)
+        if self.strategy == "group_by_length" and self.lengths is None:
             raise UserError(
-                f"--train_sampling_strategy group_by_length: the rows have no column '{column}'"
+                "--train_sampling_strategy group_by_length: the rows have no column "
+                f"'{arguments.length_column_name}'"
             )
-        classes = None
+        self._rows_by_class: list[np.ndarray] | None = None
         if arguments.class_sampling == "balanced":
             classes = read_labels(dataset)
             require_classes(classes)
-        sampler = cls(
-            rows,
-            global_batch_size=arguments.global_batch_size,
-            max_tokens=arguments.max_tokens_per_batch,
-            gradient_accumulation_steps=arguments.gradient_accumulation_steps,
-            world_size=world_size,
-            rank=rank,
-            seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
-            strategy=arguments.train_sampling_strategy,
-            lengths=lengths,
-            classes=classes,
-            on_epoch=on_epoch,
-        )
-        devices = distributed.devices_in_training(arguments.use_cpu)
-        shares = devices * arguments.gradient_accumulation_steps
-        if arguments.max_tokens_per_batch and min(sampler.sizes) < shares:
-            assert lengths is not None
-            longest = int(batches.padded(lengths).max())
+            order = np.argsort(classes, kind="stable")
+            self._rows_by_class = np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
+        if self.global_batch_size is not None:
+            self.sizes = [self.global_batch_size] * (self.rows // self.global_batch_size)
+            return
+        max_tokens = arguments.max_tokens_per_batch
+        assert max_tokens is not None
+        assert self.lengths is not None
+        longest_first = np.sort(batches.padded(self.lengths))[::-1]
+        self.sizes = batches.cut(longest_first, max_tokens)
+        if len(self.sizes) > 1 and self.sizes[-1] < self.sizes[-2]:  # it may be a row or two
+            total = sum(self.sizes[-2:])
+            self.sizes[-2:] = [total - total // 2, total // 2]
+        shares = distributed.devices_in_training(arguments.use_cpu) * self.accumulation
+        if min(self.sizes) < shares:
             raise UserError(
-                f"--max_tokens_per_batch {arguments.max_tokens_per_batch} makes a step of "
-                f"{min(sampler.sizes)} rows, for {devices} devices x "
-                f"{arguments.gradient_accumulation_steps} accumulation steps; the longest row has "
-                f"{longest} tokens with its padding: give at least {2 * shares * longest}"
+                f"--max_tokens_per_batch {max_tokens} makes a step of "
+                f"{min(self.sizes)} rows, for {shares} devices x accumulation steps; the longest "
+                f"row has {longest_first[0]} tokens with its padding: give at least "
+                f"{2 * shares * longest_first[0]}"
             )
-        return sampler
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch; ``Trainer`` calls it, also when it resumes."""
@@ -156,7 +121,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self.steps():
-            yield from self._micro_batches(step)
+            for rows in np.array_split(step, self.accumulation):
+                yield (rows if self.world_size == 1 else self._share(rows)).tolist()
 
     def rows_of_step(self, step: int) -> np.ndarray:
         """Return the rows of an optimizer step over all processes; the first step is 0."""
@@ -169,10 +135,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if self._steps[0] != epoch:
             self._steps = epoch, self._draw_steps(epoch)
         return self._steps[1]
-
-    def _micro_batches(self, step: np.ndarray) -> Iterator[list[int]]:
-        for rows in np.array_split(step, self.accumulation):
-            yield (rows if self.world_size == 1 else self._share(rows)).tolist()
 
     def _share(self, rows: np.ndarray) -> np.ndarray:
         """Deal the longest to one process after the other, there and back again."""
@@ -191,14 +153,20 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if self.strategy != "sequential":
             order = order[torch.randperm(len(order), generator=generator).numpy()]
         order = order[: sum(self.sizes)]
-        if self.strategy == "group_by_length":
-            order = self._sort_by_length(order)
+        if self.strategy != "group_by_length":
+            return batches.split(order, self.sizes)
+        assert self.lengths is not None
+        # rows of one padded length keep the order of the epoch: a row meets others each time, and
+        # every epoch has the same number of steps of a number of tokens
+        lengths, together = batches.padded(self.lengths), len(order)
+        if self.global_batch_size is not None:
+            lengths, together = self.lengths, _BATCHES_SORTED_TOGETHER * self.global_batch_size
+        chunks = np.split(order, range(together, len(order), together))
+        order = np.concatenate([rows[np.argsort(-lengths[rows], kind="stable")] for rows in chunks])
         steps = batches.split(order, self.sizes)
-        if self.strategy == "group_by_length" and steps:
-            assert self.lengths is not None
-            steps = [steps[index] for index in torch.randperm(len(steps), generator=generator)]
-            longest = int(np.argmax([self.lengths[step].max() for step in steps]))
-            steps[0], steps[longest] = steps[longest], steps[0]
+        steps = [steps[index] for index in torch.randperm(len(steps), generator=generator)]
+        longest = int(np.argmax([self.lengths[step].max() for step in steps]))
+        steps[0], steps[longest] = steps[longest], steps[0]
         return steps
 
     def _balance_classes(self, rows_by_class: list[np.ndarray], epoch: int) -> np.ndarray:
@@ -219,18 +187,62 @@ class GlobalBatchSampler(Sampler[list[int]]):
                 chosen.append(shuffled[max(0, start - first) : stop - first])
         return np.concatenate(chosen)
 
-    def _sort_by_length(self, order: np.ndarray) -> np.ndarray:
-        """Sort within so many global batches, or all rows if a batch is a number of tokens."""
-        assert self.lengths is not None
-        if self.global_batch_size is None:
-            # rows of one padded length keep the order of the epoch: a row meets others each time,
-            # and every epoch has the same number of steps
-            lengths, together = batches.padded(self.lengths), len(order)
-        else:
-            lengths = self.lengths
-            together = _BATCHES_SORTED_TOGETHER * self.global_batch_size
-        chunks = np.split(order, range(together, len(order), together))
-        return np.concatenate([rows[np.argsort(-lengths[rows], kind="stable")] for rows in chunks])
+
+@dataclass(frozen=True)
+class RowOrder:
+    """How the rows of an evaluation are ordered, and pooled where they are windows of documents.
+
+    Attributes:
+        order: The row of the data at each place of the evaluation; None if it is the same.
+        documents: The document of each row of the data; None where rows are documents.
+        pooling: ``mean`` or ``max`` of the outputs for the windows of a document.
+    """
+
+    order: np.ndarray | None = None
+    documents: np.ndarray | None = None
+    pooling: str | None = None
+
+    @classmethod
+    def by_length(cls, dataset: Any, column: str, pooling: str | None) -> RowOrder:
+        """Return the order from the longest row to the shortest, which pads least."""
+        documents = windows.documents_of(dataset) if pooling else None
+        is_data_set = isinstance(dataset, datasets.Dataset)
+        lengths = batches.lengths_of(dataset, column) if is_data_set else None
+        order = None if lengths is None else np.argsort(-lengths, kind="stable")
+        return cls(order, documents, pooling)
+
+    def restore(self, prediction: EvalPrediction) -> EvalPrediction:
+        """Return arrays in the order of the data, one row a document, of lists of batches.
+
+        They are concatenated once: the container of the library concatenates at every batch, which
+        is quadratic in rows x classes.
+        """
+        outputs = self._concatenate(prediction.predictions)
+        labels = self._concatenate(prediction.label_ids)
+        inputs = self._concatenate(prediction.inputs)
+        losses = self._concatenate(prediction.losses)
+        if self.documents is not None and self.pooling is not None:
+            outputs = windows.pooled(outputs, self.documents, self.pooling)
+            first = windows.firsts(self.documents)
+            labels = None if labels is None else labels[first]
+            inputs = None if inputs is None else inputs[first]
+        return EvalPrediction(outputs, labels, inputs, losses)
+
+    def _concatenate(self, arrays: Any) -> Any:
+        if not arrays:
+            return None
+        if arrays[0].ndim > 1:
+            width = max(array.shape[1] for array in arrays)
+            arrays = [
+                np.pad(
+                    array,
+                    [(0, 0), (0, width - array.shape[1]), *[(0, 0)] * (array.ndim - 2)],
+                    constant_values=_PADDING,
+                )
+                for array in arrays
+            ]
+        rows = np.concatenate(arrays)
+        return rows if self.order is None else rows[np.argsort(self.order)]
 
 
 def read_labels(dataset: datasets.Dataset) -> np.ndarray:
@@ -265,18 +277,3 @@ def require_a_step(arguments: FinetuneArguments | ArgumentValues, rows: int) -> 
             f"{rows} training rows are fewer than one global batch of "
             f"{arguments.global_batch_size}: give more rows or a smaller --global_batch_size"
         )
-
-
-def _group_by_class(classes: np.ndarray) -> list[np.ndarray]:
-    """Return the rows of each class that occurs, in the order of the classes."""
-    order = np.argsort(classes, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
-
-
-def _halve_last_two(sizes: list[int]) -> list[int]:
-    """Make the last two batches equal where the last is the smaller: it may be a row or two."""
-    if len(sizes) < 2 or sizes[-1] >= sizes[-2]:
-        return sizes
-    *first, last_but_one, last = sizes
-    total = last_but_one + last
-    return [*first, total - total // 2, total // 2]

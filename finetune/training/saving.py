@@ -1,14 +1,14 @@
 """Checkpoints that a resumed training continues from to the bit, or that do not count.
 
 ``Trainer`` writes a checkpoint; what is added here is ``checkpoint.json`` (see :mod:`.checkpoint`),
-what the step still had to do, and the refusal of numbers that are not finite.
+what the step still had to do, and the refusal of numbers that are not finite. A full disk and
+exhausted memory are explained in a sentence, with the flags that help.
 """
 
 from __future__ import annotations
 
+import errno
 import math
-import pickle
-import random
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_model
@@ -24,14 +23,17 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from finetune.errors import Diverged, UserError
+from finetune.errors import Diverged, RunError, UserError
 from finetune.runtime import distributed
 from finetune.runtime.files import apply_umask
-from finetune.training import checkpoint, failures
+from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.callbacks import StopRequests
 from finetune.training.checkpoint import Checkpoint
 
+#: What torch, safetensors and the libraries of accelerators say, without a type of their own.
+_DISK = ("PytorchStreamWriter failed", "unexpected pos", "No space left", "File too large")
+_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Cannot allocate")
 #: Steps in a row that a loss scaler (fp16) may skip because gradients overflow.
 _MOST_OVERFLOWS = 20
 
@@ -52,35 +54,42 @@ class CheckpointTrainer(transformers.Trainer):
         super().__init__(**kwargs)
         self.configuration: Mapping[str, Any] = {}
         self.reschedules = False
-        self.stop_requests = StopRequests()
+        self.stop_requests = StopRequests(self.begin_training)
         self._resumed: Path | None = None
-        self._random_states: tuple[Any, ...] | None = None
+        self._torch_state: torch.Tensor | None = None
         self._grad_norm: Any = None
         self._overflows = 0
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Describe the checkpoint when all processes have written it, and rotate only then."""
-        self.require_finite()
         self.require_finite_weights()
         directory = Path(self._get_output_dir(trial))
         path = directory / f"checkpoint-{self.state.global_step}"
-        replaced = None
         if self.args.should_save:
-            replaced = checkpoint.set_replaced_aside(path)
-            shutil.rmtree(path, ignore_errors=True)  # of an earlier try
+            checkpoint.make_way(path)
         distributed.gather(None)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
-            with failures.explain_full_disk(directory, f"writing {path.name}", path):
+            with explained(self.args, f"writing {path.name}"):
                 super()._save_checkpoint(model, trial)
-                pending = self.pending()
+                pending = {
+                    "last_logged_step": self._globalstep_last_logged,
+                    "loss_by_process": distributed.gather(self._tr_loss.item()),
+                    "evaluation": self.stop_requests.pending_evaluation,
+                    "save": self.stop_requests.pending_save,
+                    "epoch_end": not self.stop_requests.is_epoch_ended,
+                }
                 if self.args.should_save:
                     checkpoint.complete(path, self.args.world_size, self.configuration, pending)
+        except RunError:  # the disk is full
+            if self.args.should_save:
+                shutil.rmtree(path, ignore_errors=True)
+                checkpoint.settle_replaced(directory)
+            raise
         finally:
             self.args.save_total_limit = limit
-        if replaced is not None:
-            shutil.rmtree(replaced)
         if self.args.should_save:
+            checkpoint.settle_replaced(directory)
             best = self.state.best_model_checkpoint
             checkpoint.rotate(directory, limit, Path(best) if best else None)
         distributed.gather(None)  # no process looks for it before it is complete
@@ -104,21 +113,9 @@ class CheckpointTrainer(transformers.Trainer):
             save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
         apply_umask(directory, "*.safetensors")
 
-    def pending(self) -> dict[str, Any]:
-        """Return what the last step still has to do, and the loss since the last log.
-
-        Every process calls it.
-        """
-        return {
-            "last_logged_step": self._globalstep_last_logged,
-            "loss_by_process": distributed.gather(self._tr_loss.item()),
-            "evaluation": self.stop_requests.pending_evaluation,
-            "save": self.stop_requests.pending_save,
-            "epoch_end": not self.stop_requests.is_epoch_ended,
-        }
-
     def require_finite_weights(self) -> None:
-        """Raise ``Diverged`` if a weight is not finite; all processes have the same weights."""
+        """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
+        self.require_finite()
         assert self.model is not None
         if self.is_fsdp_enabled:  # a shard is not finite on one process only, others would wait
             return
@@ -133,8 +130,10 @@ class CheckpointTrainer(transformers.Trainer):
         optimizer, scheduler = self.optimizer, self.lr_scheduler
         assert optimizer is not None
         settings = [{**group, "params": None} for group in optimizer.param_groups]
-        with _explain_loading(checkpoint):
+        try:
             super()._load_optimizer_and_scheduler(checkpoint)
+        except (ValueError, KeyError) as error:  # of another optimizer
+            raise UserError(f"{checkpoint} cannot be loaded: {error}") from error
         if self.reschedules and isinstance(scheduler, LambdaLR):
             scheduler.base_lrs = [group["initial_lr"] for group in settings]
             rates = scheduler._last_lr = scheduler.get_lr()
@@ -143,35 +142,27 @@ class CheckpointTrainer(transformers.Trainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """With another number of processes, take fresh random states; the library keeps none."""
-        if self._random_states is not None:
-            python_state, numpy_state, torch_state = self._random_states
-            self._random_states = None
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
-            torch.set_rng_state(torch_state)
-            return
         if checkpoint is None:
             return
         if Checkpoint.read(Path(checkpoint)).world_size == self.args.world_size:
-            with _explain_loading(checkpoint):
-                super()._load_rng_state(checkpoint)
+            super()._load_rng_state(checkpoint)
         else:
             steps_of_processes = self.state.global_step * self.args.world_size
             set_seed(self.args.seed + steps_of_processes + self.args.process_index)
+        if self._torch_state is not None:  # an evaluation has drawn since the checkpoint
+            torch.set_rng_state(self._torch_state)
+            self._torch_state = None
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library goes on with a warning."""
         assert self.model is not None
-        left_out = set(getattr(self.model, "_keys_to_ignore_on_save", None) or ())
-        missing = set(load_result.missing_keys) - left_out
         weights = self.model.state_dict(keep_vars=True)
+        ignored = getattr(self.model, "_keys_to_ignore_on_save", None) or ()
+        missing = set(load_result.missing_keys) - set(ignored)
         loaded = {id(weight) for name, weight in weights.items() if name not in missing}
         missing = {name for name in missing if id(weights.get(name)) not in loaded}  # but tied ones
         if missing:
-            raise UserError(
-                f"the checkpoint lacks {len(missing)} weights of the model, such as "
-                f"'{min(missing)}': it cannot be loaded"
-            )
+            raise UserError(f"the checkpoint lacks weights of the model: {', '.join(missing)}")
 
     def save_stopped(self) -> None:
         """Save the last step, unless it is saved; every process calls it."""
@@ -181,11 +172,11 @@ class CheckpointTrainer(transformers.Trainer):
             assert self.model is not None
             self._save_checkpoint(self.model, None)
 
-    def finish_pending(self, steps_per_epoch: int) -> None:
+    def begin_training(self) -> None:
         """After resuming, evaluate first what the checkpoint had still to evaluate.
 
         A signal stops an evaluation in its middle, and a checkpoint of the last step of an epoch
-        may be older than the end of the epoch. Called when the training begins.
+        may be older than the end of the epoch. Called after the other callbacks.
         """
         if self._resumed is None:
             return
@@ -201,13 +192,13 @@ class CheckpointTrainer(transformers.Trainer):
             self.control.should_evaluate = True
             self.control.should_save = bool(pending["save"])
             self._log_save_evaluate()
-        step = self.state.global_step
-        is_epoch_end = step % steps_per_epoch == 0 or step >= self.state.max_steps
-        if pending.get("epoch_end") and is_epoch_end:
+        is_epoch_end = float(self.state.epoch or 0).is_integer()
+        if pending.get("epoch_end") and (
+            is_epoch_end or self.state.global_step >= self.state.max_steps
+        ):
             self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
             self._log_save_evaluate()
-        # an evaluation draws, and the library loads the states of the checkpoint again
-        self._random_states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        self._torch_state = torch.get_rng_state()  # the library loads that of the checkpoint again
 
     def _log_save_evaluate(self) -> None:
         self._maybe_log_save_evaluate(
@@ -251,21 +242,63 @@ class CheckpointTrainer(transformers.Trainer):
         if self.accelerator.scaler is not None and self._overflows < _MOST_OVERFLOWS:
             return  # the loss scaler skips the step
         step = self.state.global_step if step is None else step
-        paths = checkpoint.list_checkpoints(Path(self.args.output_dir or ""))
+        paths = checkpoint.list_checkpoints(Path(self.args.output_dir or ""), complete=True)
         last = f"The last checkpoint, {paths[0].name}, is good. " if paths else ""
-        precise = "--precision fp32, " if self.args.bf16 or self.args.fp16 else ""
         raise Diverged(
             f"the loss or the gradient norm is not finite ({float(norm)}) at step {step:,} "
-            f"(learning rate {self._get_learning_rate():g}): stopped. {last}Try {precise}a lower "
-            "--learning_rate"
+            f"(learning rate {self._get_learning_rate():g}): stopped. {last}Try --precision fp32 "
+            "or a lower --learning_rate"
         )
 
 
 @contextmanager
-def _explain_loading(path: str | None) -> Iterator[None]:
-    """Name the checkpoint where loading a part of it fails."""
+def explained(
+    arguments: FinetuneArguments, work: str, *, is_training: bool = False
+) -> Iterator[None]:
+    """Raise one sentence with what helps where the disk is full, or an allocation failed.
+
+    Where Linux runs out of memory it kills the process, and nothing can be said.
+
+    Args:
+        arguments: Of the training.
+        work: What fails, like ``writing checkpoint-9``.
+        is_training: Whether it is a step of the training.
+
+    Raises:
+        RunError: Instead of the error of the library.
+    """
     try:
         yield
-    except (pickle.UnpicklingError, RuntimeError, ValueError, KeyError, EOFError) as error:
-        line = str(error).strip().partition("\n")[0]
-        raise UserError(f"{path} cannot be loaded: {line}") from error
+    except (OSError, RuntimeError, MemoryError) as error:
+        if _is_full(error):
+            directory = Path(arguments.output_dir or "")
+            paths = checkpoint.list_checkpoints(directory, complete=True)
+            last = f"; {paths[0].name} is complete" if paths else ""
+            raise RunError(
+                f"the disk of {directory} is full: {work} failed{last}. Free some space, then add "
+                "--resume; smaller: --save_total_limit 1, or --save_only_model true"
+            ) from error
+        is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not is_memory and not any(text in str(error) for text in _MEMORY):
+            raise
+        rows = arguments.per_device_eval_batch_size or 1
+        advice = f"--per_device_eval_batch_size {max(1, rows // 2)}"
+        if is_training:  # those first that change no result
+            rows = arguments.per_device_train_batch_size or 1
+            factor = next((number for number in range(2, rows + 1) if rows % number == 0), 2)
+            advice = (
+                f"--gradient_accumulation_steps {arguments.gradient_accumulation_steps * factor} "
+                "(the same global batch), --gradient_checkpointing true, --precision bf16, a "
+                "smaller --max_length or --global_batch_size"
+            )
+        raise RunError(f"out of memory on {arguments.device} in {work}: try {advice}") from error
+
+
+def _is_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        if any(text in str(error) for text in _DISK):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

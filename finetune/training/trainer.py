@@ -6,9 +6,11 @@ everything that the documentation of ``transformers.Trainer`` says holds here.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,7 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SequentialSampler
-from transformers import (
-    EvalPrediction,
-    PreTrainedModel,
-    PrinterCallback,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
 from finetune.data import batches
@@ -33,16 +29,14 @@ from finetune.errors import UserError
 from finetune.models.cpu import exchange
 from finetune.runtime import lock
 from finetune.runtime.signals import Stopped
-from finetune.training import checkpoint, failures
+from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import EarlyStopping, SaveEpochs
-from finetune.training.directory import clear_way, occupy
-from finetune.training.evaluation import RowOrder, quiet_workers
+from finetune.training.callbacks import EarlyStopping, Profile, SaveEpochs, Throughput
+from finetune.training.checkpoint import clear_way, occupy
 from finetune.training.loss import GlobalLoss
 from finetune.training.manifest import MANIFEST
-from finetune.training.sampler import GlobalBatchSampler, read_labels, refuse_weights
-from finetune.training.saving import CheckpointTrainer
-from finetune.training.speed import Profile, Progress, Throughput
+from finetune.training.sampler import GlobalBatchSampler, RowOrder, read_labels, refuse_weights
+from finetune.training.saving import CheckpointTrainer, explained
 
 
 class Trainer(CheckpointTrainer):
@@ -72,7 +66,7 @@ class Trainer(CheckpointTrainer):
         smoothing = arguments.label_smoothing_factor
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
         self._keeps_outputs = False
-        self._outputs_by_step: dict[int, EvalLoopOutput] = {}
+        self._evaluated: dict[int, EvalLoopOutput] = {}  # by step: the last, and the best
         arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
         del arguments.builds_trainer
@@ -85,14 +79,11 @@ class Trainer(CheckpointTrainer):
         self.early_stopping: EarlyStopping | None = None
         if arguments.early_stopping_patience is not None:
             self.early_stopping = EarlyStopping(arguments.early_stopping_patience)
-            self.add_callback(self.early_stopping)
         self.profile = Profile(arguments.profile) if arguments.profile else None
-        if self.profile is not None:
-            self.add_callback(self.profile)
-        for callback in (SaveEpochs(arguments.save_every), self.throughput, Progress()):
+        optional = (self.early_stopping, self.profile)
+        callbacks = [SaveEpochs(arguments.save_every), self.throughput, self.stop_requests]
+        for callback in filter(None, (*optional, *callbacks)):  # the last overrules the others
             self.add_callback(callback)
-        self.add_callback(self.stop_requests)  # it overrules those before it
-        self.add_callback(_Begin(self))
         if arguments.process_index > 0:  # it would print once on every machine
             self.remove_callback(PrinterCallback)
 
@@ -102,9 +93,8 @@ class Trainer(CheckpointTrainer):
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
         arguments = self.args
         set_epoch = getattr(self.data_collator, "set_epoch", None)
-        sampler = GlobalBatchSampler.from_arguments(
-            arguments, self.train_dataset, arguments.process_index, set_epoch
-        )
+        rank = arguments.process_index
+        sampler = GlobalBatchSampler(arguments, self.train_dataset, rank, set_epoch)
         self._sampler = self.throughput.sampler = sampler
         self.throughput.lengths = batches.lengths_of(
             self.train_dataset, arguments.length_column_name
@@ -168,42 +158,38 @@ class Trainer(CheckpointTrainer):
             RunError: If memory runs out, or a number is not finite.
         """
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
+        directory = Path(self.args.output_dir or "")
         if self.moves_runs_aside:  # else the pipeline has verified it, and has the directory
-            requested = resume_from_checkpoint or self.args.resume_from_checkpoint or ""
-            path = self._verify(requested) if requested else None
+            requested = resume_from_checkpoint or self.args.resume_from_checkpoint
+            path = self._verify(str(requested), directory) if requested else None
             if self.args.should_save:
-                self._take_directory(is_new=path is None)
+                if path is None and (directory / MANIFEST).exists():
+                    logging.getLogger("finetune").warning(clear_way(directory))
+                occupy(directory)
         self._resumed = Path(path) if path else None
-        self._outputs_by_step = {}
+        self._evaluated = {}
         try:
-            with quiet_workers(self.args.dataloader_num_workers or 0):
+            with _quiet_workers(self.args.dataloader_num_workers):
                 output = super().train(path, *args, **kwargs)
         finally:
             if self.moves_runs_aside and self.args.should_save:
-                lock.release(Path(self.args.output_dir or ""))
+                lock.release(directory)
         if self.is_fsdp_enabled:  # the model is saved whole; checkpoints stay sharded
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output
 
-    def _verify(self, path: str | bool) -> str:
+    def _verify(self, path: str, directory: Path) -> str:
         """Return a checkpoint that is complete, for ``True`` or ``last`` the newest that is."""
-        directory = Path(self.args.output_dir or "")
         if self.args.should_save and not lock.is_held(directory):
-            checkpoint.restore_replaced(directory)
-        if path is True or path in ("last", "true", "True"):
+            checkpoint.settle_replaced(directory)
+        if path in ("last", "true", "True"):
             newest, _ = checkpoint.newest_complete(directory)
             if newest is None:
                 raise UserError(f"no complete checkpoint in {directory}")
             return str(newest)
-        if (reason := checkpoint.problem(Path(str(path)))) is not None:
+        if (reason := checkpoint.problem(Path(path))) is not None:
             raise UserError(f"{path} is damaged: {reason}")
-        return str(path)
-
-    def _take_directory(self, *, is_new: bool) -> None:
-        directory = Path(self.args.output_dir or "")
-        if is_new and (directory / MANIFEST).exists():
-            logging.getLogger("finetune").warning(clear_way(directory))
-        occupy(directory)
+        return path
 
     def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any) -> torch.Tensor:
         """Explain where memory runs out, with the step and the shape of its micro-batch."""
@@ -211,7 +197,7 @@ class Trainer(CheckpointTrainer):
         work = (
             f"step {self.state.global_step + 1:,}, a micro-batch of {' x '.join(map(str, shape))}"
         )
-        with failures.explain_memory(self.args, work, is_training=True):
+        with explained(self.args, work, is_training=True):
             return super().training_step(model, inputs, *args)
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
@@ -225,15 +211,12 @@ class Trainer(CheckpointTrainer):
         self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
 
     def begin_training(self) -> None:
-        """Exchange gradients in memory, and do what a checkpoint had still to do.
-
-        :class:`_Begin` calls it, after the other callbacks.
-        """
+        """Exchange gradients in memory, and do what a checkpoint had still to do."""
         model = self.model_wrapped
         is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
         if isinstance(model, DistributedDataParallel) and is_ours and not exchange.used_by(model):
             exchange.use(model)
-        self.finish_pending(len(self._sampler.sizes))
+        super().begin_training()
 
     # ---- evaluation ------------------------------------------------------------------------------
 
@@ -260,37 +243,35 @@ class Trainer(CheckpointTrainer):
         loss depends on the batch size and on the number of processes.
         """
         rows: RowOrder = getattr(dataloader, "row_order", RowOrder())
-        compute_metrics, restored = self.compute_metrics, list[EvalPrediction]()
+        compute_metrics, concatenates = self.compute_metrics, self.args.eval_do_concat_batches
+        prediction: EvalPrediction | None = None
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
+            nonlocal prediction
             prediction = rows.restore(batches)
-            restored.append(prediction)
             outputs, labels = map(torch.as_tensor, (prediction.predictions, prediction.label_ids))
             loss = self.row_loss.evaluation_losses(outputs, labels).double().mean().item()
             return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}
 
-        concatenates = self.args.eval_do_concat_batches
         self.compute_metrics, self.args.eval_do_concat_batches = compute, False
-        size = self.args.per_device_eval_batch_size
-        work = f"an evaluation, with batches of {size} rows"
+        work = f"an evaluation, with batches of {self.args.per_device_eval_batch_size} rows"
         try:
             with (
-                quiet_workers(self.args.dataloader_num_workers or 0),
-                failures.explain_memory(self.args, work, is_training=False),
+                _quiet_workers(self.args.dataloader_num_workers),
+                explained(self.args, work),
             ):
                 output = super().evaluation_loop(dataloader, *args, **options)
         finally:
             self.compute_metrics = compute_metrics
             self.args.eval_do_concat_batches = concatenates
-        outputs: Any = output.predictions
-        labels: Any = output.label_ids
-        prediction = restored[0] if restored else rows.restore(EvalPrediction(outputs, labels))
+        if prediction is None:  # without labels, or of the loss only
+            arrays: Any = output
+            prediction = rows.restore(EvalPrediction(arrays.predictions, arrays.label_ids))
         output = output._replace(predictions=prediction.predictions, label_ids=prediction.label_ids)
         if self._keeps_outputs:
-            best = self._outputs_by_step.get(self.state.best_global_step or -1)
-            self._outputs_by_step = {self.state.global_step: output}
-            if best is not None:
-                self._outputs_by_step[self.state.best_global_step or -1] = best
+            best = self._evaluated.keys() & {self.state.best_global_step}
+            self._evaluated = {step: self._evaluated[step] for step in best}
+            self._evaluated[self.state.global_step] = output
         return output
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
@@ -317,10 +298,9 @@ class Trainer(CheckpointTrainer):
         Where ``train()`` evaluated that very model, as it does at the end of an epoch, the outputs
         of then are returned, and nothing is computed twice.
         """
-        step, best = self.state.global_step, self.state.best_model_checkpoint
-        if self.args.load_best_model_at_end and best is not None and Path(best).is_dir():
-            step = self.state.best_global_step or step
-        output = self._outputs_by_step.get(step)
+        is_best_kept = self.args.load_best_model_at_end and self.state.best_model_checkpoint
+        step = (is_best_kept and self.state.best_global_step) or self.state.global_step
+        output = self._evaluated.get(step)
         if output is None or output.predictions is None:
             return self.predict(self.eval_dataset, metric_key_prefix="eval")
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
@@ -345,15 +325,17 @@ class Trainer(CheckpointTrainer):
         plugin.transformer_cls_names_to_wrap = sorted(set(units) - parents)
 
 
-class _Begin(TrainerCallback):
-    """Calls :meth:`Trainer.begin_training`, after the other callbacks."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Call it."""
-        self._trainer.begin_training()
+@contextlib.contextmanager
+def _quiet_workers(workers: int | None) -> Iterator[None]:
+    """Keep each forked worker from warning that tokenizers do not run in parallel in it."""
+    is_ours = bool(workers) and "TOKENIZERS_PARALLELISM" not in os.environ
+    if is_ours:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if is_ours:
+            del os.environ["TOKENIZERS_PARALLELISM"]
 
 
 def build_trainer(

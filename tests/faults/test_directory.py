@@ -19,7 +19,7 @@ from finetune import Run, UserError, cli
 from finetune.pipeline import resumption
 from finetune.runtime import distributed
 from finetune.training import checkpoint
-from finetune.training.directory import clear_way
+from finetune.training.checkpoint import clear_way
 from tests.faults.conftest import Faulty
 from tests.warm import in_warm_processes
 
@@ -185,7 +185,7 @@ def test_machines_go_back_to_what_is_whole_on_all(
     shutil.rmtree(tmp_path / "1")
     for told in in_warm_processes(2, agree, str(tmp_path)):
         assert isinstance(told, str)
-        assert "rank 1 has no complete checkpoint there, and rank 0 has checkpoint-18" in told
+        assert "the ranks have checkpoints of steps [18, 0], and none is complete on every" in told
 
 
 def resume(command: list[str], directory: str) -> tuple[int, str]:

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as sharded
 import finetune
 from finetune import Run, UserError
 from finetune.runtime.files import replacing
-from finetune.training.pickles import refuse_code
+from finetune.training.checkpoint import refuse_code
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,13 +46,13 @@ def test_hostile_shards_are_named_and_those_of_torch_are_not(tmp_path: Path) -> 
 
     shutil.rmtree(shards)
     sharded.save({**state, "n": Hostile(marker)}, checkpoint_id=shards, no_dist=True)
-    with pytest.raises(UserError, match=r"\.metadata holds more than tensors: posix.system"):
+    with pytest.raises(UserError, match=r"\.metadata holds more than tensors.*posix\.system"):
         refuse_code(tmp_path / "checkpoint-3")
     (shards / ".metadata").write_bytes(pickle.dumps(Hostile(marker)))
-    with pytest.raises(UserError, match=r"\.metadata holds more than tensors: posix.system"):
+    with pytest.raises(UserError, match=r"\.metadata holds more than tensors.*posix\.system"):
         refuse_code(tmp_path / "checkpoint-3")
     (shards / ".metadata").write_bytes(b"no pickle")
-    with pytest.raises(UserError, match=r"cannot be read as a file of torch\.distributed"):
+    with pytest.raises(UserError, match=r"\.metadata holds more than .*was not written by torch"):
         refuse_code(tmp_path / "checkpoint-3")
     assert not marker.exists()
 
