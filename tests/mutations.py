@@ -84,8 +84,8 @@ MUTATIONS = (
     Mutation(
         "id2label of the saved model is in reverse order",
         "finetune/models/pretrained.py",
-        "id2label=dict(enumerate(outputs)),",
-        "id2label=dict(enumerate(reversed(outputs))),",
+        '"id2label": dict(enumerate(names)),',
+        '"id2label": dict(enumerate(reversed(names))),',
         ("E1", "C4"),
     ),
     Mutation(
@@ -334,10 +334,10 @@ MUTATIONS = (
         ("B1",),
     ),
     Mutation(
-        "short rows that share a sequence on a CPU attend to each other",
+        "the tokens of a row on a CPU attend to what fills it up",
         "finetune/models/cpu/unpadded.py",
-        "visible = owner[:, None] == owner[:, :, None]",
-        "visible = ((owner >= 0) | (owner[:, :1] < 0))[:, None]",
+        "seen = torch.from_numpy(is_token)[:, None, None]",
+        "seen = torch.ones(count, 1, 1, length, dtype=torch.bool)",
         ("D11",),
     ),
     Mutation(

@@ -26,27 +26,27 @@ from finetune.errors import UserError
 
 #: Weights of a family that its head leaves out; DDP would wait for their gradients.
 _UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
+#: Dropouts, and those of heads and activations, which an option sets only where they are above 0.
 _DROPOUT = re.compile(r"dropout|pdrop")
-#: Dropouts of heads and activations, which ``hidden_dropout`` sets only where they are above 0.
 _HEAD_DROPOUT = re.compile(r"classif|cls|summary|pooler|activation|qa")
 
 
 def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
     """Return the tables, without weights, in which a model looks positions up."""
+    auto: Any = AutoModelForSequenceClassification  # which has no annotations
     try:
         with torch.device("meta"):
-            auto: Any = AutoModelForSequenceClassification  # which has no annotations
-            model = auto.from_config(copy.deepcopy(config))
+            modules = dict(auto.from_config(copy.deepcopy(config)).named_modules())
     except Exception as error:  # whatever is in config.json
         raise UserError(
             f"--model {config.name_or_path}: no model can be made of its config.json: {error}"
         ) from error
-    return [
+    tables = (
         module
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Embedding)
-        and ("pos" in (last := name.rpartition(".")[2]) or last == "wpe")
-    ]
+        for name, module in modules.items()
+        if re.search(r"pos[^.]*$|\bwpe$", name) and isinstance(module, torch.nn.Embedding)
+    )
+    return list(tables)
 
 
 def positions(config: PretrainedConfig) -> int | None:
@@ -104,19 +104,12 @@ def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:
 
 
 def set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
-    """Set a dropout, under whatever names the family has it.
-
-    Args:
-        config: Changed in place.
-        option: ``hidden_dropout`` or ``attention_dropout``.
-        probability: None leaves everything as it is.
+    """Set a dropout, under whatever names the family has it; None leaves everything as it is.
 
     Raises:
         UserError: If it is above 0 and the family has no such dropout.
     """
-    if probability is None:
-        return
-    names = dropouts(config, option)
+    names = [] if probability is None else list(dropouts(config, option))
     if probability and all(map(_HEAD_DROPOUT.search, names)):
         present = filter(_DROPOUT.search, config.get_text_config().to_dict())
         raise UserError(
@@ -152,8 +145,9 @@ def set_up(config: PretrainedConfig, pad_token_id: int | None) -> None:
 
 def freeze_unused(model: PreTrainedModel) -> None:
     """Let no gradient be expected for weights that the head of the family never reaches."""
+    prefixes = _UNUSED.get(model.config.model_type, ())
     for name, parameter in model.named_parameters():
-        if name.startswith(_UNUSED.get(model.config.model_type, ("\0",))):
+        if name.startswith(prefixes):
             parameter.requires_grad_(False)
 
 
@@ -166,12 +160,7 @@ def overflows(config: PretrainedConfig) -> bool:
 
 
 def refuse_half_precision(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> None:
-    """Refuse what a family overflows in.
-
-    Args:
-        model: To be trained or predicted with.
-        bf16: Whether it is asked for.
-        fp16: Likewise.
+    """Refuse a precision that the family of a model overflows in.
 
     Raises:
         UserError: With the precision to use.
@@ -182,18 +171,6 @@ def refuse_half_precision(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> 
             f"--precision {'bf16' if bf16 else 'fp16'}: a model of type '{config.model_type}' "
             "overflows in it; expected --precision fp32"
         )
-
-
-def remarks(config: PretrainedConfig) -> list[str]:
-    """Return what is done differently for a family, for the start of a run."""
-    if config.model_type == "big_bird":
-        return [
-            "a model of type 'big_bird' attends to all tokens, not to blocks of them: with block-"
-            "sparse attention results depend on the order of batches"
-        ]
-    if overflows(config):
-        return [f"precision fp32: a model of type '{config.model_type}' overflows in bf16 and fp16"]
-    return []
 
 
 def end_token(config: PretrainedConfig) -> int | None:
@@ -221,17 +198,12 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, 
     """Give a tokenizer without a padding token that of the configuration, or the one that ends a
     text.
 
-    Args:
-        tokenizer: Changed in place.
-        config: Of its model.
-        model: Named in the error.
-
     Raises:
         UserError: If there is no token to pad with.
     """
+    pad_token_id: Any = config.get_text_config().pad_token_id
     if tokenizer.pad_token is not None:
         return
-    pad_token_id: Any = config.get_text_config().pad_token_id
     if pad_token_id is not None and 0 <= pad_token_id < len(tokenizer):
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
     elif tokenizer.eos_token is not None:

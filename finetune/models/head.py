@@ -107,8 +107,18 @@ def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
     with torch.no_grad():
         layer.weight.copy_(_scaled(layer.weight.double(), factor[:, None]))
         if bias is not None:
-            summand = torch.as_tensor(shift, dtype=torch.float64, device=bias.device)
-            bias.copy_(_scaled(bias.double(), factor, summand))
+            bias.copy_(_scaled(bias.double(), factor, torch.as_tensor(shift).to(factor)))
+
+
+def _scaled(weights: Any, factor: torch.Tensor, summand: torch.Tensor | None = None) -> Any:
+    """Return ``weights * factor + summand``; of weights that FSDP has sharded, sharded alike."""
+    if type(weights) in (torch.Tensor, torch.nn.Parameter):
+        return weights * factor if summand is None else weights * factor + summand
+    from torch.distributed.tensor.experimental import implicit_replication  # slow to import
+
+    with implicit_replication():
+        product = weights * factor if summand is None else weights * factor + summand
+        return product.redistribute(placements=weights.placements)
 
 
 def power_of_two(numbers: np.ndarray) -> np.ndarray:
@@ -149,14 +159,12 @@ class ScaledOutputs:
     def __init__(self, layer: torch.nn.Linear, scale: np.ndarray) -> None:
         self.scale = torch.as_tensor(scale, dtype=torch.float32)
         fold(layer, 1 / scale, np.zeros(len(scale)))
+        saved: Any = functools.partial(_multiply, self.scale)
+        loaded: Any = functools.partial(_multiply, 1 / self.scale)
         self._handles = [
             layer.register_forward_hook(self),
-            layer.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
-                functools.partial(_multiplied, self.scale)
-            ),
-            layer.register_load_state_dict_pre_hook(  # type: ignore[no-untyped-call]
-                functools.partial(_multiplied, 1 / self.scale)
-            ),
+            layer.register_state_dict_post_hook(saved),  # type: ignore[no-untyped-call]
+            layer.register_load_state_dict_pre_hook(loaded),  # type: ignore[no-untyped-call]
         ]
 
     def __call__(
@@ -175,30 +183,11 @@ class ScaledOutputs:
         fold(layer, self.scale.double().cpu().numpy(), np.zeros(len(self.scale)))
 
 
-def _multiplied(
+def _multiply(
     scale: torch.Tensor, layer: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any
 ) -> None:
     """Multiply the weights of a layer in a state dict; those that a model has are left alone."""
     for name in (f"{prefix}weight", f"{prefix}bias"):
-        if name in state:
-            factor = scale.to(state[name].device, state[name].dtype)
-            shape = -1, *[1] * (state[name].dim() - 1)
-            state[name] = _scaled(state[name], factor.reshape(shape))
-
-
-def _scaled(
-    weights: torch.Tensor, factor: torch.Tensor, summand: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return ``weights * factor + summand``; of weights that FSDP has sharded, sharded alike."""
-    if type(weights) in (torch.Tensor, torch.nn.Parameter):
-        return weights * factor if summand is None else weights * factor + summand
-    from torch.distributed.tensor import DTensor, Replicate
-
-    assert isinstance(weights, DTensor)
-    mesh, replicated = weights.device_mesh, [Replicate()] * weights.device_mesh.ndim
-    product = weights * DTensor.from_local(factor, mesh, replicated, run_check=False)
-    if summand is not None:
-        product = product + DTensor.from_local(summand, mesh, replicated, run_check=False)
-    assert isinstance(product, DTensor)
-    sharded: torch.Tensor = product.redistribute(placements=weights.placements)
-    return sharded
+        if (weights := state.get(name)) is not None:
+            factor = scale.to(weights.device, weights.dtype)
+            state[name] = _scaled(weights, factor[:, None] if weights.dim() == 2 else factor)

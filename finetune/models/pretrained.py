@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from safetensors import SafetensorError
+from safetensors.torch import load_model
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -82,40 +84,37 @@ def load_tokenizer(
     settings = families.tokenizer_settings(config)
     if max_length is not None:
         settings["model_max_length"] = max_length
-    names: dict[str, None] = dict.fromkeys(_VOCABULARIES)
+    files = [*_VOCABULARIES]
     with loading(model, revision) as source:
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 **source, truncation_side=truncation_side, **settings
             )
+            files += tokenizer.vocab_files_names.values()  # of bytes there are none
+            needs_file = bool(tokenizer.vocab_files_names)
         except (OSError, ValueError):
-            _refuse_without_vocabulary(model, revision, source, names)
-            raise
-        if tokenizer.vocab_files_names:  # those of bytes have none
-            names = dict.fromkeys([*tokenizer.vocab_files_names.values(), *names])
-            _refuse_without_vocabulary(model, revision, source, names)
+            if _has_any(source, files):
+                raise
+            needs_file = True
+        # transformers 5 makes a tokenizer of five tokens without any of them, and says nothing
+        if needs_file and not _has_any(source, files):
+            raise UserError(
+                f"--model {model}: no file of a tokenizer is there (expected one of "
+                f"{', '.join(dict.fromkeys(files))}). Save the tokenizer that the model was "
+                "trained with beside its config.json: "
+                f"AutoTokenizer.from_pretrained(NAME).save_pretrained({model!r})"
+            )
         families.set_pad_token(tokenizer, config, model)
     return tokenizer
 
 
-def _refuse_without_vocabulary(
-    model: str, revision: str | None, source: Mapping[str, Any], names: Iterable[str]
-) -> None:
-    """Refuse a model without any of these files: transformers 5 makes a tokenizer of five tokens
-    for it, without an error.
-    """
-    directory = source["pretrained_model_name_or_path"]
-    if hub.names_repository(model):
-        paths = [try_to_load_from_cache(model, name, revision=revision) for name in names]
-        exists = any(isinstance(path, str) for path in paths)
-    else:
-        exists = any((Path(directory) / name).exists() for name in names)
-    if not exists:
-        raise UserError(
-            f"--model {model}: no file of a tokenizer is there (expected one of "
-            f"{', '.join(names)}). Save the tokenizer that the model was trained with beside its "
-            f"config.json: AutoTokenizer.from_pretrained(NAME).save_pretrained({str(directory)!r})"
-        )
+def _has_any(source: Mapping[str, Any], files: Sequence[str]) -> bool:
+    """Return whether a model has one of these files, after ``transformers`` has looked for them."""
+    name, revision = source["pretrained_model_name_or_path"], source.get("revision")
+    if hub.names_repository(name):
+        paths = [try_to_load_from_cache(name, file, revision=revision) for file in files]
+        return any(isinstance(path, str) for path in paths)
+    return any((Path(name) / file).exists() for file in files)
 
 
 def load_classifier(
@@ -145,24 +144,40 @@ def load_classifier(
     Raises:
         UserError: if the model cannot be loaded, has no head for texts or no such dropout.
     """
-    outputs = list(labels) or ["LABEL_0"]
-    trained = families.outputs_of_head(load_config(model, revision))
-    config = load_config(
-        model,
-        revision,
-        num_labels=len(outputs),
-        id2label=dict(enumerate(outputs)),
-        label2id={name: index for index, name in enumerate(outputs)},
-    )
-    if problem_type is not None:
-        config.problem_type = problem_type
+    config = load_config(model, revision, **outputs(labels, problem_type))
     families.require_head(model, config)
     families.set_dropout(config, "hidden_dropout", hidden_dropout)
     families.set_dropout(config, "attention_dropout", attention_dropout)
     families.set_up(config, pad_token_id)
+    return load_with_head(AutoModelForSequenceClassification, model, config, revision)
+
+
+def outputs(labels: Sequence[str], problem_type: ProblemType | None) -> dict[str, Any]:
+    """Return the attributes of a configuration for a head with these labels."""
+    names = list(labels) or ["LABEL_0"]
+    attributes: dict[str, Any] = {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
+    return attributes if problem_type is None else {**attributes, "problem_type": problem_type}
+
+
+def load_with_head(
+    auto: Any, model: str, config: PretrainedConfig, revision: str | None
+) -> PreTrainedModel:
+    """Return ``model`` with the head of a configuration, which continues one for the same labels.
+
+    Args:
+        auto: The class with ``from_pretrained``.
+        model: See :func:`load_classifier`.
+        config: With the names of the outputs.
+        revision: See :func:`load_classifier`.
+    """
+    trained = families.outputs_of_head(load_config(model, revision))
     with loading(model, revision) as source:
         classifier: PreTrainedModel
-        classifier, info = AutoModelForSequenceClassification.from_pretrained(
+        classifier, info = auto.from_pretrained(
             **source,
             config=config,
             dtype=torch.float32,
@@ -170,7 +185,7 @@ def load_classifier(
             output_loading_info=True,
         )
     resized = (name for name, *_ in info["mismatched_keys"])
-    replaced = head.continue_head(classifier, trained, outputs)
+    replaced = head.continue_head(classifier, trained, list((config.id2label or {}).values()))
     setattr(classifier, _FRESH, replaced.union(info["missing_keys"], resized))
     families.freeze_unused(classifier)
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
@@ -179,6 +194,19 @@ def load_classifier(
     # for the names that the checkpoints of a family have on the Hub.
     classifier._weight_conversions = []  # type: ignore[assignment]
     return classifier
+
+
+def load_weights(model: torch.nn.Module, path: Path) -> torch.nn.Module:
+    """Return ``model``, which may be none of the library's, with the weights of a safetensors file.
+
+    Raises:
+        UserError: if the file is not there, is damaged, or is of another model.
+    """
+    try:
+        load_model(model, path)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be loaded: {_reason(error)}") from error
+    return model
 
 
 def is_fresh(model: torch.nn.Module, layer: torch.nn.Linear) -> bool:
@@ -217,25 +245,23 @@ def describe(model: str) -> str:
 @contextmanager
 def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
     """Give what ``from_pretrained`` takes, and refuse what it cannot load."""
-    source = model
+    source: str | Path = model
     if not model:
         raise UserError("--model: this recipe names no model of its own, give one")
     if model == embedded.PREFIX + "minilm":
-        source = str(embedded.model_directory())
+        source = embedded.model_directory()
     elif not hub.names_repository(model):
-        source = str(Path(model).expanduser())
-        if not (Path(source) / "config.json").exists():
-            if model.startswith(embedded.PREFIX):
-                raise UserError(
-                    f"--model {model}: the embedded models are {embedded.PREFIX}minilm, of texts, "
-                    f"and {embedded.PREFIX}vit, of images"
-                )
-            raise UserError(f"--model {model}: expected a directory that holds a config.json")
+        source = Path(model).expanduser()
+        if not (source / "config.json").exists():
+            raise UserError(
+                f"--model {model}: expected a directory that holds a config.json, or "
+                f"{embedded.PREFIX}minilm (texts) or {embedded.PREFIX}vit (images)"
+            )
     if revision is not None and not hub.names_repository(model):
         raise UserError(f"--model_revision {revision}: {model} is not from the Hub")
     pinned = {} if revision is None else {"revision": revision}
     try:
-        yield {"pretrained_model_name_or_path": source, "trust_remote_code": False, **pinned}
+        yield {"pretrained_model_name_or_path": str(source), "trust_remote_code": False, **pinned}
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever is in its files
@@ -254,6 +280,6 @@ def _reason(error: Exception) -> str:
             "it needs code of its own (auto_map in its configuration), which is never run; "
             "expected a model of a type that transformers has"
         )
-    if isinstance(error, (OSError, ValueError)):
-        return str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {shorten(str(error), 200)}"
+    line = str(error).strip().partition("\n")[0]
+    is_plain = isinstance(error, (OSError, RuntimeError, ValueError))
+    return line if is_plain else f"{type(error).__name__}: {shorten(line, 200)}"

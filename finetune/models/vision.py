@@ -22,15 +22,11 @@ from transformers import (
 
 from finetune.data import embedded
 from finetune.errors import UserError
-from finetune.models import families, head, pretrained
-from finetune.models.pretrained import ProblemType, loading
+from finetune.models import pretrained
+from finetune.models.pretrained import ProblemType
 
 SMALL = embedded.PREFIX + "vit"
 _SIDE, _CHANNELS = 28, 3  # pixels; red, green and blue
-_BATCH_NORMS = (
-    *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d),
-    torch.nn.SyncBatchNorm,
-)
 _SMALL = dict(
     image_size=_SIDE,
     patch_size=7,
@@ -58,34 +54,27 @@ def load_processor(model: str, revision: str | None = None) -> BaseImageProcesso
         half = [0.5] * 3
         size = {"height": _SIDE, "width": _SIDE}
         return ViTImageProcessorPil(size=size, image_mean=half, image_std=half)
-    with loading(model, revision) as source:
-        auto: Any = AutoImageProcessor  # which has no annotations
+    auto: Any = AutoImageProcessor  # which has no annotations
+    with pretrained.loading(model, revision) as source:
         processor: BaseImageProcessor = auto.from_pretrained(**source, backend="pil")
     return processor
 
 
-def load_config(
-    model: str, labels: Sequence[str] = (), revision: str | None = None
-) -> PretrainedConfig:
-    """Return the configuration of ``model`` for a head with these labels.
+def load_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
+    """Return the configuration of ``model``.
 
     Args:
-        model: A name on the Hub, or a directory.
-        labels: Names of the classes.
-        revision: Commit, tag or branch on the Hub; the newest if None.
+        model: See :func:`load_classifier`.
+        revision: Likewise.
+        **changes: Attributes to set.
 
     Raises:
         UserError: If it cannot be loaded, or its family does not classify images.
     """
-    head: dict[str, Any] = {
-        "num_labels": len(labels),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {name: index for index, name in enumerate(labels)},
-    }
     if model == SMALL:
-        config: PretrainedConfig = AutoConfig.for_model("vit", **_SMALL, **head)
+        config: PretrainedConfig = AutoConfig.for_model("vit", **_SMALL, **changes)
         return config
-    config = pretrained.load_config(model, revision, **(head if labels else {}))
+    config = pretrained.load_config(model, revision, **changes)
     if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         raise UserError(
             f"--model {model}: a model of type '{config.model_type}' does not classify images; "
@@ -117,24 +106,17 @@ def load_classifier(
     Raises:
         UserError: if the model cannot be loaded, or does not classify images.
     """
-    config = load_config(model, labels, revision)
-    if problem_type is not None:
-        config.problem_type = problem_type
+    outputs = pretrained.outputs(labels, problem_type)
+    config = load_config(model, revision, **outputs)
+    auto: Any = AutoModelForImageClassification  # which has no annotations
     if model == SMALL:
-        auto: Any = AutoModelForImageClassification  # which has no annotations
         classifier: PreTrainedModel = auto.from_config(config)
-    else:
-        with loading(model, revision) as source:
-            classifier = AutoModelForImageClassification.from_pretrained(
-                **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
-            )
-        trained = families.outputs_of_head(pretrained.load_config(model, revision))
-        head.continue_head(classifier, trained, labels)
-    # As in `pretrained.load_classifier`: Trainer reads its own checkpoints without renaming.
-    classifier._weight_conversions = []  # type: ignore[assignment]
-    return classifier
+        return classifier
+    return pretrained.load_with_head(auto, model, config, revision)
 
 
 def batch_norms(model: torch.nn.Module) -> int:
     """Return how many layers normalise by the statistics of the micro-batch."""
-    return sum(isinstance(module, _BATCH_NORMS) for module in model.modules())
+    return sum(
+        isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()
+    )

@@ -165,9 +165,9 @@ class Recipe(RecipeOptions):
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         """Return the model saved in ``directory`` by a run."""
-        from finetune.models import weights
+        from finetune.models.pretrained import load_weights
 
-        return weights.loaded(self.build_model(labels), Path(directory) / "model.safetensors")
+        return load_weights(self.build_model(labels), Path(directory) / "model.safetensors")
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         """Return what makes a batch of rows, ``labels`` among its keys."""

@@ -156,14 +156,10 @@ class TextRecipe(Recipe, TextOptions):
         return None if is_custom else load_config(self.model, self.model_revision)
 
     def check(self) -> None:
-        from finetune.models import families
-
         self._fit_model()
         _ = self.windows
         if self.text_columns:
             self.encoder().refuse_too_short(len(self.columns_read()))
-        for remark in families.remarks(self.model_config) if self.model_config is not None else ():
-            self.note(remark)
 
     def _fit_model(self) -> None:
         """Refuse a model without a head for texts, or with too few positions for ``max_length``,

@@ -5,6 +5,8 @@ gloo sends them through sockets: 91 MB between two processes of one core each to
 """
 
 # no `from __future__ import annotations`: DDP looks at the annotations of a hook
+import contextlib
+import math
 import os
 import tempfile
 import weakref
@@ -70,15 +72,19 @@ def use(model: DistributedDataParallel) -> bool:
     """
     if used_by(model):
         return True
-    parameters = _exchanged(model)
-    if parameters is None:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    is_plain = all(
+        parameter.dtype == torch.float32 and parameter.device.type == "cpu"
+        for parameter in parameters
+    )
+    is_sparse = any(getattr(module, "sparse", False) for module in model.modules())  # of embeddings
+    if is_sparse or not is_plain or distributed.machines() > 1 or not DIRECTORY.is_dir():
         return False
     memory = _shared_memory(sum(map(torch.numel, parameters)))
-    if memory is None:
-        return False
-    model.register_comm_hook(_Shared(memory), _Shared.take)
-    _exchanging.add(model)
-    return True
+    if memory is not None:
+        model.register_comm_hook(_Shared(memory), _Shared.take)
+        _exchanging.add(model)
+    return memory is not None
 
 
 def used_by(model: torch.nn.Module) -> bool:
@@ -86,49 +92,27 @@ def used_by(model: torch.nn.Module) -> bool:
     return model in _exchanging
 
 
-def _exchanged(model: torch.nn.Module) -> list[torch.nn.Parameter] | None:
-    """Return the parameters whose gradients are exchanged, or None if that is left to gloo."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    is_plain = all(
-        parameter.dtype == torch.float32 and parameter.device.type == "cpu"
-        for parameter in parameters
-    )
-    is_sparse = any(getattr(module, "sparse", False) for module in model.modules())  # of embeddings
-    on_one_machine = distributed.machines() == 1 and DIRECTORY.is_dir()
-    return parameters if is_plain and on_one_machine and not is_sparse else None
-
-
 def _shared_memory(columns: int) -> torch.Tensor | None:
     """Return fp32 zeros that all processes see, ``(processes, columns)``; None without room."""
     me = distributed.ranks()
-    size, file = me.world_size * columns, None
-    if me.rank == 0:
-        file = _reserve(torch.float32.itemsize * size)
-    path = distributed.gather(file)[0]
-    try:
+    shape, path = (me.world_size, columns), None
+    with contextlib.ExitStack() as stack:
+        if me.rank == 0:
+            file = stack.enter_context(
+                tempfile.NamedTemporaryFile(dir=DIRECTORY, prefix="finetune-")
+            )
+            try:  # all bytes are reserved: to write to memory that is not there ends a process
+                os.posix_fallocate(file.fileno(), 0, torch.float32.itemsize * math.prod(shape))
+                path = file.name
+            except OSError:
+                file.close()
+        path = distributed.gather(path)[0]
         # how many machines there are is not always said; from_file would make a file elsewhere
         if not all(distributed.gather(path is not None and Path(path).exists())):
             return None
-        memory = torch.from_file(path, shared=True, size=size, dtype=torch.float32)
+        memory = torch.from_file(path, shared=True, size=math.prod(shape), dtype=torch.float32)
         distributed.gather(None)  # all have it
-    finally:
-        if file is not None:
-            os.unlink(file)
-    return memory.view(me.world_size, columns)
-
-
-def _reserve(size: int) -> str | None:
-    """Make a file of ``size`` bytes, all of them reserved: to write to less would end a process."""
-    path = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=DIRECTORY, prefix="finetune-", delete=False) as file:
-            path = file.name
-            os.posix_fallocate(file.fileno(), 0, size)
-    except OSError:
-        if path is not None:
-            os.unlink(path)
-        return None
-    return path
+    return memory.view(shape)
 
 
 def _wait_for_all() -> None:

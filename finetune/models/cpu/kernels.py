@@ -9,11 +9,33 @@ docs/performance.md has what each brings.
 
 from __future__ import annotations
 
+import ctypes
+import os
+
 import torch
 from transformers import PreTrainedModel
 
-from finetune.models.cpu import allocator, attention, dropout, packing, unpadded
+from finetune.models.cpu import attention, layers, unpadded
 from finetune.runtime import precision
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+#: Bytes; the second is the most that glibc took as a threshold before 2.35, on 64 bits.
+_LARGEST, _LARGEST_ONCE = 2**30, 2**25
+_THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
+
+
+def _keep_large_blocks() -> None:
+    """Let this process keep freed blocks of up to 1 GiB (32 MiB with an old glibc), unless the user
+    set a threshold.
+
+    glibc maps a block of megabytes anew each time it is asked for, and the kernel fills its pages
+    with zeros at the first touch: a tensor of 3 MB costs more than the GELU that fills it. Kept
+    blocks are warm. Other C libraries have no such setting.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None and _THRESHOLDS.isdisjoint(os.environ):
+        any(mallopt(_MMAP_THRESHOLD, size) for size in (_LARGEST, _LARGEST_ONCE))
+        mallopt(_TRIM_THRESHOLD, _LARGEST)
 
 
 def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> None:
@@ -27,10 +49,10 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
         recomputes: Whether activations are computed again in the backward pass, which may hand the
             layers a mask that does not know where the sequences lie.
     """
-    allocator.keep_large_blocks()
+    _keep_large_blocks()
     if not isinstance(model, PreTrainedModel):
         return
-    dropout.use(model)
+    layers.use_dropout(model)
     recomputes = recomputes or model.is_activation_checkpointing
     packs = not recomputes and unpadded.supports(model) is None
     if packs or (bf16 and not attention.drops_weights(model)):
@@ -46,18 +68,17 @@ def for_inference(model: torch.nn.Module, *, bf16: bool) -> None:
         model: On the CPU, in the dtype that it will be used in.
         bf16: Whether that is bf16. Where a CPU is slower in it, so is our attention.
     """
-    allocator.keep_large_blocks()
+    _keep_large_blocks()
     if bf16 and precision.prefers_bf16("cpu"):
         attention.use(model)
-    packing.pack(model)
+    layers.pack(model)
 
 
 def names(model: torch.nn.Module) -> list[str]:
     """Return the names of the kernels that ``model`` is trained with, as a user reads them."""
     is_used = {
         "attention": attention.used_by(model),
-        "dropout": dropout.used_by(model),
-        "padding-free encoder layers (sequences packed)": unpadded.used_by(model),
-        "allocator": allocator.keeps_large_blocks(),
+        "dropout": layers.drops(model),
+        "padding-free encoder layers": unpadded.used_by(model),
     }
     return [name for name in is_used if is_used[name]]

@@ -2,13 +2,11 @@
 
 All that the layers compute, but for the attention, they compute for one token at a time. So on
 their way through the layers the rows of a batch follow each other as one sequence, and the
-attention is told where each of them lies: short ones share a sequence of up to 64 tokens, in which
-each sees itself only.
+attention is told where each of them lies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -18,16 +16,15 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from finetune.models.cpu import attention, dropout, layers
+from finetune.models.cpu import attention, layers
 
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
 #: the positions of the tokens; no attribute of a configuration says so.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 #: The share of the tokens with padding that may be left at most.
 MOST_TOKENS = 0.95
-_SHARED = 64  # tokens of a sequence that rows share
 # Matrix products are of few shapes: oneDNN keeps half a megabyte of each.
-_SHORT, _LONG = 32, 64  # what sequences are a multiple of
+_SHORT, _LONG = 16, 64  # what the lengths of rows of up to 64 tokens, and others, are a multiple of
 _MULTIPLE = 64  # what all tokens are a multiple of, at least
 #: What a head reads the state of the first token for; others may read those of padding.
 _HEAD = "ForSequenceClassification"
@@ -38,7 +35,7 @@ _TOKEN_BY_TOKEN = (
         f"torch.nn.modules.{name}"
         for name in ("activation", "container", "dropout", "linear", "normalization")
     ),
-    dropout.__name__,
+    layers.__name__,
 )
 
 
@@ -65,12 +62,9 @@ def use(model: torch.nn.Module) -> bool:
     """Let the layers of ``model`` see no padding, if :func:`supports` allows it and it attends by
     :mod:`finetune.models.cpu.attention`; return whether that is so.
     """
-    if used_by(model):
-        return True  # of another trainer
-    if not attention.used_by(model) or supports(model) is not None:
-        return False
-    _Hooks(model)
-    return True
+    if not used_by(model) and attention.used_by(model) and supports(model) is None:
+        _Hooks(model)
+    return used_by(model)
 
 
 def used_by(model: torch.nn.Module) -> bool:
@@ -203,68 +197,39 @@ def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
         return None
     if not torch.equal(mask, is_token[:, None, None].expand_as(mask)):
         return None
-    sequences, groups = _sequences(lengths), list[attention.Group]()
-    for of_group in _by_length(sequences, lengths):
-        first = groups[-1].tokens.stop if groups else 0
-        groups.append(_group(of_group, lengths, first, _dtype_of_products(hidden)))
+    order, groups = np.argsort(-lengths, kind="stable"), list[attention.Group]()
+    for length, rows_of_length in groupby(lengths[order], _padded_length):
+        of_length, size = list(rows_of_length), attention.at_once(length)
+        for first in range(0, len(of_length), size):
+            first_token = groups[-1].tokens.stop if groups else 0
+            group = of_length[first : first + size]
+            groups.append(_group(group, length, first_token, lengths.sum(), hidden))
     places = np.split(np.flatnonzero(is_token.numpy()), np.cumsum(lengths)[:-1])
-    real = np.concatenate([places[row] for sequence in sequences for row in sequence])
+    real = np.concatenate([places[row] for row in order])
     source = np.concatenate([real, np.repeat(real[:1], total - len(real))])
     return _Layout((rows, tokens), torch.from_numpy(source), len(real), groups)
 
 
 def _group(
-    sequences: list[list[int]], lengths: np.ndarray, first: int, dtype: torch.dtype
+    lengths: list[int], length: int, first: int, no_row: int, hidden: torch.Tensor
 ) -> attention.Group:
-    """Return sequences, each a list of rows, as a group whose first token is ``first``."""
-    length = _padded_length(sequences[0], lengths)
-    count = len(sequences) if len(sequences) < 4 else _round_up(len(sequences), 4)
-    owner = np.full((count, length), -1)  # the row of each token
-    for number, rows in enumerate(sequences):
-        owner[number, : sum(lengths[rows])] = np.repeat(rows, lengths[rows])
-    real = np.flatnonzero(owner.ravel() >= 0)
+    """Return rows as a group whose first token is ``first``, filled up with one of no row."""
+    count = len(lengths) if len(lengths) < 4 else _round_up(len(lengths), 4)
+    is_token = np.arange(length) < np.resize([*lengths, 0, 0, 0], count)[:, None]
+    real = np.flatnonzero(is_token)
     tokens = slice(first, first + len(real))
-    if len(real) == owner.size and all(len(rows) == 1 for rows in sequences):
+    if len(real) == is_token.size:
         return attention.Group(tokens, count, length)
-    places = np.full(owner.size, lengths.sum())  # a token of no row
-    places[real] = np.arange(tokens.start, tokens.stop)
-    if any(len(rows) > 1 for rows in sequences):
-        visible = owner[:, None] == owner[:, :, None]
-    else:
-        visible = ((owner >= 0) | (owner[:, :1] < 0))[:, None]
-    unseen = ~torch.from_numpy(visible)[:, None]
-    bias = torch.zeros(unseen.shape, dtype=dtype).masked_fill_(unseen, attention.lowest(dtype))
-    return attention.Group(tokens, count, length, bias, *map(torch.from_numpy, (places, real)))
+    taken = np.full(is_token.size, no_row)
+    taken[real] = np.arange(tokens.start, tokens.stop)
+    seen = torch.from_numpy(is_token)[:, None, None]
+    bias = attention.as_bias(seen, _dtype_of_products(hidden))
+    return attention.Group(tokens, count, length, bias, *map(torch.from_numpy, (taken, real)))
 
 
-def _by_length(sequences: list[list[int]], lengths: np.ndarray) -> Iterator[list[list[int]]]:
-    """Yield sequences of one length with what fills them up, as many as make a group."""
-    for length, sequences_of_length in groupby(
-        sequences, lambda rows: _padded_length(rows, lengths)
-    ):
-        of_length, size = list(sequences_of_length), attention.at_once(length)
-        for first in range(0, len(of_length), size):
-            yield of_length[first : first + size]
-
-
-def _sequences(lengths: np.ndarray) -> list[list[int]]:
-    """Return the rows of each, the longest first: a row is in the first that has room for it."""
-    sequences: list[list[int]] = []
-    room: list[int] = []
-    for row in np.argsort(-lengths, kind="stable").tolist():
-        fits = (number for number, left in enumerate(room) if lengths[row] <= left)
-        if (number := next(fits, len(room))) == len(room):
-            sequences.append([])
-            room.append(_SHARED)
-        sequences[number].append(row)
-        room[number] -= lengths[row]
-    return sorted(sequences, key=lambda rows: -sum(lengths[rows]))
-
-
-def _padded_length(rows: list[int], lengths: np.ndarray) -> int:
-    """Return the length of the sequence of these rows, with what fills it up."""
-    tokens = int(sum(lengths[rows]))
-    return _round_up(tokens, _SHORT if tokens <= _SHARED else _LONG)
+def _padded_length(tokens: int) -> int:
+    """Return the length of the sequence of a row, with what fills it up."""
+    return _round_up(int(tokens), _SHORT if tokens <= _LONG else _LONG)
 
 
 def _round_up(tokens: int, multiple: int) -> int:
