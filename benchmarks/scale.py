@@ -44,7 +44,10 @@ def statistics(rows: int, classes: int, has_one: bool) -> None:
     )
     targets = labels if has_one else generator.random((rows, classes), dtype=np.float32) < 0.01
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    scored, known = task.scored(targets, logits), task.counted(task.metrics)
+    scored, known = (
+        task.scored(targets, logits),
+        metrics.find_metrics(task.label_kind, task.metrics),
+    )
     task.statistics(scored, known, None)
     if has_one:
         source = Source(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
+from finetune.data.label_columns import list_names
 from finetune.errors import Report, UserError
 from finetune.recipe.options import RENAMED_PARTS, RecipeOptions, declare, option, validate
 from finetune.runtime import hub
@@ -356,11 +357,18 @@ class Recipe(RecipeOptions):
         Raises:
             UserError: If ``class_weights`` cannot be used.
         """
-        from finetune.tasks import weights
-
-        if self.kind.weighs_in_loss and type(self).loss is not Recipe.loss:
-            weights.refuse_own_loss(self.class_weights)
-        return self.kind.find_class_weights(self.class_weights, self.training_targets(), self.note)
+        has_own_loss = type(self).loss is not Recipe.loss
+        if self.kind.label_kind == "labels" and has_own_loss and self.class_weights != "none":
+            raise UserError(
+                f"--class_weights {self.class_weights}: of several labels a row they are part of "
+                "the loss, and the recipe has one of its own: weigh the labels in loss()"
+            )
+        weights = self.kind.class_weights(self.class_weights, self.training_targets())
+        if weights is not None:
+            pairs = zip(self.labels, weights, strict=True)
+            listed = list_names([f"{name} {weight:.4g}" for name, weight in pairs])
+            self.note(f"class weights: {listed}; the evaluation loss is not weighted")
+        return weights
 
     @property
     def scoring(self) -> Scoring:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array
 from scipy.special import logit
 
-from finetune.data.prediction_columns import LABEL, MOST_PROBABLE, probability_of
+from finetune.data.prediction_columns import MOST_PROBABLE
 from finetune.statistics import ranking
 from finetune.statistics.estimates import group_rows, leave_out
 from finetune.statistics.probabilities import Probabilities, slices
@@ -35,6 +35,12 @@ class Scored:
     @property
     def outputs(self) -> np.ndarray:
         """What metrics take as ``predictions``, shape ``(rows, outputs)``."""
+        raise NotImplementedError
+
+    def distances(self, other: Any) -> np.ndarray:
+        """Return how far the predictions of another model for the same rows are from these, shape
+        ``(rows,)``, 0 where they are the same.
+        """
         raise NotImplementedError
 
     @functools.cached_property
@@ -89,19 +95,6 @@ class ScoredRows(_Named):
 
     kind: ClassVar[Kind] = "classes"
 
-    @classmethod
-    def from_table(cls, table: pd.DataFrame, names: list[str]) -> ScoredRows:
-        """Return those of the table of ``predictions.parquet``, if it has every class."""
-        columns = table[[probability_of(name) for name in names]].to_numpy(np.float64)
-        return cls(class_numbers(table, LABEL, names), names, Probabilities(columns))
-
-    @classmethod
-    def from_outputs(
-        cls, names: list[str], labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
-    ) -> ScoredRows:
-        """Return those of logits, shape ``(rows, classes)``, of any precision."""
-        return cls(labels, names, Probabilities(outputs, "softmax", temperature))
-
     @property
     def outputs(self) -> np.ndarray:
         """The logits; of a table the logarithms of the probabilities."""
@@ -124,6 +117,11 @@ class ScoredRows(_Named):
         """Whether that is the true class, shape ``(rows,)``."""
         right: np.ndarray = self.classes == self.labels
         return right
+
+    def distances(self, other: ScoredRows) -> np.ndarray:
+        """Return the sum of both probabilities where the classes differ, else 0."""
+        confidence = self.summary.confidence + other.summary.confidence
+        return np.where(self.classes != other.classes, confidence, 0.0)
 
     @functools.cached_property
     def confusion(self) -> np.ndarray:
@@ -181,6 +179,11 @@ class ScoredLabels(_Named):
             decided[chosen] = block > 0.5
         return decided
 
+    def distances(self, other: ScoredLabels) -> np.ndarray:
+        """Return the largest difference of probabilities where a label differs, else 0."""
+        gaps = np.abs(self.probabilities.rows() - other.probabilities.rows()).max(axis=1)
+        return np.where((self.decided != other.decided).any(axis=1), gaps, 0.0)
+
     @property
     def right(self) -> np.ndarray:
         """Whether each row is given exactly the labels it has, shape ``(rows,)``."""
@@ -225,6 +228,12 @@ class ScoredNumbers(Scored):
     def outputs(self) -> np.ndarray:
         """The predictions, shape ``(rows, targets)``."""
         return self.values.reshape(len(self), -1)
+
+    def distances(self, other: ScoredNumbers) -> np.ndarray:
+        """Return the largest difference, in standard deviations of the labels."""
+        spread = self.targets.std(axis=0)
+        gaps = np.abs(self.outputs - other.outputs) / np.where(spread > 0, spread, 1)
+        return np.asarray(gaps.max(axis=1))
 
 
 def class_numbers(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
