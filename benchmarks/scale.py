@@ -50,9 +50,7 @@ def statistics(rows: int, classes: int, has_one: bool) -> None:
     )
     task.statistics(scored, known, None)
     if has_one:
-        source = Source(
-            splits=splits, column="text", seed=0, fingerprint=f"{time.time()}", fit=True, note=print
-        )
+        source = Source(splits=splits, column="text", seed=0, fit=True, note=print)
         for _, outputs in task.baselines(source):
             metrics.estimate_difference(task.scored(labels, outputs), scored, known)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

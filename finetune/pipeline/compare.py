@@ -19,6 +19,7 @@ from finetune.reporting import html, tables, wording
 from finetune.reporting.html import Cell, Section, Table, estimates
 from finetune.runs.run import Run
 from finetune.statistics.estimates import McNemar, holm, mcnemar
+from finetune.statistics.scored import distances
 from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task
 from finetune.training.manifest import Manifest
@@ -168,8 +169,8 @@ def _compared(runs: Sequence[Run]) -> Comparison:
     ]
     names, (first, *others) = [str(run.path) for run in runs], scored_rows
     tests = [mcnemar(first.right, rows.right) for rows in others if task.has_probabilities]
-    distances = np.max([first.distances(rows) for rows in others], axis=0)
-    disagreements = np.argsort(-distances, kind="stable")[: np.count_nonzero(distances)]
+    gaps = np.max([distances(first, rows) for rows in others], axis=0)
+    disagreements = np.argsort(-gaps, kind="stable")[: np.count_nonzero(gaps)]
     differences = [gaps for _, gaps in judged]
     return Comparison(
         names,

@@ -146,7 +146,6 @@ def _with_baselines(
         splits=recipe.splits,
         column=recipe.input_column,
         seed=recipe.split_seed,
-        fingerprint=run.manifest.data.fingerprint,
         fit=fit,
         note=notes.append,
     )

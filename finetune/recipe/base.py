@@ -357,17 +357,13 @@ class Recipe(RecipeOptions):
         Raises:
             UserError: If ``class_weights`` cannot be used.
         """
-        has_own_loss = type(self).loss is not Recipe.loss
-        if self.kind.label_kind == "labels" and has_own_loss and self.class_weights != "none":
-            raise UserError(
-                f"--class_weights {self.class_weights}: of several labels a row they are part of "
-                "the loss, and the recipe has one of its own: weigh the labels in loss()"
-            )
-        weights = self.kind.class_weights(self.class_weights, self.training_targets())
+        text, is_own = self.class_weights, type(self).loss is not Recipe.loss
+        if self.kind.label_kind == "labels" and is_own and text != "none":
+            raise UserError(f"--class_weights {text}: weigh several labels a row in your loss()")
+        weights = self.kind.class_weights(text, self.training_targets())
         if weights is not None:
-            pairs = zip(self.labels, weights, strict=True)
-            listed = list_names([f"{name} {weight:.4g}" for name, weight in pairs])
-            self.note(f"class weights: {listed}; the evaluation loss is not weighted")
+            pairs = [f"{n} {weight:.4g}" for n, weight in zip(self.labels, weights, strict=True)]
+            self.note(f"class weights: {list_names(pairs)}; the evaluation loss is not weighted")
         return weights
 
     @property

@@ -12,9 +12,8 @@ from scipy.sparse import csr_array
 from scipy.special import logit
 
 from finetune.data.prediction_columns import MOST_PROBABLE
-from finetune.statistics import ranking
 from finetune.statistics.estimates import group_rows, leave_out
-from finetune.statistics.probabilities import Probabilities, slices
+from finetune.statistics.probabilities import Probabilities, area_replicates, slices
 
 Kind = Literal["classes", "labels", "numbers"]
 _LOWEST, _SMALLEST = np.finfo(np.float16).min, np.finfo(np.float16).smallest_subnormal
@@ -37,12 +36,6 @@ class Scored:
         """What metrics take as ``predictions``, shape ``(rows, outputs)``."""
         raise NotImplementedError
 
-    def distances(self, other: Any) -> np.ndarray:
-        """Return how far the predictions of another model for the same rows are from these, shape
-        ``(rows,)``, 0 where they are the same.
-        """
-        raise NotImplementedError
-
     @functools.cached_property
     def groups(self) -> np.ndarray:
         """The group of each row in the jackknife, shape ``(rows,)``."""
@@ -63,19 +56,6 @@ class Summary(NamedTuple):
     ties: np.ndarray  # how many are as probable, the true one among them
 
 
-def _summarize(block: np.ndarray, labels: np.ndarray) -> Summary:
-    places, classes = np.arange(len(block)), block.argmax(axis=1)
-    of_label = block[places, labels]
-    return Summary(
-        classes,
-        block[places, classes],
-        of_label,
-        (block**2).sum(axis=1),
-        (block > of_label[:, None]).sum(axis=1),
-        (block == of_label[:, None]).sum(axis=1),
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class _Named(Scored):
     names: list[str]  # of the classes or labels, in the order of their numbers
@@ -86,7 +66,7 @@ class _Named(Scored):
         """The replicates of each class against the rest: of the area under the ROC curve, and of
         the average precision; both ``(1 + groups, classes)``, NaN where a class has no row or all.
         """
-        return ranking.area_replicates(self.probabilities, self.labels, self.groups)
+        return area_replicates(self.probabilities, self.labels, self.groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +83,13 @@ class ScoredRows(_Named):
     @functools.cached_property
     def summary(self) -> Summary:
         """What most statistics need, computed in one pass over the probabilities."""
-        blocks = self.probabilities.row_blocks()
-        parts = [_summarize(block, self.labels[chosen]) for chosen, block in blocks]
+        parts = []
+        for chosen, block in self.probabilities.row_blocks():
+            places, classes = np.arange(len(block)), block.argmax(axis=1)
+            of_label = block[places, self.labels[chosen]]
+            is_above, is_tied = block > of_label[:, None], block == of_label[:, None]
+            squares, above, ties = (values.sum(axis=1) for values in (block**2, is_above, is_tied))
+            parts.append((classes, block[places, classes], of_label, squares, above, ties))
         return Summary(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property
@@ -117,11 +102,6 @@ class ScoredRows(_Named):
         """Whether that is the true class, shape ``(rows,)``."""
         right: np.ndarray = self.classes == self.labels
         return right
-
-    def distances(self, other: ScoredRows) -> np.ndarray:
-        """Return the sum of both probabilities where the classes differ, else 0."""
-        confidence = self.summary.confidence + other.summary.confidence
-        return np.where(self.classes != other.classes, confidence, 0.0)
 
     @functools.cached_property
     def confusion(self) -> np.ndarray:
@@ -179,11 +159,6 @@ class ScoredLabels(_Named):
             decided[chosen] = block > 0.5
         return decided
 
-    def distances(self, other: ScoredLabels) -> np.ndarray:
-        """Return the largest difference of probabilities where a label differs, else 0."""
-        gaps = np.abs(self.probabilities.rows() - other.probabilities.rows()).max(axis=1)
-        return np.where((self.decided != other.decided).any(axis=1), gaps, 0.0)
-
     @property
     def right(self) -> np.ndarray:
         """Whether each row is given exactly the labels it has, shape ``(rows,)``."""
@@ -229,11 +204,21 @@ class ScoredNumbers(Scored):
         """The predictions, shape ``(rows, targets)``."""
         return self.values.reshape(len(self), -1)
 
-    def distances(self, other: ScoredNumbers) -> np.ndarray:
-        """Return the largest difference, in standard deviations of the labels."""
-        spread = self.targets.std(axis=0)
-        gaps = np.abs(self.outputs - other.outputs) / np.where(spread > 0, spread, 1)
-        return np.asarray(gaps.max(axis=1))
+
+def distances(first: Any, second: Any) -> np.ndarray:
+    """Return how far the predictions of two models for the same rows are apart, ``(rows,)``, and 0
+    where they are the same: of classes the sum of their probabilities, of labels the largest
+    difference of these, of numbers that in standard deviations of the labels.
+    """
+    if first.kind == "classes":
+        confidence = first.summary.confidence + second.summary.confidence
+        return np.where(first.classes != second.classes, confidence, 0.0)
+    if first.kind == "labels":
+        gaps = np.abs(first.probabilities.rows() - second.probabilities.rows()).max(axis=1)
+        return np.where((first.decided != second.decided).any(axis=1), gaps, 0.0)
+    spread = first.targets.std(axis=0)
+    gaps = np.abs(first.outputs - second.outputs) / np.where(spread > 0, spread, 1)
+    return np.asarray(gaps.max(axis=1))
 
 
 def class_numbers(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:

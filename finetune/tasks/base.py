@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from finetune.data import labels as class_labels
-from finetune.data.prediction_columns import LABEL, PREDICTION
+from finetune.data.prediction_columns import LABEL, PREDICTION, probability_of
 from finetune.errors import UserError, suggestion
 from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import MODULE, Metrics, Scoring, module_of
@@ -262,14 +262,19 @@ class Task(ABC, Generic[S]):
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
         """Return the values of these columns, each an array or a list over the rows."""
 
-    @abstractmethod
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         """Return the prediction of one row as a line.
 
         Args:
             row: The columns of :meth:`predicted_names`, of every label where there are.
-            most: How many labels it names at most.
+            most: How many labels it names at most beside those that are predicted.
         """
+        probabilities = {label: row[probability_of(label)] for label in self.labels}
+        texts = {label: f"{label} {value:.4f}" for label, value in probabilities.items()}
+        labels = [row[LABEL]] if self.has_one_class else row[LABEL]
+        predicted = ", ".join(texts.pop(label) for label in labels) or "none"
+        rest = sorted(texts, key=lambda label: -probabilities[label])[:most]
+        return predicted + (f"  ({', '.join(texts[label] for label in rest)})" if rest else "")
 
     def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
         """Return the label and the prediction in a row of the table as a page shows them, and

@@ -135,8 +135,8 @@ class MultiLabel(Task[ScoredLabels]):
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         rows = self.scored(labels, outputs)
         columns: dict[str, Any] = {
-            LABEL: self._named(rows.labels),
-            PREDICTION: self._named(rows.decided),
+            LABEL: self._list_names(rows.labels),
+            PREDICTION: self._list_names(rows.decided),
         }
         for index, name in enumerate(self.labels):
             columns[probability_of(name)] = rows.probabilities.column(index)
@@ -147,20 +147,13 @@ class MultiLabel(Task[ScoredLabels]):
 
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
         probabilities = self.probabilities(outputs)
-        return [self._named(probabilities > 0.5), *(probabilities.T if all_labels else ())]
-
-    def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        probabilities = {label: row[probability_of(label)] for label in self.labels}
-        texts = {label: f"{label} {value:.4f}" for label, value in probabilities.items()}
-        predicted = ", ".join(texts.pop(label) for label in row[LABEL]) or "none"
-        rest = sorted(texts, key=lambda label: -probabilities[label])[:most]
-        return predicted + (f"  ({', '.join(texts[label] for label in rest)})" if rest else "")
+        return [self._list_names(probabilities > 0.5), *(probabilities.T if all_labels else ())]
 
     def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
         label, prediction = (", ".join(row[name]) or "none" for name in (LABEL, PREDICTION))
         return label, prediction, set(row[PREDICTION]) == set(row[LABEL])
 
-    def _named(self, has: np.ndarray) -> list[list[str]]:
+    def _list_names(self, has: np.ndarray) -> list[list[str]]:
         """Return the names of the labels of each row."""
         return [[self.labels[index] for index in np.flatnonzero(row)] for row in has]
 

@@ -118,12 +118,6 @@ class SingleLabel(Task[ScoredRows]):
         best = [self.labels[index] for index in probabilities.argmax(axis=1)]
         return [best, probabilities.max(axis=1), *(probabilities.T if all_labels else ())]
 
-    def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        probabilities = {label: row[probability_of(label)] for label in self.labels}
-        first, *rest_of_labels = sorted(probabilities.items(), key=lambda pair: -pair[1])[:most]
-        rest = ", ".join(f"{label} {probability:.4f}" for label, probability in rest_of_labels)
-        return f"{first[0]}  {first[1]:.4f}" + (f"  ({rest})" if rest else "")
-
     # ---- what predictions are worth --------------------------------------------------------------
 
     def statistics(

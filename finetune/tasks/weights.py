@@ -40,7 +40,7 @@ def of_classes(text: str, names: Sequence[str], labels: np.ndarray) -> np.ndarra
         return None
     if text == BALANCED:
         return np.where(rows, len(labels) / (np.count_nonzero(rows) * np.maximum(rows, 1)), 1.0)
-    weights = _named(text, names, rows)
+    weights = _parse_weights(text, names, rows)
     return np.asarray(weights * len(labels) / float(weights @ rows))
 
 
@@ -67,10 +67,10 @@ def of_positives(text: str, names: Sequence[str], targets: np.ndarray) -> np.nda
     if text == BALANCED:
         negatives = len(targets) - rows
         return np.where(rows * negatives, negatives / np.maximum(rows, 1), 1.0)
-    return _named(text, names, rows)
+    return _parse_weights(text, names, rows)
 
 
-def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
+def _parse_weights(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
     """Return the weights that ``text`` names, 1 for the others, shape ``(classes,)``."""
     weights, mistakes = np.ones(len(names)), list[str]()
     places, named_classes = {name: place for place, name in enumerate(names)}, set[str]()
