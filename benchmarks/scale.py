@@ -44,12 +44,13 @@ def statistics(rows: int, classes: int, has_one: bool) -> None:
     )
     targets = labels if has_one else generator.random((rows, classes), dtype=np.float32) < 0.01
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-    scored, known = task.scored(targets, logits), task.counted(task.metrics)
+    scored, known = (
+        task.scored(targets, logits),
+        metrics.find_metrics(task.label_kind, task.metrics),
+    )
     task.statistics(scored, known, None)
     if has_one:
-        source = Source(
-            splits=splits, column="text", seed=0, fingerprint=f"{time.time()}", fit=True, note=print
-        )
+        source = Source(splits=splits, column="text", seed=0, fit=True, note=print)
         for _, outputs in task.baselines(source):
             metrics.estimate_difference(task.scored(labels, outputs), scored, known)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

@@ -32,45 +32,26 @@ def test_positive_weights_are_the_negatives_for_each_positive() -> None:
     np.testing.assert_allclose(weights.of_positives("bad=2.5", NAMES, targets), [2.5, 1, 1])
 
 
-HOW = "expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, found"
-
-
 @pytest.mark.parametrize(
-    ("text", "messages"),
+    ("text", "problems"),
     [
-        ("balance", [f"--class_weights balance: {HOW} 'balance'; did you mean 'balanced'?"]),
-        (
-            "bda=2,nice=3",
-            [
-                "--class_weights: there is no class 'bda'; did you mean 'bad'? "
-                "(classes: 'bad', 'fair', 'good')",
-                "--class_weights: there is no class 'nice' (classes: 'bad', 'fair', 'good')",
-            ],
-        ),
-        ("bad=2,bad=3", ["--class_weights: 'bad' is given two weights"]),
+        ("balance", ["balance: no class 'balance'; did you mean 'balanced'?"]),
+        ("bda=2,nice=3", ["bda=2: no class 'bda'; did you mean 'bad'?", "nice=3: no class 'nice'"]),
+        ("bad=2,bad=3", ["bad=3: 'bad' has two weights"]),
         *(
-            (
-                f"bad={each}",
-                [f"--class_weights bad={each}: expected a finite weight above 0, found '{each}'"],
-            )
-            for each in ("0", "nan", "much")
+            (f"bad={weight}", [f"bad={weight}: '{weight}' is no weight from 1e-06 to 1000000"])
+            for weight in ("0", "nan", "much", "1e60", "1e-300")  # float32 cannot hold the last
         ),
     ],
 )
-def test_what_is_no_weight_is_refused(text: str, messages: list[str]) -> None:
+def test_what_is_no_weight_is_refused(text: str, problems: list[str]) -> None:
+    expected = "(expected balanced, none or NAME=WEIGHT,NAME=WEIGHT with 'bad', 'fair', 'good')"
     with pytest.raises(UserError) as error:
         weights.of_classes(text, NAMES, LABELS)
-    assert list(error.value.mistakes) == messages
-
-
-@pytest.mark.parametrize("text", ["bad=1e308", "bad=1e300,good=1e-300", "bad=1e60"])
-def test_weights_that_float32_cannot_hold_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match="too far apart or too large for float32"):
-        weights.of_classes(text, NAMES, LABELS)
+    mistakes = [f"--class_weights {problem} {expected}" for problem in problems]
+    assert list(error.value.mistakes) == mistakes
 
 
 def test_a_weight_without_effect_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"^--class_weights: no training row is of the class 'new'$"
-    ):
+    with pytest.raises(UserError, match="no training row is of the class 'new'"):
         weights.of_classes("new=3", [*NAMES, "new"], LABELS)

@@ -39,7 +39,7 @@ def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> No
     expected = metrics.estimate(ScoredRows(labels, names, Probabilities(softened)), table)
     temperature = calibration.fit_temperature(3 * logits.astype(np.float64), labels)
     monkeypatch.setattr(probabilities, "AT_ONCE", 40)
-    blocks = metrics.estimate(ScoredRows.from_outputs(names, labels, logits), table)
+    blocks = metrics.estimate(ScoredRows(labels, names, Probabilities(logits, "softmax")), table)
     for name, interval in expected.items():
         assert blocks[name] == pytest.approx(interval, abs=1e-9, nan_ok=True), name
     assert calibration.fit_temperature(3 * logits, labels) == pytest.approx(temperature, rel=1e-5)

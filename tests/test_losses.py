@@ -7,7 +7,8 @@ import torch
 from torch.autograd import gradcheck
 from torch.nn import functional
 
-from finetune.tasks import losses, number_losses
+from finetune.tasks import losses
+from finetune.tasks.regression import Regression
 
 ROWS, CLASSES = 12, 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -121,7 +122,7 @@ def test_squared_earth_movers_distance_by_hand() -> None:
 
 def test_losses_of_numbers_by_hand() -> None:
     outputs, targets = torch.tensor([[0.5, 3.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [1, 1]])
-    found = {name: loss(outputs, targets).tolist() for name, loss in number_losses.LOSSES.items()}
+    found = {name: loss(outputs, targets).tolist() for name, loss in Regression.losses.items()}
     assert list(found) == ["mse", "mae", "huber"]  # the first is the default
     assert found["mse"] == [pytest.approx((0.25 + 9) / 2), 0]
     assert found["mae"] == [pytest.approx((0.5 + 3) / 2), 0]

@@ -18,7 +18,8 @@ from finetune.recipe.scoring import without_counted
 from finetune.reporting import html, tables, wording
 from finetune.reporting.html import Cell, Section, Table, estimates
 from finetune.runs.run import Run
-from finetune.statistics.estimates import McNemar, holm
+from finetune.statistics.estimates import McNemar, holm, mcnemar
+from finetune.statistics.scored import distances
 from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task
 from finetune.training.manifest import Manifest
@@ -166,7 +167,10 @@ def _compared(runs: Sequence[Run]) -> Comparison:
         compared(task, scored_rows[0], other, scoring, lambda some: compute_metrics()(some))
         for other in scored_rows[1:]
     ]
-    names, tests = [str(run.path) for run in runs], task.tests(scored_rows)
+    names, (first, *others) = [str(run.path) for run in runs], scored_rows
+    tests = [mcnemar(first.right, rows.right) for rows in others if task.has_probabilities]
+    gaps = np.max([distances(first, rows) for rows in others], axis=0)
+    disagreements = np.argsort(-gaps, kind="stable")[: np.count_nonzero(gaps)]
     differences = [gaps for _, gaps in judged]
     return Comparison(
         names,
@@ -176,7 +180,7 @@ def _compared(runs: Sequence[Run]) -> Comparison:
         differences,
         tests,
         settings_that_differ([run.manifest for run in runs]),
-        task.rank_disagreements(scored_rows),
+        disagreements,
         frames,
         _judge(names, headline, differences, tests, better),
     )
@@ -242,9 +246,8 @@ def _row(comparison: Comparison, task: Task[Any], index: int) -> list[Cell]:
     cells = [Cell(str(first["id"]))]
     if "text" in first:
         cells.append(html.excerpt(first["text"]))
-    cells.append(Cell(task.label_shown(first["label"])))
+    cells.append(Cell(task.describe_row(first)[0]))
     for table in comparison.tables:
-        prediction, probability, is_right = task.describe_row(table.iloc[index])
-        note = "" if probability is None else f"{probability:.1%}"
-        cells.append(Cell(prediction, note + " \N{CHECK MARK}" * is_right, "good" * is_right))
+        _, prediction, is_right = task.describe_row(table.iloc[index])
+        cells.append(Cell(prediction, "\N{CHECK MARK}" * is_right, "good" * is_right))
     return cells

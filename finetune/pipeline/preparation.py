@@ -133,18 +133,16 @@ def steps_of(values: ArgumentValues, recipe: Recipe) -> int | None:
 
 def remarks(recipe: Recipe, values: ArgumentValues, steps: int) -> list[str]:
     """Return what the user should know of a training of so many optimizer steps."""
-    sentences = list(recipe.kind.remarks(recipe.splits))
-    if steps < _FEWEST_STEPS and isinstance(recipe, TextRecipe):
-        flag = f"--max_steps {_FEWEST_STEPS} or more"
-        if values.max_steps <= 0:
-            epochs = math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)
-            flag = f"--num_train_epochs {epochs}"
-        sentences.insert(
-            0,
-            f"{counted(steps, 'optimizer step')}: with fewer than {_FEWEST_STEPS} a pretrained "
-            f"model is often undertrained; try {flag}",
-        )
-    return sentences
+    if steps >= _FEWEST_STEPS or not isinstance(recipe, TextRecipe):
+        return []
+    flag = f"--max_steps {_FEWEST_STEPS} or more"
+    if values.max_steps <= 0:
+        epochs = math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)
+        flag = f"--num_train_epochs {epochs}"
+    return [
+        f"{counted(steps, 'optimizer step')}: with fewer than {_FEWEST_STEPS} a pretrained model "
+        f"is often undertrained; try {flag}"
+    ]
 
 
 def writes_run(values: ArgumentValues | None) -> bool:
@@ -225,7 +223,7 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
         if values is not None:
             if not isinstance(recipe, TextRecipe) or recipe.long_texts == "cut":
                 sampler.require_a_step(values, len(rows))
-            if values.label_smoothing_factor and not recipe.kind.smooths_labels:
+            if values.label_smoothing_factor and not recipe.kind.has_one_class:
                 raise UserError(
                     "--label_smoothing_factor needs one class a row; the task is "
                     f"{recipe.kind.name}"

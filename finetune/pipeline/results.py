@@ -17,7 +17,7 @@ from finetune.recipe.scoring import without_counted
 from finetune.runs import predictions
 from finetune.runs.run import Run
 from finetune.runtime import files
-from finetune.statistics import baselines
+from finetune.statistics import baselines, calibration
 from finetune.statistics.baselines import Source
 from finetune.tasks.assessment import Assessment
 from finetune.training.manifest import Metrics, Statistics
@@ -84,10 +84,12 @@ def write(
             "rows: the training has diverged; try a smaller --learning_rate"
         )
     task, labels = recipe.kind, np.asarray(validated.label_ids)
-    temperature = task.temperature(np.asarray(validated.predictions), labels)
+    temperature = None
+    if task.has_one_class:
+        temperature = calibration.fit_temperature(np.asarray(validated.predictions), labels)
     assessment = assess(recipe, tested._replace(predictions=stored))
     fields = assessment.statistics(temperature)
-    if task.calibrates:
+    if task.has_one_class:
         fields["calibration"]["temperature"] = temperature
     after = outputs.calibration
     statistics = Statistics(
@@ -144,7 +146,6 @@ def _with_baselines(
         splits=recipe.splits,
         column=recipe.input_column,
         seed=recipe.split_seed,
-        fingerprint=run.manifest.data.fingerprint,
         fit=fit,
         note=notes.append,
     )

@@ -13,7 +13,7 @@ from finetune.data.corrections import FILE
 from finetune.data.prediction_columns import DIGEST, USER_COLUMNS, is_predicted
 from finetune.data.row_findings import MOST_SUSPECTS
 from finetune.errors import Finding, UserError
-from finetune.reporting import sections
+from finetune.reporting import page
 from finetune.runs.run import Run
 from finetune.statistics import mistakes
 from finetune.statistics.scored import ScoredRows
@@ -39,7 +39,7 @@ def of_run(run: Run) -> Path | None:
     if not run.kind.has_one_class or not {"text", DIGEST} & {*table.columns}:
         return None
     rows: ScoredRows = run.scored(table)
-    suspicion = sections.suspicion(run, rows)
+    suspicion = page.suspicion(run, rows)
     suspected = suspicion.rows[:MOST_SUSPECTS] if suspicion else np.array([], dtype=np.int64)
     wrong = mistakes.most_confident(rows)
     further = wrong[~np.isin(wrong, suspected)][:_MISTAKES]

@@ -258,7 +258,7 @@ def default_precision(run: Run) -> str:
 
     bf16 changes probabilities by less than 0.02, but leaves a regression with three digits.
     """
-    if not run.kind.bears_bf16 or not isinstance(run.recipe(scores=False), TextRecipe):
+    if not run.kind.has_probabilities or not isinstance(run.recipe(scores=False), TextRecipe):
         return "fp32"
     return "bf16" if precision.prefers_bf16(_device().type) else "fp32"
 

@@ -84,7 +84,7 @@ class Request:
         path, mistakes = self.run.path, []
         if self.options.all_probabilities and not self._task.has_probabilities:
             mistakes.append(f"--all_probabilities: {path} predicts a number, it has no classes")
-        if self.options.calibrated and not self._task.calibrates:
+        if self.options.calibrated and not self._task.has_one_class:
             mistakes.append(f"--calibrated: {path} does not predict one class a row")
         elif self.options.calibrated and self.run.manifest.temperature is None:
             mistakes.append(

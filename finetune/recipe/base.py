@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
+from finetune.data.label_columns import list_names
 from finetune.errors import Report, UserError
 from finetune.recipe.options import RENAMED_PARTS, RecipeOptions, declare, option, validate
 from finetune.runtime import hub
@@ -356,11 +357,14 @@ class Recipe(RecipeOptions):
         Raises:
             UserError: If ``class_weights`` cannot be used.
         """
-        from finetune.tasks import weights
-
-        if self.kind.weighs_in_loss and type(self).loss is not Recipe.loss:
-            weights.refuse_own_loss(self.class_weights)
-        return self.kind.find_class_weights(self.class_weights, self.training_targets(), self.note)
+        text, is_own = self.class_weights, type(self).loss is not Recipe.loss
+        if self.kind.label_kind == "labels" and is_own and text != "none":
+            raise UserError(f"--class_weights {text}: weigh several labels a row in your loss()")
+        weights = self.kind.class_weights(text, self.training_targets())
+        if weights is not None:
+            pairs = [f"{n} {weight:.4g}" for n, weight in zip(self.labels, weights, strict=True)]
+            self.note(f"class weights: {list_names(pairs)}; the evaluation loss is not weighted")
+        return weights
 
     @property
     def scoring(self) -> Scoring:

@@ -25,7 +25,14 @@ from finetune.runtime.importing import (
     path_below_cwd,
     read_source,
 )
-from finetune.statistics.metrics import AVERAGED, DIRECTIONS, MODULE, Compute, module_of
+from finetune.statistics.metrics import (
+    AVERAGED,
+    DIRECTIONS,
+    MODULE,
+    Compute,
+    find_metrics,
+    module_of,
+)
 from finetune.statistics.metrics import Scoring as Arguments
 from finetune.tasks.base import OF_LABEL_SETS, Task
 from finetune.tasks.single_label import SingleLabel
@@ -286,7 +293,7 @@ def without_counted(
     """Return a function of the metrics of ``compute`` whose intervals the task does not compute
     itself; ``scoring`` is empty for a recipe's own ``compute_metrics``.
     """
-    counted = task.counted(scoring)
+    counted = find_metrics(task.label_kind, scoring)
     uncounted = {name: options for name, options in scoring.items() if name not in counted}
     return functools.partial(Scoring(**uncounted), task=task) if uncounted else compute
 

@@ -61,7 +61,6 @@ class TextRecipe(Recipe, TextOptions):
         """
         from finetune.data import columns, parts
         from finetune.recipe import rows
-        from finetune.tasks import kinds
 
         self._find_columns(dataset["train"])
         texts, is_one, labels = self.columns_read(), self.text_columns is None, self._labels_read()
@@ -78,7 +77,7 @@ class TextRecipe(Recipe, TextOptions):
         is_open, label_options = self.task == "auto", self.label_options()
         dataset, task = rows.add_labels(self, dataset, texts, label_options)
         self.task = task  # type: ignore[assignment]
-        if self.label_columns and not kinds.KINDS[task].are_named:
+        if self.label_columns and task == "regression":
             self.target_names = label_options.columns
         if is_open and task == "single_label" and super().is_ordinal(dataset["train"]):
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"

@@ -9,14 +9,17 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from finetune.data.comma_list import split_values
-from finetune.reporting import facts, tables, wording
+from finetune.errors import counted
+from finetune.reporting import tables, wording
 from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
 from finetune.runtime.terminal import visible
+from finetune.training.manifest import Manifest
 
 CARD = "README.md"
 _TEMPLATE = Path(__file__).with_name("templates") / "card.md.jinja"
+_EMBEDDED_BASE = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def write(run: Run) -> Path:
@@ -30,7 +33,7 @@ def write(run: Run) -> Path:
         verdicts=wording.verdicts(run.statistics, headline, wording.directions(manifest)),
         rows=run.statistics.rows,
         scores=tables.scores(run.metrics, headline).markdown(),
-        facts={"splits": "", **facts.provenance(manifest), "data": _source(run)},
+        facts={"splits": "", **provenance(manifest), "data": _source(run)},
         fingerprint=manifest.data.fingerprint,
         notes=[*manifest.data.notes, *run.statistics.notes],
         code=code,
@@ -58,7 +61,7 @@ def _metadata(run: Run) -> ModelCardData:
         model_name=Path(manifest.recipe).stem,
         library_name="transformers" if from_library else "pytorch",
         pipeline_tag=task if from_library else None,
-        base_model=facts.base_on_hub(manifest),
+        base_model=_base_on_hub(manifest),
         datasets=[source] if on_hub else None,
         metrics=list(scores),
         tags=["finetune"],
@@ -89,29 +92,27 @@ def _describe_use(run: Run) -> tuple[str, str]:
     options = run.manifest.options
     if "model" not in options:
         return f'from finetune import Run\n\nmodel = Run.load("{run.path.name}").model()', ""
-    task = run.kind.on_hub(is_text="max_length" in options)
-    arguments = "".join(f", {name}={value}" for name, value in run.kind.pipeline_arguments.items())
-    if task == "text-classification":
-        arguments = f", truncation=True{arguments}"
+    most, is_text = options.get("max_length"), "max_length" in options
+    task, arguments = run.kind.on_hub(is_text=is_text), {"truncation": True} if is_text else {}
+    arguments |= run.kind.pipeline_arguments
+    written = "".join(f", {name}={value}" for name, value in arguments.items())
     code = (
         "from transformers import pipeline\n\n"
-        f'classify = pipeline("{task}", model="{run.path.name}"{arguments})'
+        f'classify = pipeline("{task}", model="{run.path.name}"{written})'
     )
     if columns := options.get("text_columns"):
         code += f"\n{_call_with_columns(run, split_values(columns))}"
-    if (most := options.get("max_length")) is None:
+    if most is None:
         return code, ""
-    if options.get("long_texts") == "windows":
-        part = f"in overlapping windows of {most:,} tokens, whose logits are pooled"
-    else:
-        part = {"head": "up to", "tail": "from its end, up to"}.get(
-            options.get("truncation", "head"), "from its beginning and its end, up to"
-        )
-        part += f" {most:,} tokens"
-    reading = f"A text was read {part}, as `python -m finetune predict` reads it"
-    if options.get("truncation", "head") in ("head", "tail") and "windows" not in part:
-        return code, f"{reading}, and a `pipeline()` with `truncation=True`."
-    return code, f"{reading}; a `pipeline()` reads the beginning."
+    cut = "windows" if options.get("long_texts") == "windows" else options.get("truncation", "head")
+    part = {
+        "head": f"its first {most:,} tokens",
+        "tail": f"its last {most:,} tokens",
+        "windows": f"overlapping windows of {most:,} tokens, whose logits were pooled",
+    }.get(cut, f"{most:,} tokens of its beginning and its end")
+    pipeline = "and so does" if cut in ("head", "tail") else "but not"
+    reading = f"Of a long text the model was trained on {part}: `python -m finetune predict` reads "
+    return code, f"{reading}the same, {pipeline} this `pipeline()`."
 
 
 def _call_with_columns(run: Run, columns: list[str]) -> str:
@@ -126,3 +127,38 @@ def _call_with_columns(run: Run, columns: list[str]) -> str:
     if is_pair(tokenizer, len(columns)):
         return f'classify({{"text": {names[0]}, "text_pair": {names[1]}}})'
     return f"classify({separator(tokenizer)!r}.join([{', '.join(names)}]))"
+
+
+# ---- where a run comes from ----------------------------------------------------------------------
+
+
+def provenance(manifest: Manifest) -> dict[str, str | tuple[str, str]]:
+    """Return what made a run, by name: texts, or a text and the address of a page about it."""
+    launch, data, base = manifest.launch, manifest.data, _base_on_hub(manifest)
+    facts: dict[str, str | tuple[str, str]] = {
+        "base model": Path(str(manifest.options.get("model") or "")).name,
+        "trained": f"{manifest.finished[:16].replace('T', ', ')} UTC" if manifest.finished else "",
+        "data": f"{data.source}, fingerprint {data.fingerprint}",
+        "rows": ", ".join(f"{count:,} {name}" for name, count in data.rows.items()),
+        "splits": data.split_how,
+        "training": f"{manifest.steps:,} steps in {manifest.train_seconds:,.1f} s",
+        "throughput": wording.speed(manifest.speed),
+        "launch": f"{launch.parallel_mode}, {counted(launch.world_size, 'process')}, "
+        f"{launch.device}, {launch.precision}",
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+        "revision": manifest.git_revision or "not from a checkout",
+    }
+    if base:
+        revision = manifest.model_revision if base != _EMBEDDED_BASE else None
+        tree = f"/tree/{revision}" if revision else ""
+        name = f"{base} at {revision[:12]}" if revision else base
+        facts["base model"] = name, f"https://huggingface.co/{base}{tree}"
+    return {name: fact for name, fact in facts.items() if fact}
+
+
+def _base_on_hub(manifest: Manifest) -> str | None:
+    """Return the name on the Hub of the model that was fine-tuned, if it is from there."""
+    name = manifest.options.get("model")
+    if name == "embedded:minilm":
+        return _EMBEDDED_BASE
+    return str(name) if hub.names_repository(name) else None

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from finetune.runtime.files import write_whole
 
 if TYPE_CHECKING:
-    from finetune.reporting.figure import Plot
+    from finetune.reporting.plots import Plot
 
 _LONGEST_TEXT = 1200
 _LARGEST_IMAGE = 16_384  # bytes
@@ -50,13 +50,11 @@ class Table:
         caption: What it shows.
         header: The names of the columns, empty for a table without them.
         rows: The cells of each row, as many as the header has.
-        is_folded: Whether the page shows it only when it is opened.
     """
 
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    is_folded: bool = False
 
     @property
     def kinds(self) -> list[str]:
@@ -69,7 +67,8 @@ class Table:
     def markdown(self) -> str:
         """Return the table as Markdown."""
         lines = [self.header, ["---"] * len(self.header)]
-        lines += [[_with_note(cell) for cell in row] for row in self.rows]
+        for row in self.rows:
+            lines.append([f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row])
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -77,8 +76,8 @@ class Table:
 class Section:
     """A section of a page, which is left out if it has no blocks.
 
-    A block is a sentence, a :class:`Table`, a list of :class:`~finetune.reporting.figure.Plot`, or
-    a mapping of facts: texts, or texts with an address.
+    A block is a sentence, a :class:`Table`, a list of :class:`~finetune.reporting.plots.Plot`, or a
+    mapping of facts: texts, or texts with an address.
     """
 
     title: str
@@ -88,10 +87,6 @@ class Section:
     def plots(self) -> list[Plot]:
         """The plots of all blocks."""
         return [plot for block in self.blocks if isinstance(block, list) for plot in block]
-
-
-def _with_note(cell: Cell) -> str:
-    return f"{cell.text} ({cell.note})" if cell.note else cell.text
 
 
 def number(value: float, digits: int = 4, *, signed: bool = False) -> str:

@@ -1,20 +1,35 @@
 """``report.html``: one file that shows what a run is worth, and its plots beside it as PNG.
 
 Everything comes from the run directory: ``run.json``, ``metrics.json``, ``predictions.parquet``.
+A section of a task is a function of the run, its table of predictions, and the same rows as the
+statistics of the task take them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from finetune.reporting import facts, html, tables, wording
-from finetune.reporting.html import Section
-from finetune.reporting.sections import SECTIONS, Content
+import numpy as np
+import pandas as pd
+
+from finetune.data.prediction_columns import LABEL, PREDICTION, THUMBNAIL
+from finetune.reporting import html, plots, tables, wording
+from finetune.reporting.card import provenance
+from finetune.reporting.html import Cell, Section, Table, count, estimated, excerpt, inlined
+from finetune.reporting.plots import Plot
 from finetune.runs.run import Run
 from finetune.runtime.files import refuse_link
+from finetune.statistics import mistakes
+from finetune.statistics.metrics import MOST_CONFUSED
+from finetune.statistics.scored import ScoredNumbers, ScoredRows
+from finetune.training.manifest import METRICS
 
 PAGE, PLOTS = "report.html", "plots"
+_MISTAKES, _SLICES, _TARGETS, _CLASSES = 20, 10, 6, 50
+#: Of more classes those with the lowest F1 are shown.
+_MOST_SHOWN = 200
 
 
 def write(run: Run) -> Path:
@@ -25,31 +40,218 @@ def write(run: Run) -> Path:
     """
     manifest, statistics, headline = run.manifest, run.statistics, run.headline
     table = run.predicted_rows
-    content = Content(run, manifest, statistics, table, run.scored(table))
-    sections = [_scores(run)]
-    sections += [Section(name.capitalize(), SECTIONS[name](content)) for name in run.kind.sections]
-    sections.append(Section("Provenance", [manifest.command, facts.provenance(manifest)]))
+    rows = run.scored(table)
+    blocks: list[Any] = [tables.scores(run.metrics, headline)]
+    if (further := tables.metrics("Other scores of the model", statistics, headline)).rows:
+        blocks.append(further)
+    blocks.append("The intervals cover the sampling of the test rows, not another training run.")
+    sections = [Section("Scores", blocks)]
+    for name in run.kind.sections:
+        sections.append(Section(name.capitalize(), _SECTIONS[name](run, table, rows)))
+    sections.append(Section("Provenance", [manifest.command, provenance(manifest)]))
     scores = "; ".join(wording.score(name, statistics.metrics[name]) for name in headline)
     verdicts = wording.verdicts(statistics, headline, wording.directions(manifest))
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
     warnings = [*manifest.data.notes, *statistics.notes]
     html.write(run.path / PAGE, title, [scores, *verdicts], sections, warnings)
-    plots = {plot.name: plot for section in sections for plot in section.plots}
+    figures = {plot.name: plot for section in sections for plot in section.plots}
     directory = run.path / PLOTS
     refuse_link(directory)
     directory.mkdir(exist_ok=True)
     for path in directory.glob("*.png"):  # what this run has too few rows or steps for
-        if path.stem not in plots:
+        if path.stem not in figures:
             path.unlink()
-    for name, plot in plots.items():
+    for name, plot in figures.items():
         plot.save(directory / f"{name}.png")
     return run.path / PAGE
 
 
-def _scores(run: Run) -> Section:
-    blocks: list[Any] = [tables.scores(run.metrics, run.headline)]
-    further = tables.metrics("Other scores of the model", run.statistics, run.headline)
-    if further.rows:
-        blocks.append(further)
-    note = "The confidence intervals cover the sampling of the test rows, not another training run."
-    return Section("Scores", [*blocks, note])
+def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
+    """Return which labels of the test rows may be wrong; none if the run beats no baseline."""
+    better = wording.directions(run.manifest)
+    beats = wording.beats_a_baseline(run.statistics, run.headline, better)
+    return mistakes.suspicion(rows) if beats else None
+
+
+def _figures(*figures: Plot | None) -> list[list[Plot]]:
+    """Return a block of the plots that there are."""
+    block = [plot for plot in figures if plot is not None]
+    return [block] if block else []
+
+
+def _show_training(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
+    return _figures(plots.learning_curves(run.manifest.history, run.manifest.best_step))
+
+
+def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
+    """Show predicted against true numbers, of the first targets."""
+    figures = []
+    for place, name in enumerate(run.labels[:_TARGETS] or [""]):
+        true, predicted = rows.targets[:, place], rows.outputs[:, place]
+        suffix = f"_{place + 1}" if name else ""
+        figures.append(plots.numbers(true, predicted, name or "value", suffix))
+    return _figures(*figures)
+
+
+def _show_targets(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
+    return [tables.targets(run.statistics)] if run.statistics.targets else []
+
+
+def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+    """Show how well each class is found, and with which it is confused."""
+    scores = run.statistics.classes or {}
+    blocks: list[Any] = [tables.classes(run.statistics)]
+    if len(scores) > _MOST_SHOWN:
+        lowest = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_CLASSES]
+        blocks = [tables.classes(run.statistics, lowest), f"All classes are in {METRICS}."]
+    if len(rows.names) <= MOST_CONFUSED:  # a plot of more would be too fine to be read
+        blocks += _figures(plots.confusion(rows.confusion, rows.names))
+    return blocks
+
+
+def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
+    """Show how well each label is found, of those that a row has any number of, and the mistakes
+    that the model is most confident about.
+    """
+    blocks: list[Any] = [
+        f"{rows.right.sum():,} of {len(rows):,} rows are given exactly the labels they have."
+    ]
+    if run.statistics.thresholds:
+        blocks.append(
+            "A label is given above a probability of one half; for that the outputs were shifted "
+            "by thresholds fitted on the validation rows, so the scores of these are a little too "
+            "good."
+        )
+    blocks.append(tables.classes(run.statistics))
+    examples = []
+    for index in mistakes.farthest(rows)[:_MISTAKES]:
+        names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
+        examples.append([*_row(table, index), *map(Cell, names)])
+    if examples:
+        header = _header(table, "labels", "predicted")
+        blocks.append(Table("The most confident mistakes", header, examples))
+    return blocks
+
+
+def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+    """Show what the probabilities are worth."""
+    statistics = run.statistics
+    errors = statistics.calibration
+    declared = (arguments.get("pos_label") for arguments in run.manifest.scoring.values())
+    positive = next((int(number) for number in declared if number is not None), 1)
+    curves = plots.ranking(rows, statistics.classes or {}, positive)
+    if not errors:
+        return _figures(*curves)
+    name = "expected_calibration_error"
+    sentence = (
+        "The expected calibration error, the mean gap between confidence and accuracy, is "
+        f"{errors[name]:.3f}; of a calibrated model it is below {errors['calibrated']:.3f} on 95 "
+        "of 100 sets of as many rows."
+    )
+    if "temperature" in errors and errors["temperature"] is None:
+        sentence += " No temperature that was fitted on the validation rows improves it."
+    elif "after" in errors:
+        sentence += (
+            f" With the temperature fitted on the validation rows, {errors['temperature']:.2f} "
+            f"(python -m finetune predict --calibrated), it is {errors['after'][name]:.3f}."
+        )
+    return [sentence, *_figures(*curves, plots.reliability(errors))]
+
+
+def _show_length(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
+    """Show the accuracy against the tokens of a text."""
+    if "tokens" not in table:
+        return []
+    options = run.manifest.options
+    most = None if options.get("long_texts") == "windows" else options.get("max_length")
+    return _figures(plots.lengths(table["tokens"].to_numpy(), rows.right, most))
+
+
+def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+    """Show where the accuracy is lowest."""
+    cells = [
+        [
+            Cell(part["name"]),
+            count(part["rows"]),
+            estimated(part["accuracy"]),
+            Cell("lower than on all rows" * part["lower"], kind="bad"),
+        ]
+        for part in mistakes.worst_slices(rows, table, _SLICES)
+    ]
+    caption = "Slices of at least 20 rows with the lowest accuracy; some are low by chance"
+    return [Table(caption, ["rows with", "rows", "accuracy", ""], cells)] if cells else []
+
+
+def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+    """Show the most confident mistakes, and labels that may be wrong."""
+    wrong, suspects = mistakes.most_confident(rows), suspicion(run, rows)
+    suspected = suspects.rows if suspects else np.array([], dtype=np.int64)
+    sentence = f"{len(wrong):,} of {len(rows):,} rows are wrong. "
+    if suspects is None:
+        sentence += "No label is suspected: the model beats no baseline, or there are too few rows "
+        sentence += "or too many mistakes."
+    else:
+        part = suspects.wrong
+        sentence += (
+            f"Of the {suspects.confident:,} most confident predictions {len(suspected):,} "
+            "contradict the label, which may be wrong: check these rows by hand. At most about "
+            f"{part.value:.1%} of all labels are wrong (95% CI {part.low:.1%} to {part.high:.1%})."
+        )
+    further = suspected[~np.isin(suspected, wrong[:_MISTAKES])][:_MISTAKES]
+    header, blocks = _header(table, "label", "predicted", "probability"), list[Any]([sentence])
+    for caption, chosen in (
+        ("The most confident mistakes", wrong[:_MISTAKES]),
+        ("Other rows whose label may be wrong", further),
+    ):
+        if len(chosen):
+            blocks.append(Table(caption, header, _examples(rows, table, chosen, suspected)))
+    return blocks
+
+
+def _examples(
+    rows: ScoredRows, table: pd.DataFrame, chosen: Iterable[int], suspected: np.ndarray
+) -> list[list[Cell]]:
+    """Return the rows of a table of mistakes; a label that is ``suspected`` is marked."""
+    summary, names = rows.summary, rows.names
+    return [
+        [
+            *_row(table, index),
+            Cell(
+                names[rows.labels[index]],
+                f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected),
+            ),
+            Cell(names[rows.classes[index]]),
+            Cell(f"{summary.confidence[index]:.1%}", kind="number"),
+        ]
+        for index in chosen
+    ]
+
+
+def _header(table: pd.DataFrame, *names: str) -> list[str]:
+    inputs = {"text": "text", THUMBNAIL: "image"}
+    return ["row", *(title for column, title in inputs.items() if column in table), *names]
+
+
+def _row(table: pd.DataFrame, index: int) -> list[Cell]:
+    """Return the cells that say which row it is."""
+    row = table.iloc[index]
+    cells = [Cell(str(row["id"]))]
+    if "text" in table:
+        cells.append(excerpt(row["text"]))
+    if THUMBNAIL in table:
+        cells.append(Cell("", str(row.get("file", "")), image=inlined(row[THUMBNAIL])))
+    return cells
+
+
+#: By the names in ``Task.sections``.
+_SECTIONS: Mapping[str, Callable[[Run, pd.DataFrame, Any], list[Any]]] = {
+    "training": _show_training,
+    "predictions": _show_predictions,
+    "targets": _show_targets,
+    "classes": _show_classes,
+    "labels": _show_labels,
+    "probabilities": _show_probabilities,
+    "length": _show_length,
+    "slices": _show_slices,
+    "mistakes": _show_mistakes,
+}

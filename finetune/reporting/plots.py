@@ -1,12 +1,24 @@
-"""The plots of a report; one that so few steps or rows cannot support is left out: it is None."""
+"""The plots of a report; one that so few steps or rows cannot support is left out: it is None.
+
+The page may be light or dark and as narrow as a phone. So nothing in a figure has a background, its
+text takes the colour of the page's, and it is drawn narrow, so that it need not shrink.
+"""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 from sklearn.metrics import (
     ConfusionMatrixDisplay,
     PrecisionRecallDisplay,
@@ -16,70 +28,110 @@ from sklearn.metrics import (
     roc_curve,
 )
 
-from finetune.reporting.figure import (
-    BLUE,
-    COLOURS,
-    GREEN,
-    GREY,
-    INK,
-    MARKERS,
-    ORANGE,
-    SHADES,
-    WIDTH,
-    Plot,
-    columns,
-    figure_of,
-    short,
-    styled,
-    titled,
-)
+from finetune.runtime.files import replacing
+from finetune.runtime.terminal import visible
 from finetune.statistics import estimates
 from finetune.statistics.scored import ScoredRows
 
+#: Nearly those of Okabe and Ito (2008), which colour-blind readers can tell apart; each has a
+#: contrast of 3 to 1 on white and on the page's dark background.
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
+COLOURS = (BLUE, ORANGE, GREEN, "#BC5E92", "#A87400", "#3C8FC4")
+MARKERS = "os^Dv<"
+INK = "#010203"  # stands for the colour of the page's text, whichever it is
+#: Shares from nothing, which is the background, to a blue on which text of either mode is legible.
+SHADES = LinearSegmentedColormap.from_list("shades", [f"{BLUE}00", f"{BLUE}CC"])
+WIDTH = 4.6  # inches
+STYLE: Any = {
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "font.size": 10,
+    "font.family": "sans-serif",
+    "legend.fontsize": 9.5,
+    "legend.frameon": False,
+    "lines.markersize": 5,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "finetune",
+}
+#: Draws what a function draws in the style of the report.
+styled = matplotlib.rc_context(STYLE)
 #: Fewer points are no curve: those that are logged every few steps, and those of evaluations.
 _FEWEST_LOGGED, _FEWEST_EVALUATIONS = 3, 2
 #: Test rows below which curves over groups of them are noise, and rows of a class likewise.
 _FEWEST_ROWS, _FEWEST_OF_CLASS = 100, 10
 _MOST_CELLS_WITH_NUMBERS, _FEWEST_BINS = 12 * 12, 3
 _MOST_CURVES, _MOST_POINTS = 5, 501
-#: Title, axes and area of the curves of a ranking.
-_KINDS = {
-    "roc": ("ROC curve", "false positive rate", "true positive rate", "ROC AUC"),
-    "precision_recall": ("Precision-recall curve", "recall", "precision", "average precision"),
-}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure.
+
+    Attributes:
+        name: Of its file.
+        alt: What it shows, for whoever does not see it.
+        figure: What is drawn.
+    """
+
+    name: str
+    alt: str
+    figure: Figure
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it has too much in it to shrink with a narrow page, which scrolls it instead."""
+        return self.figure.get_figwidth() > WIDTH
+
+    @styled
+    def svg(self) -> str:
+        """Return an element for a page: no background, the text in the colour of the page's."""
+        written = io.StringIO()
+        self.figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+        self.figure.set_layout_engine("none")  # it is laid out; doing it again takes as long again
+        element = written.getvalue()
+        element = element[element.index("<svg") :].replace(INK, "currentColor")
+        return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+
+    @styled
+    def save(self, path: Path) -> None:
+        """Write it as PNG, dark on white."""
+        with replacing(path) as new:
+            self.figure.savefig(new, format="png", dpi=200, facecolor="white")
 
 
 @styled
 def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | None) -> Plot | None:
     """Plot the losses of training and validation, and the metrics of the evaluations."""
-    trained = [entry for entry in history if entry.get("loss") is not None]
-    validated = [entry for entry in history if entry.get("eval_loss") is not None]
+    trained, validated = _logged(history, "loss"), _logged(history, "eval_loss")
     has_metrics = len(validated) >= _FEWEST_EVALUATIONS
     if len(trained) < _FEWEST_LOGGED and not has_metrics:
         return None
-    figure, panels = figure_of(1 + has_metrics, height=2.5 + 1.9 * has_metrics, share_x=True)
-    alt = []
+    figure, panels = _panels(1 + has_metrics, height=2.5 + 1.9 * has_metrics)
+    curves = [(panels[0], "validation loss", validated, ORANGE, "o")]
     if len(trained) >= _FEWEST_LOGGED:
-        panels[0].plot(*columns(trained, "loss"), color=BLUE, label="training")
-        alt.append(f"training loss from {trained[0]['loss']:.3f} to {trained[-1]['loss']:.3f}")
-    if validated:
-        steps, values = columns(validated, "eval_loss")
-        panels[0].plot(steps, values, color=ORANGE, marker="o", label="validation")
-        alt.append(f"final validation loss {values[-1]:.3f}")
-    titled(panels[0], "Loss", legend=True)
+        curves.insert(0, (panels[0], "training loss", trained, BLUE, ""))
     if has_metrics:
         speeds = ("loss", "runtime", "_per_second", "_time")
-        last = {name: value for name, value in validated[-1].items() if value is not None}
-        names = [name for name in last if name.startswith("eval_") and not name.endswith(speeds)]
+        logged = dict.fromkeys(name for entry in history for name in entry)
+        names = [name for name in logged if name.startswith("eval_") and not name.endswith(speeds)]
         for name, colour, marker in zip(names, (GREEN, *COLOURS[3:]), MARKERS, strict=False):
-            label = name.removeprefix("eval_")
-            panels[1].plot(*columns(validated, name), color=colour, marker=marker, label=label)
-            alt.append(f"final validation {label} {last[name]:.3f}")
-        if best_step:
-            for axes in panels:
-                axes.axvline(best_step, color=GREY, linestyle=":", linewidth=1.5)
-            alt.append(f"best checkpoint at step {best_step} (dotted)")
-        titled(panels[1], "Validation metrics", legend=bool(names))
+            label = f"validation {name.removeprefix('eval_')}"
+            curves.append((panels[1], label, _logged(history, name), colour, marker))
+    alt = []
+    for axes, label, values, colour, marker in curves:
+        if len(values):
+            axes.plot(*values.T, color=colour, marker=marker, label=label)
+            alt.append(f"{label} from {values[0, 1]:.3f} to {values[-1, 1]:.3f}")
+    if has_metrics and best_step:
+        for axes in panels:
+            axes.axvline(best_step, color=GREY, linestyle=":", linewidth=1.5)
+        alt.append(f"best checkpoint at step {best_step} (dotted)")
+    for axes, title in zip(panels, ("Loss", "Validation metrics"), strict=False):
+        _title(axes, title)
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return Plot("learning_curves", f"Learning curves: {'; '.join(alt)}.", figure)
@@ -96,8 +148,8 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
     shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
     classes, is_numbered = len(names), numbers.size <= _MOST_CELLS_WITH_NUMBERS
     side = 2.0 + 0.5 * classes if is_numbered else 8.0
-    figure, (axes,) = figure_of(1, height=0.9 * side, width=max(side, WIDTH))
-    ConfusionMatrixDisplay(shares, display_labels=[short(name, 18) for name in names]).plot(
+    figure, (axes,) = _panels(1, height=0.9 * side, width=max(side, WIDTH))
+    ConfusionMatrixDisplay(shares, display_labels=[_short(name, 18) for name in names]).plot(
         ax=axes,
         cmap=SHADES,
         include_values=is_numbered,
@@ -109,18 +161,13 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
     )
     ticks = range(0, classes, -(-classes // 50))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(ticks, [short(names[index], 18) for index in ticks])
+        axis.set_ticks(ticks, [_short(names[index], 18) for index in ticks])
     axes.spines[:].set_visible(False)
-    titled(axes, "Confusion matrix", x="predicted class", y="true class")
+    _title(axes, "Confusion matrix", x="predicted class", y="true class")
     axes.grid(visible=False)
     alt = f"Shares of each true class; {np.trace(numbers) / max(1, numbers.sum()):.1%} of the rows "
     alt += "are on the diagonal."
-    confusions = shares - np.diag(np.diag(shares))
-    true, predicted = np.unravel_index(confusions.argmax(), confusions.shape)
-    if confusions.any():
-        alt += f" The most frequent confusion: {confusions[true, predicted]:.0%} of "
-        alt += f"'{names[true]}' are predicted as '{names[predicted]}'."
-    return Plot("confusion", alt, figure, wide=figure.get_figwidth() > WIDTH)
+    return Plot("confusion", alt, figure)
 
 
 def ranking(
@@ -134,54 +181,46 @@ def ranking(
         classes: The statistics of each class, by name.
         positive: The positive one of two classes.
     """
-    names = predicted.names
-    supports = np.bincount(predicted.labels, minlength=len(names))
+    supports = predicted.supports
     has_enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_OF_CLASS
     numbers = np.flatnonzero(has_enough).tolist()
-    if len(names) == 2:
+    if len(predicted.names) == 2:
         numbers = [positive] if has_enough.all() else []
-    if not numbers:
-        return []
-    return [
-        _curves(predicted, name, {number: classes[names[number]][area] for number in numbers})
-        for name, area in zip(_KINDS, ("roc_area", "pr_area"), strict=True)
-    ]
+    plots = []
+    for area in ("roc_area", "pr_area") if numbers else ():
+        areas = {number: classes[predicted.names[number]][area]["value"] for number in numbers}
+        plots.append(_curves(predicted, area, areas))
+    return plots
 
 
 @styled
-def _curves(predicted: ScoredRows, name: str, areas: Mapping[int, Mapping[str, float]]) -> Plot:
+def _curves(predicted: ScoredRows, area: str, areas: Mapping[int, float]) -> Plot:
     """Plot a kind of curve of the classes with the lowest of these areas."""
-    title, x_label, y_label, area_name = _KINDS[name]
-    names, lowest = predicted.names, sorted(areas, key=lambda number: areas[number]["value"])
-    curves = sorted(lowest[:_MOST_CURVES])
-    figure, (axes,) = figure_of(1, height=4.4 + 0.1 * len(curves))
-    for number, colour in zip(curves, COLOURS, strict=False):
+    lowest = sorted(areas, key=lambda number: areas[number])[:_MOST_CURVES]
+    name = "ROC AUC" if area == "roc_area" else "average precision"
+    figure, (axes,) = _panels(1, height=4.4 + 0.1 * len(lowest))
+    for number, colour in zip(sorted(lowest), COLOURS, strict=False):
         true, scores = predicted.labels == number, predicted.probabilities.column(number)
-        label = f"{short(names[number], 16)} ({area_name} = {areas[number]['value']:.2f})"
+        label = f"{_short(predicted.names[number], 16)} ({name} = {areas[number]:.2f})"
         style = {"color": colour, "label": label}
-        if name == "roc":
+        if area == "roc_area":
             x, y = _thin(*roc_curve(true, scores)[:2])
             RocCurveDisplay(fpr=x, tpr=y).plot(ax=axes, curve_kwargs=style)
         else:
-            y, x, _ = precision_recall_curve(true, scores, drop_intermediate=True)
-            x, y = _thin(x, y)
+            y, x = _thin(*precision_recall_curve(true, scores, drop_intermediate=True)[:2])
             PrecisionRecallDisplay(precision=y, recall=x).plot(ax=axes, curve_kwargs=style)
-    if name == "roc":
+    if area == "roc_area":
         axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5)
-    titled(axes, title, x=x_label, y=y_label)
+        _title(axes, "ROC curve", x="false positive rate", y="true positive rate")
+    else:
+        _title(axes, "Precision-recall curve", x="recall", y="precision")
     if (legend := axes.get_legend()) is not None:
         legend.remove()
     figure.legend(loc="outside lower left")
-    values = [f"'{names[number]}' {areas[number]['value']:.3f}" for number in lowest]
+    listed = ", ".join(f"'{predicted.names[number]}' {areas[number]:.3f}" for number in lowest)
     note = f"; the {_MOST_CURVES} lowest of {len(areas)} are drawn" * (len(areas) > _MOST_CURVES)
-    listed = ", ".join(values[:_MOST_CURVES])
-    return Plot(name, f"{area_name} of a class against the rest: {listed}{note}.", figure)
-
-
-def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return at most 501 points of a curve, with its ends."""
-    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).astype(int))
-    return x[chosen], y[chosen]
+    alt = f"{name} of a class against the rest: {listed}{note}."
+    return Plot("roc" if area == "roc_area" else "precision_recall", alt, figure)
 
 
 @styled
@@ -193,21 +232,21 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
     curves = [("uncalibrated", calibration, BLUE, "o")]
     if after:
         curves.append((f"temperature {calibration['temperature']:.2f}", after, ORANGE, "s"))
-    figure, (axes, rows) = figure_of(2, height=4.6, ratios=(3, 1), share_x=True)
+    figure, (axes, rows) = _panels(2, height=4.6, ratios=(3, 1))
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")
+    errors = []
     for number, (label, curve, colour, marker) in enumerate(curves):
-        confidences = np.array([row["confidence"] for row in curve["bins"]])
-        accuracies = [row["accuracy"] for row in curve["bins"]]
+        confidences, accuracies, counts = (
+            np.array([row[name] for row in curve["bins"]])
+            for name in ("confidence", "accuracy", "rows")
+        )
         axes.plot(confidences, accuracies, color=colour, marker=marker, label=label)
-        places = confidences + (number - 0.5) * 0.014
-        counts = [row["rows"] for row in curve["bins"]]
-        rows.bar(places, counts, width=0.014, color=colour)
+        rows.bar(confidences + (number - 0.5) * 0.014, counts, width=0.014, color=colour)
+        errors.append(f"{curve['expected_calibration_error']:.3f} {label}")
     axes.set_ylim(0, 1.02)
-    titled(axes, "Calibration: accuracy by confidence", legend=True, percent="xy")
-    titled(rows, "Rows", x="confidence (probability of the predicted class)", percent="x")
-    errors = [curve["expected_calibration_error"] for _, curve, *_ in curves]
-    alt = ", ".join(f"{error:.3f} {name}" for error, (name, *_) in zip(errors, curves, strict=True))
-    return Plot("reliability", f"Expected calibration error {alt}.", figure)
+    _title(axes, "Calibration: accuracy by confidence", percent="xy")
+    _title(rows, "Rows", x="confidence (probability of the predicted class)", percent="x")
+    return Plot("reliability", f"Expected calibration error {', '.join(errors)}.", figure)
 
 
 @styled
@@ -221,7 +260,7 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
     """
     if len(tokens) < _FEWEST_ROWS:
         return None
-    figure, (histogram, accuracy) = figure_of(2, height=4.6, share_x=True)
+    figure, (histogram, accuracy) = _panels(2, height=4.6)
     lengths_seen = np.minimum(tokens, np.quantile(tokens, 0.995))
     histogram.hist(lengths_seen, bins=min(40, 1 + int(np.ptp(lengths_seen))), color=BLUE)
     alt = f"Median length {np.median(tokens):,.0f} tokens"
@@ -230,56 +269,84 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
             axes.axvline(max_length, color=ORANGE, linestyle="--", linewidth=1.2)
         share = (tokens > max_length).mean()
         alt += f"; {share:.1%} of the texts are truncated at {max_length:,} (dashed)"
-    titled(histogram, "Texts by length")
+    _title(histogram, "Texts by length")
     edges = np.unique(np.quantile(lengths_seen, np.linspace(0, 1, 9)))
     if len(edges) > 1:
         group = np.clip(np.searchsorted(edges, lengths_seen, side="right") - 1, 0, len(edges) - 2)
         groups, counts = np.unique(group, return_counts=True)
-        hits = [int(right[group == number].sum()) for number in groups]
-        scores = [estimates.share(*pair) for pair in zip(hits, counts, strict=True)]
-        values = np.array([score.value for score in scores])
-        ends = np.array([[score.low, score.high] for score in scores]).T
-        reach = np.maximum(0, [values - ends[0], ends[1] - values])
+        scores = estimates.shares(np.bincount(group, right)[groups], counts)
+        values, low, high = np.array([(score.value, score.low, score.high) for score in scores]).T
         places = ((edges[:-1] + edges[1:]) / 2)[groups]
+        reach = np.maximum(0, [values - low, high - values])
         accuracy.errorbar(places, values, yerr=reach, color=GREEN, marker="o", capsize=2)
         alt += f"; accuracy {values[0]:.1%} on the shortest eighth, {values[-1]:.1%} on the longest"
-    titled(accuracy, "Accuracy by length, 95% confidence intervals", x="tokens", percent="y")
+    _title(accuracy, "Accuracy by length, 95% confidence intervals", x="tokens", percent="y")
     return Plot("length", alt + ".", figure)
 
 
 @styled
-def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> list[Plot]:
-    """Plot predicted against true numbers, and their errors, of 1,000 rows at most.
+def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:
+    """Plot predicted against true numbers, of 1,000 rows at most.
 
     Args:
         labels: Shape ``(rows,)``.
         predicted: Of the same shape.
         name: Of the target.
-        suffix: Of the names of the plots.
+        suffix: Of the name of the plot.
     """
-    residuals, plots = labels - predicted, []
-    for kind, plot, alt in (
-        ("actual_vs_predicted", "predictions", f"Predicted and true {name}."),
-        (
-            "residual_vs_predicted",
-            "residuals",
-            f"Residuals of {name}: mean {residuals.mean():.3g}, half of them at most "
-            f"{np.median(np.abs(residuals)):.3g} off.",
-        ),
-    ):
-        figure, (axes,) = figure_of(1, height=4.0)
-        PredictionErrorDisplay.from_predictions(
-            labels,
-            predicted,
-            kind=kind,
-            ax=axes,
-            random_state=0,
-            scatter_kwargs={"color": BLUE, "alpha": 0.4, "s": 9, "rasterized": True},
-            line_kwargs={"color": GREY, "linestyle": ":"},
-        )
-        title = (
-            "Predicted and true value" if plot == "predictions" else "Residuals by predicted value"
-        )
-        titled(axes, title, x=f"predicted {short(name)}", y=axes.get_ylabel().lower())
-        plots.append(Plot(f"{plot}{suffix}", alt, figure))
-    return plots
+    figure, (axes,) = _panels(1, height=4.0)
+    PredictionErrorDisplay.from_predictions(
+        labels,
+        predicted,
+        kind="actual_vs_predicted",
+        ax=axes,
+        random_state=0,
+        scatter_kwargs={"color": BLUE, "alpha": 0.4, "s": 9, "rasterized": True},
+        line_kwargs={"color": GREY, "linestyle": ":"},
+    )
+    _title(axes, "Predicted and true value", x=f"predicted {_short(name)}", y="true value")
+    alt = f"Predicted and true {name}: half of the predictions are at most "
+    alt += f"{np.median(np.abs(labels - predicted)):.3g} off."
+    return Plot(f"predictions{suffix}", alt, figure)
+
+
+def _panels(
+    rows: int, *, height: float, width: float = WIDTH, ratios: Sequence[float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of so many panels one below the other, with one horizontal axis."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, sharex=True, height_ratios=ratios, squeeze=False)
+    return figure, list(axes[:, 0])
+
+
+def _title(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "") -> None:
+    """Give a panel its title, the names of its axes and lines, and a quiet grid; ``percent`` names
+    the axes of shares, like ``"xy"``.
+    """
+    axes.set(title=title, xlabel=x, ylabel=y, axisbelow=True)
+    axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
+    for name in percent:
+        getattr(axes, f"{name}axis").set_major_formatter(PercentFormatter(1))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+
+
+def _logged(history: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
+    """Return steps and values of what was logged under a name, shape ``(entries, 2)``."""
+    finite = [entry for entry in history if entry.get(name) is not None]  # null: not finite
+    return np.array([(entry["step"], entry[name]) for entry in finite]).reshape(-1, 2)
+
+
+def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return at most 501 points of a curve, with its ends."""
+    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).astype(int))
+    return x[chosen], y[chosen]
+
+
+def _short(name: str, longest: int = 22) -> str:
+    """Return both ends of a long name: what tells it from others may be at either."""
+    name = visible(name, "")
+    if len(name) > longest:
+        half = longest // 2
+        name = f"{name[: half - 1].rstrip()}…{name[-half:].lstrip()}"
+    return name.replace("$", r"\$")  # two of them would be a formula

@@ -57,7 +57,7 @@ def classes(statistics: Statistics, some: Sequence[str] | None = None) -> Table:
         for row, name in zip(rows, names, strict=True):
             row.append(Cell(number(thresholds[name]), kind="number"))
     caption = "Each class against the rest" + f", {len(names)} with the lowest F1" * bool(some)
-    return Table(caption, header, rows, is_folded=len(rows) > 20)
+    return Table(caption, header, rows)
 
 
 def targets(statistics: Statistics) -> Table:

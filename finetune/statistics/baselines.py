@@ -4,20 +4,15 @@ model, or with naive Bayes where there are many classes.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import sklearn
-from datasets import Column, DatasetDict, Value
+from datasets import DatasetDict, Value
 from scipy.special import logit
 
 from finetune.data import targets
-from finetune.runtime import hub
-from finetune.runtime.files import replacing
 from finetune.statistics.probabilities import slices
 
 #: More rows take scikit-learn longer than the training of the model itself.
@@ -28,9 +23,8 @@ MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
 #: Of more classes logistic regression would have to leave out rows, and would still take a minute:
 #: naive Bayes counts, with these terms times classes.
 MOST_OF_REGRESSION, MOST_COUNTS = 200, 20_000_000
-#: Outputs that are cached; more would fill a disk.
-_MOST_CACHED = 50_000_000
-_CACHE_VERSION = 3  # increment when the same rows should yield other outputs
+#: Outputs of classes, of which more are kept as float32.
+_MOST_DOUBLE = 50_000_000
 _BATCH = 1000  # texts
 
 
@@ -41,7 +35,6 @@ class Source:
     splits: DatasetDict  # raw: train, test and, for thresholds, validation
     column: str  # of the texts or images; only texts have a bag of words
     seed: int  # draws the rows to fit on where there are too many
-    fingerprint: str  # of the splits: what was fitted on them before is read from a cache
     fit: bool  # whether to have a bag of words
     note: Callable[[str], object]  # called with a sentence if it fails
 
@@ -58,7 +51,7 @@ def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
         predict = classifier(train, labels[rows], classes)
         shape = test.shape[0], classes
-        outputs = np.empty(shape, np.float32 if np.prod(shape) > _MOST_CACHED else np.float64)
+        outputs = np.empty(shape, np.float32 if np.prod(shape) > _MOST_DOUBLE else np.float64)
         for chosen in slices(*shape):
             outputs[chosen] = _logs(predict(test[chosen]))
         return outputs
@@ -151,58 +144,32 @@ def _bag_of_words(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the name and the outputs for some splits, unless there are no words.
 
-    ``fit`` is called with sparse matrices of one- and two-word terms by sublinear TF-IDF, of the
-    rows to fit on and those to predict, and with the numbers of the rows to fit on.
+    ``fit`` is called with sparse matrices of the most frequent one- and two-word terms by sublinear
+    TF-IDF, of the rows to fit on and those to predict, and with the numbers of the rows to fit on.
     """
-    train, texts = source.splits["train"], [source.splits[name][source.column] for name in splits]
-    if not (source.fit and isinstance(train.features[source.column], Value)):
-        return
-    limit = f" ({bound[0]:,} rows)" if len(train) > bound[0] else ""
-    key = f"{model} {splits} {source.fingerprint} {sklearn.__version__} {source.seed} {bound}"
-    name = hashlib.sha256(f"{key} {_CACHE_VERSION}".encode()).hexdigest()[:16]
-    path = hub.caches()["datasets"] / "finetune-baselines" / f"{name}.npy"
-    try:
-        outputs = None
-        with contextlib.suppress(OSError, ValueError, EOFError):  # missing or damaged
-            outputs = np.load(path, allow_pickle=False)
-        if outputs is None or len(outputs) != sum(map(len, texts)):
-            terms = _terms(train[source.column], texts, source.seed, *bound)
-            if terms is None:
-                return
-            outputs = fit(*terms)
-            with contextlib.suppress(OSError):  # a cache that is only read
-                if outputs.size <= _MOST_CACHED:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    with replacing(path) as new, new.open("wb") as file:
-                        np.save(file, outputs, allow_pickle=False)
-    except Exception as error:  # whatever it is, the run is worth what it is without
-        source.note(failed(f"TF-IDF + {model}", error))
-        return
-    yield f"TF-IDF + {model}{limit}", outputs
-
-
-def _terms(
-    train: Column, test_texts: Sequence[Column], seed: int, most_rows: int, most_terms: int
-) -> tuple[Any, Any, np.ndarray] | None:
-    """Return the most frequent terms of texts; None if they hold no words of two letters."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    rows = np.random.default_rng(seed).permutation(len(train))[:most_rows]
+    train, (most_rows, most_terms) = source.splits["train"], bound
+    if not (source.fit and isinstance(train.features[source.column], Value)):
+        return
+    rows = np.random.default_rng(source.seed).permutation(len(train))[:most_rows]
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most_terms)
-    try:
-        terms = vectorizer.fit_transform(train[rows.tolist()])
-    except ValueError as error:
-        if "empty vocabulary" not in str(error):
-            raise
-        return None
     # a batch at a time: a column reads whole
     texts = (
         text
-        for column in test_texts
+        for column in (source.splits[name][source.column] for name in splits)
         for start in range(0, len(column), _BATCH)
         for text in column[start : start + _BATCH]
     )
-    return terms, vectorizer.transform(texts), rows
+    try:
+        terms = vectorizer.fit_transform(train[source.column][rows.tolist()])
+        outputs = fit(terms, vectorizer.transform(texts), rows)
+    except Exception as error:  # whatever it is, the run is worth what it is without
+        if "empty vocabulary" not in str(error):
+            source.note(failed(f"TF-IDF + {model}", error))
+        return
+    limit = f" ({most_rows:,} rows)" if len(train) > most_rows else ""
+    yield f"TF-IDF + {model}{limit}", outputs
 
 
 def failed(name: str, error: Exception) -> str:

@@ -14,7 +14,7 @@ from scipy.stats import rankdata
 from finetune.statistics.estimates import replicate, replicate_mean
 from finetune.statistics.scored import ScoredLabels, ScoredNumbers, ScoredRows
 
-#: Of a spread below that of rounding there is none.
+#: Of a spread denominator that of rounding there is none.
 _ROUNDING = 1e-12
 Function = Callable[[Any], np.ndarray]
 
@@ -34,38 +34,26 @@ def right(rows: ScoredRows | ScoredLabels) -> np.ndarray:
 # ---- one class a row -----------------------------------------------------------------------------
 
 
-def _by_class(name: str, rows: ScoredRows) -> np.ndarray:
-    """Return precision, recall or F1 of each class, shape ``(1 + groups, classes)``."""
-    right, true, predicted, *_ = rows.tallies
-    if name == "f1":
-        return divide(2 * right, true + predicted)
-    return divide(right, predicted if name == "precision" else true)
+def of_classes(name: str, average: str, number: int = 1) -> Function:
+    """Return the function of precision, recall or F1.
 
-
-def of_class(name: str, number: int) -> Function:
-    """Return the function of precision, recall or F1 of one class."""
-    return lambda rows: _by_class(name, rows)[:, number]
-
-
-def macro(name: str) -> Function:
-    """Return that of their mean over the classes that occur; without a group in which a class is
-    alone it keeps its score.
+    Args:
+        name: Which of them.
+        average: ``binary``, of the class ``number`` alone; ``macro``, the mean over the classes
+            that occur, of which one that is lost with a group keeps its score; ``weighted``, the
+            mean over all classes by their rows.
+        number: Of the class.
     """
 
     def function(rows: ScoredRows) -> np.ndarray:
-        scores, (_, true, predicted, *_) = _by_class(name, rows), rows.tallies
-        occurs = true + predicted > 0
+        right, true, predicted, *_ = rows.tallies
+        denominator = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}[name]
+        scores, occurs = divide(right, denominator), true + predicted > 0
+        if average == "binary":
+            return np.asarray(scores[:, number])
+        if average == "weighted":
+            return divide((scores * true).sum(axis=1), true.sum(axis=1))
         return np.asarray(np.where(occurs, scores, scores[0])[:, occurs[0]].mean(axis=1))
-
-    return function
-
-
-def weighted(name: str) -> Function:
-    """Return that of their mean over the classes, weighted by the rows of each."""
-
-    def function(rows: ScoredRows) -> np.ndarray:
-        true = rows.tallies[1]
-        return divide((_by_class(name, rows) * true).sum(axis=1), true.sum(axis=1))
 
     return function
 
@@ -130,16 +118,18 @@ def mean_area(place: int) -> Function:
 # ---- any number of labels a row ------------------------------------------------------------------
 
 
-def f1_of_entries(rows: ScoredLabels) -> np.ndarray:
-    """Return the F1 over all rows and labels."""
-    shared, has, predicted = (sums.sum(axis=1) for sums in rows.tallies)
-    return divide(2 * shared, has + predicted)
+def f1_of_labels(average: str) -> Function:
+    """Return the function of the F1 over all rows and labels, ``micro``, or of the mean F1 of the
+    labels, ``macro``.
+    """
 
+    def function(rows: ScoredLabels) -> np.ndarray:
+        shared, has, predicted = rows.tallies
+        if average == "macro":
+            return np.asarray(divide(2 * shared, has + predicted).mean(axis=1))
+        return divide(2 * shared.sum(axis=1), (has + predicted).sum(axis=1))
 
-def f1_of_labels(rows: ScoredLabels) -> np.ndarray:
-    """Return the mean F1 of the labels."""
-    shared, has, predicted = rows.tallies
-    return np.asarray(divide(2 * shared, has + predicted).mean(axis=1))
+    return function
 
 
 def f1_of_rows(rows: ScoredLabels) -> np.ndarray:

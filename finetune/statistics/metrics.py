@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from finetune.statistics.estimates import (
     shares,
 )
 from finetune.statistics.functions import Function
-from finetune.statistics.ranking import PRECISION, ROC
+from finetune.statistics.probabilities import PRECISION, ROC
 from finetune.statistics.scored import Kind, ScoredLabels, ScoredNumbers, ScoredRows
 
 if TYPE_CHECKING:
@@ -64,15 +64,11 @@ Metrics = Mapping[str, Metric]
 AVERAGED = ("precision", "recall", "f1")
 
 
-def _averages(name: str) -> tuple[Metric, ...]:
-    """Return the rows of precision, recall or F1."""
-    return (
-        Metric(f"{name}_binary", "classes", 1, SHARE, functions.of_class(name, 1), 1),
-        Metric(f"{name}_macro", "classes", 1, SHARE, functions.macro(name)),
-        Metric(f"{name}_weighted", "classes", 1, SHARE, functions.weighted(name)),
-        # of one class a row, all of the three are the accuracy
-        Metric(f"{name}_micro", "classes", 1, PROPORTION, functions.right),
-    )
+def _averaged(name: str, average: str, number: int = 1) -> Metric:
+    """Return the row of precision, recall or F1."""
+    of_class = number if average == "binary" else None
+    function = functions.of_classes(name, average, number)
+    return Metric(f"{name}_{average}", "classes", 1, SHARE, function, of_class)
 
 
 def _errors(function: Callable[[np.ndarray], np.ndarray]) -> Function:
@@ -81,7 +77,9 @@ def _errors(function: Callable[[np.ndarray], np.ndarray]) -> Function:
 
 _ROWS = (
     Metric("accuracy", "classes", 1, PROPORTION, functions.right),
-    *(row for name in AVERAGED for row in _averages(name)),
+    *(_averaged(n, average) for n in AVERAGED for average in ("binary", "macro", "weighted")),
+    # of one class a row, all of the three are the accuracy
+    *(Metric(f"{name}_micro", "classes", 1, PROPORTION, functions.right) for name in AVERAGED),
     Metric("matthews_correlation", "classes", 1, AGREEMENT, functions.matthews_correlation),
     Metric("quadratic_kappa", "classes", 1, AGREEMENT, functions.quadratic_kappa),
     Metric("mean_absolute_error", "classes", -1, ERROR, functions.mean_absolute_error),
@@ -90,8 +88,8 @@ _ROWS = (
     Metric("log_loss", "classes", -1, ERROR, functions.log_loss),
     Metric("brier_score", "classes", -1, ERROR, functions.brier_score),
     Metric("roc_area", "classes", 1, SHARE, functions.mean_area(ROC)),
-    Metric("f1_micro", "labels", 1, SHARE, functions.f1_of_entries),
-    Metric("f1_macro", "labels", 1, SHARE, functions.f1_of_labels),
+    Metric("f1_micro", "labels", 1, SHARE, functions.f1_of_labels("micro")),
+    Metric("f1_macro", "labels", 1, SHARE, functions.f1_of_labels("macro")),
     Metric("f1_samples", "labels", 1, SHARE, functions.f1_of_rows),
     Metric("subset_accuracy", "labels", 1, PROPORTION, functions.right),
     Metric("average_precision", "labels", 1, SHARE, functions.mean_area(PRECISION)),
@@ -139,9 +137,8 @@ def _find(kind: Kind, module: str, arguments: dict[str, Any]) -> Metric | None:
     if module in AVERAGED:
         name = f"{module}_{options.pop('average', 'binary')}"
         positive = int(options.pop("pos_label", 1))
-        if name.endswith("_binary") and positive != 1 and kind == "classes" and not options:
-            function = functions.of_class(module, positive)
-            return replace(METRICS[kind, name], function=function, of_class=positive)
+        if name.endswith("_binary") and kind == "classes" and not options:
+            return _averaged(module, "binary", positive)
     elif module in ("roc_auc", "average_precision") and options == {"average": "macro"}:
         options = {}
     elif module == "accuracy" and kind == "labels":
@@ -156,16 +153,17 @@ def with_standard(kind: Kind, metrics: Metrics) -> dict[str, Metric]:
 
 def estimate(rows: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
     """Return the estimate of each metric as ``{"value": ..., "low": ..., "high": ...}``."""
-    return {name: asdict(_estimate(rows, metric)) for name, metric in metrics.items()}
-
-
-def _estimate(rows: Any, metric: Metric) -> Estimate:
-    if metric.scale is PROPORTION:
-        return share(int(rows.right.sum()), len(rows))
-    replicates = metric.function(rows)
-    if metric.name in _OVER_CLASSES and rare_classes(rows):
-        return Estimate(float(replicates[0]))
-    return estimates.estimate(replicates, metric.scale, _most_rows(rows, metric))
+    scores = {}
+    for name, metric in metrics.items():
+        if metric.scale is PROPORTION:
+            score = share(int(rows.right.sum()), len(rows))
+        elif metric.name in _OVER_CLASSES and rare_classes(rows):
+            score = Estimate(float(metric.function(rows)[0]))
+        else:
+            most = _most_rows(rows, metric)
+            score = estimates.estimate(metric.function(rows), metric.scale, most)
+        scores[name] = asdict(score)
+    return scores
 
 
 def _most_rows(rows: Any, metric: Metric) -> float:
@@ -199,20 +197,21 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
     """Return how much more of each metric the second model has than the first on the same rows;
     those that are not defined of both are left out.
     """
-    gaps = {n: _estimate_difference(first, second, metric) for n, metric in metrics.items()}
+    gaps = {}
+    for name, metric in metrics.items():
+        if metric.scale is PROPORTION:
+            gaps[name] = estimates.newcombe(first.right, second.right)
+            continue
+        before, after = metric.function(first), metric.function(second)
+        if metric.name in _OVER_CLASSES and rare_classes(first):
+            gaps[name] = Estimate(float(after[0] - before[0]))
+            continue
+        different = None
+        if first.kind == "classes" and metric.name not in _STANDARD["classes"]:
+            different = int((first.classes != second.classes).sum())
+        scale, rows = metric.scale, len(first)
+        gaps[name] = estimates.difference(before, after, scale, rows, different)
     return {name: asdict(gap) for name, gap in gaps.items() if not np.isnan(gap.value)}
-
-
-def _estimate_difference(first: Any, second: Any, metric: Metric) -> Estimate:
-    if metric.scale is PROPORTION:
-        return estimates.newcombe(first.right, second.right)
-    before, after = metric.function(first), metric.function(second)
-    if metric.name in _OVER_CLASSES and rare_classes(first):
-        return Estimate(float(after[0] - before[0]))
-    different = None
-    if first.kind == "classes" and metric.name not in _STANDARD["classes"]:
-        different = int((first.classes != second.classes).sum())
-    return estimates.difference(before, after, metric.scale, len(first), different)
 
 
 def describe_gaps(
@@ -237,16 +236,14 @@ def describe_outliers(rows: ScoredNumbers, metrics: Metrics) -> list[str]:
     names = [name for name, metric in metrics.items() if metric.name in _OF_SQUARES]
     if not names or len(rows) < estimates.FEWEST_ROWS:
         return []
-    sentences = []
-    for target, row in enumerate(squares.argmax(axis=0)):
-        part = squares[row, target] / max(squares[:, target].sum(), np.finfo(np.float64).tiny)
-        if part > _DOMINANT:
-            sentences.append(
-                f"one test row (label {rows.targets[row, target]:.6g}, prediction "
-                f"{rows.outputs[row, target]:.6g}) makes up {part:.0%} of the squared error: the "
-                f"confidence intervals of {', '.join(names)} say little"
-            )
-    return sentences
+    largest = squares.argmax(axis=0)
+    parts = squares.max(axis=0) / np.maximum(squares.sum(axis=0), np.finfo(np.float64).tiny)
+    return [
+        f"one test row (label {rows.targets[largest[target], target]:.6g}) makes up "
+        f"{parts[target]:.0%} of the squared error: the confidence intervals of "
+        f"{', '.join(names)} say little"
+        for target in np.flatnonzero(parts > _DOMINANT)
+    ]
 
 
 def describe_classes(rows: ScoredRows | ScoredLabels) -> dict[str, Any]:
@@ -295,11 +292,8 @@ def describe_top_k(rows: ScoredRows) -> dict[str, Any]:
 def describe_order(rows: ScoredRows) -> dict[str, Any]:
     """Return how far off predictions are of classes that have an order, like stars."""
     names = ("mean_absolute_error", "quadratic_kappa")
-    near = int((np.abs(rows.classes - rows.labels) <= 1).sum())
-    return {
-        **estimate(rows, {name: METRICS["classes", name] for name in names}),
-        "within_one": asdict(share(near, len(rows))),
-    }
+    near = asdict(share(int((np.abs(rows.classes - rows.labels) <= 1).sum()), len(rows)))
+    return estimate(rows, {name: METRICS["classes", name] for name in names}) | {"within_one": near}
 
 
 def custom_replicates(

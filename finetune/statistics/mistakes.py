@@ -63,7 +63,7 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
 
 
 def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[str, Any]]:
-    """Return the slices with the lowest accuracy: by class, by length, by columns of the data.
+    """Return the slices with the lowest accuracy: by length, by columns of the data, by class.
 
     Of each the name, rows, accuracy, and whether that is surely lower than that of all rows.
 
@@ -73,37 +73,36 @@ def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[
             values.
         most: How many slices; those of fewer than 20 rows are left out.
     """
-    right, masks = rows.right, dict[str, np.ndarray]()
+    names = []  # of the slice of each row, by what it is sliced
     if "tokens" in table:
-        masks |= _by_length(table["tokens"].to_numpy())
+        names.append(_by_length(table["tokens"]))
     for column in table.columns:
-        cells = table[column]
-        values = cells.dropna().unique() if not is_predicted(column) else ()
-        for value in values if 1 < len(values) <= _MOST_VALUES else ():
-            masks[f"{column} = {value}"] = (cells == value).to_numpy(bool, na_value=False)
-    counts = {name: (int(mask.sum()), int(right[mask].sum())) for name, mask in masks.items()}
-    hits = np.bincount(rows.labels, right, len(rows.names)).astype(int).tolist()
-    for name, *count in zip(rows.names, rows.supports.tolist(), hits, strict=True):
-        counts[f"true class '{name}'"] = count[0], count[1]
-    slices, overall = list[dict[str, Any]](), float(right.mean())
-    for name, (size, hit) in counts.items():
-        if _FEWEST_IN_SLICE <= size < len(rows):
-            accuracy = share(hit, size)
-            slices.append(
-                {
-                    "name": name,
-                    "rows": size,
-                    "accuracy": asdict(accuracy),
-                    "lower": accuracy.high < overall,
-                }
-            )
-    return sorted(slices, key=lambda row: float(row["accuracy"]["value"]))[:most]
+        if not is_predicted(column) and 1 < table[column].nunique() <= _MOST_VALUES:
+            names.append(f"{column} = " + table[column].astype("string"))
+    names.append(
+        pd.Series(rows.labels).map(dict(enumerate(rows.names))).map("true class '{}'".format)
+    )
+    slices, overall = list[dict[str, Any]](), float(rows.right.mean())
+    for slice_of_row in names:
+        by_slice = pd.Series(rows.right).groupby(slice_of_row.to_numpy(), sort=False)
+        for name, right in by_slice:
+            if _FEWEST_IN_SLICE <= len(right) < len(rows):
+                accuracy = share(int(right.sum()), len(right))
+                slices.append(
+                    {
+                        "name": name,
+                        "rows": len(right),
+                        "accuracy": asdict(accuracy),
+                        "lower": accuracy.high < overall,
+                    }
+                )
+    return sorted(slices, key=lambda part: float(part["accuracy"]["value"]))[:most]
 
 
-def _by_length(tokens: np.ndarray) -> dict[str, np.ndarray]:
+def _by_length(tokens: pd.Series[int]) -> pd.Series[str]:
+    """Return the group of each row by its tokens: quarters of all rows."""
     edges = np.unique(np.quantile(tokens, np.linspace(0, 1, _LENGTH_GROUPS + 1)).astype(int))
-    masks = {}
-    for low, high in itertools.pairwise(edges):
-        upper = high if high == edges[-1] else high - 1
-        masks[f"{low:,} to {upper:,} tokens"] = (tokens >= low) & (tokens <= upper)
-    return masks
+    names = {}
+    for number, (low, high) in enumerate(itertools.pairwise(edges)):
+        names[number] = f"{low:,} to {high - (high < edges[-1]):,} tokens"
+    return pd.Series(np.searchsorted(edges[1:-1], tokens, side="right")).map(names)

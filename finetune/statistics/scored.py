@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array
 from scipy.special import logit
 
-from finetune.data.prediction_columns import LABEL, MOST_PROBABLE, probability_of
-from finetune.statistics import ranking
+from finetune.data.prediction_columns import MOST_PROBABLE
 from finetune.statistics.estimates import group_rows, leave_out
-from finetune.statistics.probabilities import Probabilities, slices
+from finetune.statistics.probabilities import Probabilities, area_replicates, slices
 
 Kind = Literal["classes", "labels", "numbers"]
 _LOWEST, _SMALLEST = np.finfo(np.float16).min, np.finfo(np.float16).smallest_subnormal
@@ -57,19 +56,6 @@ class Summary(NamedTuple):
     ties: np.ndarray  # how many are as probable, the true one among them
 
 
-def _summarize(block: np.ndarray, labels: np.ndarray) -> Summary:
-    places, classes = np.arange(len(block)), block.argmax(axis=1)
-    of_label = block[places, labels]
-    return Summary(
-        classes,
-        block[places, classes],
-        of_label,
-        (block**2).sum(axis=1),
-        (block > of_label[:, None]).sum(axis=1),
-        (block == of_label[:, None]).sum(axis=1),
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class _Named(Scored):
     names: list[str]  # of the classes or labels, in the order of their numbers
@@ -80,7 +66,7 @@ class _Named(Scored):
         """The replicates of each class against the rest: of the area under the ROC curve, and of
         the average precision; both ``(1 + groups, classes)``, NaN where a class has no row or all.
         """
-        return ranking.area_replicates(self.probabilities, self.labels, self.groups)
+        return area_replicates(self.probabilities, self.labels, self.groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,19 +74,6 @@ class ScoredRows(_Named):
     """Rows of one class each, the ``labels``, shape ``(rows,)``."""
 
     kind: ClassVar[Kind] = "classes"
-
-    @classmethod
-    def from_table(cls, table: pd.DataFrame, names: list[str]) -> ScoredRows:
-        """Return those of the table of ``predictions.parquet``, if it has every class."""
-        columns = table[[probability_of(name) for name in names]].to_numpy(np.float64)
-        return cls(class_numbers(table, LABEL, names), names, Probabilities(columns))
-
-    @classmethod
-    def from_outputs(
-        cls, names: list[str], labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
-    ) -> ScoredRows:
-        """Return those of logits, shape ``(rows, classes)``, of any precision."""
-        return cls(labels, names, Probabilities(outputs, "softmax", temperature))
 
     @property
     def outputs(self) -> np.ndarray:
@@ -110,8 +83,13 @@ class ScoredRows(_Named):
     @functools.cached_property
     def summary(self) -> Summary:
         """What most statistics need, computed in one pass over the probabilities."""
-        blocks = self.probabilities.row_blocks()
-        parts = [_summarize(block, self.labels[chosen]) for chosen, block in blocks]
+        parts = []
+        for chosen, block in self.probabilities.row_blocks():
+            places, classes = np.arange(len(block)), block.argmax(axis=1)
+            of_label = block[places, self.labels[chosen]]
+            is_above, is_tied = block > of_label[:, None], block == of_label[:, None]
+            squares, above, ties = (values.sum(axis=1) for values in (block**2, is_above, is_tied))
+            parts.append((classes, block[places, classes], of_label, squares, above, ties))
         return Summary(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property
@@ -225,6 +203,22 @@ class ScoredNumbers(Scored):
     def outputs(self) -> np.ndarray:
         """The predictions, shape ``(rows, targets)``."""
         return self.values.reshape(len(self), -1)
+
+
+def distances(first: Any, second: Any) -> np.ndarray:
+    """Return how far the predictions of two models for the same rows are apart, ``(rows,)``, and 0
+    where they are the same: of classes the sum of their probabilities, of labels the largest
+    difference of these, of numbers that in standard deviations of the labels.
+    """
+    if first.kind == "classes":
+        confidence = first.summary.confidence + second.summary.confidence
+        return np.where(first.classes != second.classes, confidence, 0.0)
+    if first.kind == "labels":
+        gaps = np.abs(first.probabilities.rows() - second.probabilities.rows()).max(axis=1)
+        return np.where((first.decided != second.decided).any(axis=1), gaps, 0.0)
+    spread = first.targets.std(axis=0)
+    gaps = np.abs(first.outputs - second.outputs) / np.where(spread > 0, spread, 1)
+    return np.asarray(gaps.max(axis=1))
 
 
 def class_numbers(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:

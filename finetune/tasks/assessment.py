@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from finetune.statistics import estimates, metrics
-from finetune.statistics.metrics import Compute, Scoring, custom_replicates
+from finetune.statistics.metrics import Compute, Metrics, Scoring
 from finetune.statistics.scored import Scored
 from finetune.tasks.base import Task
 
@@ -41,9 +41,17 @@ class Assessment:
         return rows
 
     @functools.cached_property
+    def table_metrics(self) -> Metrics:
+        """The metrics of the recipe that are in the table."""
+        return metrics.find_metrics(self.task.label_kind, self.scoring)
+
+    @functools.cached_property
     def custom(self) -> dict[str, np.ndarray]:
         """The replicates of the metrics that are not in the table."""
-        return self._custom(self.outputs)
+        if self.scoring and len(self.table_metrics) == len(self.scoring):
+            return {}
+        groups = estimates.group_rows(len(self.labels))
+        return metrics.custom_replicates(self.compute, self.outputs, self.labels, groups)
 
     def statistics(self, temperature: float | None = None) -> dict[str, Any]:
         """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``.
@@ -51,26 +59,30 @@ class Assessment:
         Args:
             temperature: Of the probabilities, fitted on other rows: 1 if they need none.
         """
-        known_metrics = self.task.counted(self.scoring)
-        statistics = self.task.statistics(self.rows, known_metrics, temperature)
-        custom = _estimated(self.custom, len(self.rows))
+        statistics = self.task.statistics(self.rows, self.table_metrics, temperature)
+        custom = self._estimate_custom()
         statistics["notes"] += metrics.describe_gaps(self.rows, custom, custom)
         return {**statistics, "metrics": statistics["metrics"] | custom}
 
     def compare_to_baseline(self, baseline: np.ndarray) -> dict[str, Any]:
         """Return the paired difference of each metric to a baseline, by its outputs."""
-        known_metrics, other = (
-            self.task.counted(self.scoring),
-            self.task.scored(self.labels, baseline),
-        )
-        gaps = metrics.estimate_difference(other, self.rows, known_metrics)
-        custom = self._custom(baseline) if self.custom else {}
-        return gaps | _differences(custom, self.custom, len(self.rows))
+        other = replace(self, outputs=baseline)
+        gaps = metrics.estimate_difference(other.rows, self.rows, self.table_metrics)
+        return gaps | self._custom_differences(other)
 
-    def _custom(self, outputs: np.ndarray) -> dict[str, np.ndarray]:
-        if self.scoring and len(self.task.counted(self.scoring)) == len(self.scoring):
-            return {}
-        return custom_replicates(self.compute, outputs, self.labels, self.rows.groups)
+    def _estimate_custom(self) -> dict[str, Any]:
+        return {
+            name: asdict(estimates.estimate(values, estimates.NUMBER, len(self.labels)))
+            for name, values in self.custom.items()
+        }
+
+    def _custom_differences(self, other: Assessment) -> dict[str, Any]:
+        rows = len(self.labels)
+        return {
+            name: asdict(estimates.difference(first, self.custom[name], estimates.NUMBER, rows))
+            for name, first in (other.custom if self.custom else {}).items()
+            if name in self.custom
+        }
 
 
 def compared(
@@ -85,29 +97,13 @@ def compared(
         scoring: See :class:`Assessment`.
         compute: Likewise.
     """
-    known_metrics = metrics.with_standard(task.label_kind, task.counted(scoring))
     before, after = (
         Assessment(
             task=task, outputs=rows.outputs, labels=rows.labels, scoring=scoring, compute=compute
-        ).custom
+        )
         for rows in (first, second)
     )
-    scores = metrics.estimate(second, known_metrics) | _estimated(after, len(second))
-    gaps = metrics.estimate_difference(first, second, known_metrics)
-    return scores, gaps | _differences(before, after, len(second))
-
-
-def _estimated(replicates: Mapping[str, np.ndarray], rows: int) -> dict[str, Any]:
-    return {
-        name: asdict(estimates.estimate(values, estimates.NUMBER, rows))
-        for name, values in replicates.items()
-    }
-
-
-def _differences(
-    first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray], rows: int
-) -> dict[str, Any]:
-    return {
-        name: asdict(estimates.difference(first[name], second[name], estimates.NUMBER, rows))
-        for name in first.keys() & second.keys()
-    }
+    all_metrics = metrics.with_standard(task.label_kind, after.table_metrics)
+    scores = metrics.estimate(second, all_metrics) | after._estimate_custom()
+    gaps = metrics.estimate_difference(first, second, all_metrics)
+    return scores, gaps | after._custom_differences(before)

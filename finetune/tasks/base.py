@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
+from finetune.data import labels as class_labels
+from finetune.data.prediction_columns import LABEL, PREDICTION, probability_of
 from finetune.errors import UserError, suggestion
 from finetune.statistics.baselines import Source
-from finetune.statistics.estimates import McNemar
-from finetune.statistics.metrics import METRICS, MODULE, Metrics, Scoring, find_metrics, module_of
+from finetune.statistics.metrics import MODULE, Metrics, Scoring, module_of
 from finetune.statistics.scored import Kind, Scored
-from finetune.tasks import weights
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset
 
     from finetune.errors import Report
     from finetune.models.pretrained import ProblemType
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
 RowLoss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
-#: Metrics that count how many classes a prediction is off.
-OF_AN_ORDER = ("quadratic_kappa", "mean_absolute_error")
 #: What ``--metrics`` knows of rows that have any number of labels, beside what others have.
 OF_LABEL_SETS: Scoring = {
     "f1_samples": {MODULE: "f1", "average": "samples"},
     "subset_accuracy": {MODULE: "accuracy"},
 }
+#: Labels that the start block names, and targets.
+_MOST_NAMED = 12
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,14 @@ class Task(ABC, Generic[S]):
         metric_config: The configuration of the local metrics, where that is not the usual one.
         metrics: Those of a recipe that names none; one chooses the best model, the first unless
             the recipe says so.
+        metric_modules: The folders in ``metrics/`` that are of labels of this kind.
         losses: What ``--loss_function`` names: logits and targets to the loss of each row, shape
             ``(rows,)``; the first is the usual one.
         unweighted: What an evaluation has instead of one of :attr:`losses` that weighs rows.
         sections: Of the report, in their order.
-        smooths_labels: Whether ``--label_smoothing_factor`` has a meaning.
-        weighs_in_loss: Whether class weights are arguments of the losses of the task, so that there
-            are none for a loss of the recipe's own.
-        has_one_class: Whether a row has one class, which is predicted rightly or not.
-        has_probabilities: Whether a prediction has a probability for each label.
-        calibrates: Whether a temperature can improve these.
-        bears_bf16: Whether predictions in bf16 differ by less than anybody looks at.
-        label_word: What a message calls :attr:`labels`.
-        are_named: Whether labels have names that the data is matched by, or are numbers.
+        has_one_class: Whether a row has one class, which is predicted rightly or not: then labels
+            can be smoothed, and a temperature can improve the probabilities.
+        has_probabilities: Whether a prediction has a probability for each label; these bear bf16.
         labels: The names of the classes, in the order of their numbers; of the numbers, where a row
             has several; none in a regression of one.
         loss_function: One of :attr:`losses`, or empty for the first.
@@ -88,16 +83,11 @@ class Task(ABC, Generic[S]):
     label_kind: ClassVar[Kind]
     metric_config: ClassVar[str | None] = None
     metrics: ClassVar[Scoring] = {}
-    losses: ClassVar[Mapping[str, RowLoss]] = {}
+    metric_modules: ClassVar[Sequence[str]]
+    losses: ClassVar[Mapping[str, RowLoss]]
     unweighted: ClassVar[Mapping[str, RowLoss]] = {}
-    smooths_labels: ClassVar[bool] = False
-    weighs_in_loss: ClassVar[bool] = False
     has_one_class: ClassVar[bool] = False
     has_probabilities: ClassVar[bool] = False
-    calibrates: ClassVar[bool] = False
-    bears_bf16: ClassVar[bool] = False
-    label_word: ClassVar[str] = "labels"
-    are_named: ClassVar[bool] = True
 
     labels: list[str] = field(default_factory=list)
     loss_function: str = ""
@@ -119,14 +109,13 @@ class Task(ABC, Generic[S]):
     @property
     def pipeline_arguments(self) -> Mapping[str, Any]:
         """What ``pipeline()`` is given to return all that is predicted."""
-        return {}
+        return {} if self.has_one_class or not self.labels else {"top_k": None}
 
     @property
     def facts(self) -> dict[str, Any]:
         """What it knows of the training rows beside :attr:`labels`; its arguments, in JSON."""
         return {}
 
-    @abstractmethod
     def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
         """Return raw rows of other data with labels as the model has them.
 
@@ -135,6 +124,7 @@ class Task(ABC, Generic[S]):
             split: The split of the source that the rows are in.
             report: Gets the labels that the model does not know; they are raised.
         """
+        return class_labels.match_labels(rows, self.labels, split, report)
 
     @property
     def width(self) -> int:
@@ -151,10 +141,6 @@ class Task(ABC, Generic[S]):
         """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
         return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
 
-    def evaluation_loss(self, rows: RowLoss) -> RowLoss:
-        """Return the loss of each row in an evaluation, where a training has ``rows``."""
-        return self.unweighted.get(self.loss_function, rows)
-
     def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
         """Return how much each label counts in training, shape ``(labels,)``; None if all alike.
 
@@ -169,18 +155,8 @@ class Task(ABC, Generic[S]):
             return None
         raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
 
-    def find_class_weights(self, text: str, targets: np.ndarray, note: Tell) -> np.ndarray | None:
-        """Return :meth:`class_weights` of the targets of training, and tell of them."""
-        if evaluated := self.unweighted.get(self.loss_function):
-            name = evaluated.__name__.replace("_", " ")
-            note(f"--loss_function {self.loss_function}: the evaluation loss is the {name}")
-        class_weights = self.class_weights(text, targets)
-        if class_weights is not None:
-            note(weights.note(text, self.labels, class_weights))
-        return class_weights
-
     def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
-        """Return the loss of a step.
+        """Return the loss of a step; an evaluation weighs no rows.
 
         Args:
             rows: Logits and targets to the loss of each row.
@@ -188,7 +164,11 @@ class Task(ABC, Generic[S]):
         """
         from finetune.training.loss import GlobalLoss
 
-        return GlobalLoss(rows)
+        return GlobalLoss(
+            self.unweighted.get(self.loss_function, rows),
+            training_loss=rows,
+            class_weights=() if weights is None else tuple(weights.tolist()),
+        )
 
     def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
         """Return a fresh ``model`` with a last layer that suits the labels, changed in place."""
@@ -202,16 +182,18 @@ class Task(ABC, Generic[S]):
         return model
 
     @abstractmethod
+    def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
+        """Return a text about each label of the targets of training."""
+
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
         """Return what the start block says of the labels of training: a name and a text."""
+        texts = self.describe_balance(self.targets(labels))
+        listed = ", ".join(texts[:_MOST_NAMED]) + ", ..." * (len(texts) > _MOST_NAMED)
+        return "labels", f"{len(texts)}: {listed}" if self.labels else listed
 
-    def remarks(self, splits: DatasetDict) -> list[str]:
-        """Return sentences about labels of the raw rows that a user must know of."""
-        return []
-
-    @abstractmethod
     def on_hub(self, *, is_text: bool) -> str:
         """Return the ``pipeline_tag`` of the Hub."""
+        return "text-classification" if is_text else "image-classification"
 
     # ---- from outputs to predictions -------------------------------------------------------------
 
@@ -237,12 +219,10 @@ class Task(ABC, Generic[S]):
         """Return what metrics take as ``predictions``: shape ``(rows,)`` or ``(rows, outputs)``."""
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Return what metrics take as ``prediction_scores``, shape ``(rows, outputs)``.
-
-        Raises:
-            UserError: if there are no probabilities.
+        """Return what metrics take as ``prediction_scores``, shape ``(rows, outputs)``, where a
+        prediction has probabilities.
         """
-        raise UserError(f"--metrics: a task of {self.name} has no probabilities")
+        raise NotImplementedError
 
     @abstractmethod
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -282,24 +262,25 @@ class Task(ABC, Generic[S]):
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
         """Return the values of these columns, each an array or a list over the rows."""
 
-    @abstractmethod
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         """Return the prediction of one row as a line.
 
         Args:
             row: The columns of :meth:`predicted_names`, of every label where there are.
-            most: How many labels it names at most.
+            most: How many labels it names at most beside those that are predicted.
         """
+        probabilities = {label: row[probability_of(label)] for label in self.labels}
+        texts = {label: f"{label} {value:.4f}" for label, value in probabilities.items()}
+        labels = [row[LABEL]] if self.has_one_class else row[LABEL]
+        predicted = ", ".join(texts.pop(label) for label in labels) or "none"
+        rest = sorted(texts, key=lambda label: -probabilities[label])[:most]
+        return predicted + (f"  ({', '.join(texts[label] for label in rest)})" if rest else "")
 
-    def label_shown(self, label: Any) -> str:
-        """Return a value of the column ``label`` as a page shows it."""
-        return str(label)
-
-    @abstractmethod
-    def describe_row(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
-        """Return the prediction in a row of the table as a page shows it, its probability if there
-        is one, and whether it is marked as right.
+    def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
+        """Return the label and the prediction in a row of the table as a page shows them, and
+        whether the prediction is marked as right.
         """
+        return str(row[LABEL]), str(row[PREDICTION]), row[LABEL] == row[PREDICTION]
 
     # ---- what predictions are worth --------------------------------------------------------------
 
@@ -310,61 +291,40 @@ class Task(ABC, Generic[S]):
             UserError: for each of them.
         """
         modules = {name: module_of(name, arguments)[0] for name, arguments in scoring.items()}
-        reasons = {name: self.unsuited(name, module) for name, module in modules.items()}
         if mistakes := [
-            f"--metrics {name}: {reason}" for name, reason in reasons.items() if reason
+            f"--metrics {name}: not a metric of a task of {self.name} (expected "
+            f"{', '.join(self.metric_modules)}); --task chooses another task"
+            for name, module in modules.items()
+            if module not in self.metric_modules and not module.endswith(".py")  # the user's own
         ]:
             raise UserError(*mistakes)
 
-    def unsuited(self, name: str, module: str) -> str:
-        """Return why a metric is not of labels of this kind, empty if it is: here, metrics of
-        numbers would take those of the classes, and some need an order of them.
-
-        Args:
-            name: Of the metric.
-            module: The folder in ``metrics/``, or the path of a module of one's own.
-        """
-        if module in OF_AN_ORDER:
-            return "it needs one label a row, of classes in an order"
-        is_of_numbers = ("numbers", module) in METRICS
-        return "a metric of numbers, and the labels are classes" if is_of_numbers else ""
-
-    def counted(self, scoring: Scoring) -> Metrics:
-        """Return the metrics of a recipe that are in the table of metrics."""
-        return find_metrics(self.label_kind, scoring)
-
     @abstractmethod
-    def statistics(self, rows: S, metrics: Metrics, temperature: float | None) -> dict[str, Any]:
+    def statistics(
+        self, rows: S, recipe_metrics: Metrics, temperature: float | None
+    ) -> dict[str, Any]:
         """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``.
 
         Args:
             rows: Of the test set.
-            metrics: Of the recipe, see :meth:`counted`; its other metrics are not among them.
+            recipe_metrics: Those that are in the table of metrics.
             temperature: That was fitted on validation rows; None without one.
         """
 
     def find_difference(self, other: Task[Any]) -> str:
         """Return what is different in another task, so that their predictions cannot be compared:
-        tasks, or names of labels; empty if they can.
+        tasks, or names of labels, of ordinal ones also their order; empty if they can.
         """
         if not (isinstance(self, type(other)) or isinstance(other, type(self))):
             return f"different tasks: {self.name} and {other.name}"
-        if sorted(self.labels) == sorted(other.labels):
+        has_order = self.name == other.name == "ordinal"  # metrics count how far off a class is
+        first, second = (
+            task.labels if has_order else sorted(task.labels) for task in (self, other)
+        )
+        if first == second:
             return ""
-        names = (", ".join(task.labels) or "a single one" for task in (self, other))
-        return f"different {self.label_word}: {' and '.join(names)}"
-
-    def tests(self, rows: Sequence[S]) -> list[McNemar]:
-        """Return a test of each but the first against the first, if there is one."""
-        return []
-
-    @abstractmethod
-    def rank_disagreements(self, rows: Sequence[S]) -> np.ndarray:
-        """Return the indices of rows that are predicted differently, the clearest first."""
-
-    def temperature(self, outputs: np.ndarray, labels: np.ndarray) -> float | None:
-        """Return the temperature that was fitted on validation rows; None without one."""
-        return None
+        names = (", ".join(labels) or "a single one" for labels in (self.labels, other.labels))
+        return f"different labels{' or orders' * has_order}: {' and '.join(names)}"
 
     @abstractmethod
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:

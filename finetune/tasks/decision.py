@@ -37,19 +37,12 @@ FEWEST_ORDERED = 3
 SURELY_CLASSES = 20
 _MOST_WORDS = 3  # of a label beside a separator
 _MOST_SEPARATORS = 20  # that are tried
-_USUAL_SEPARATORS = (";", "|")
 
 
 def read_columns(
     dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Report
 ) -> dict[str, list[LabelColumn]]:
     """Return the columns of labels of each split, missing where a text or a label of a row is.
-
-    Args:
-        dataset: With the columns.
-        texts: Columns of texts.
-        options: How labels are written.
-        report: See :func:`~finetune.data.columns.find_valid_rows`.
 
     Raises:
         UserError: If values are missing, unless such rows are left out.
@@ -134,26 +127,23 @@ def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[Nam
     """Return the task of several columns: sets of labels if all are 0 and 1, else numbers."""
     title = f"the columns {', '.join(column.name for column in columns)}"
     strays = [
-        (column, place, parse_number(value) is None)
+        [place for place, value in enumerate(column.values) if labels.parse_truth(value) is None]
         for column in columns
-        for place, value in enumerate(column.values)
-        if labels.parse_truth(value) is None
     ]
-    if not strays:
+    if not any(strays):
         return "multi_label", f"{title} hold 0 and 1"
-    column, place, is_word = max(strays, key=lambda stray: stray[2])
-    if not is_word and len({column.name for column, _, _ in strays}) == len(columns):
-        return "regression", f"{title} hold numbers"
-    _ask(column, place, report, " beside columns of other values")
+    for column, places in zip(columns, strays, strict=True):
+        words = [place for place in places if parse_number(column.values[place]) is None]
+        if words or (places and not all(strays)):
+            _ask(column, (words or places)[0], report, " beside columns of other values")
+    return "regression", f"{title} hold numbers"
 
 
 def _decide_lists(column: LabelColumn, places: Sequence[int], report: Report) -> tuple[Name, str]:
     """Return the task of cells that are lists: of labels, unless all are 0 and 1 or fractions."""
     inner = [(place, label) for place in places for label in parse_list(column.values[place]) or ()]
-    has_words = any(isinstance(label, str) for _, label in inner)
-    has_fractions = any(isinstance(label, float) for _, label in inner)
-    are_bits = all(label in (0, 1) for _, label in inner)
-    if inner and not has_words and (has_fractions or are_bits):
+    kinds = {type(label) for _, label in inner}
+    if inner and str not in kinds and (float in kinds or {label for _, label in inner} <= {0, 1}):
         _ask(column, inner[0][0], report, ", a list of numbers")
     example = repr(column.values[inner[0][0]]) if inner else "[]"
     return "multi_label", f"the labels are lists, such as {example}"
@@ -172,9 +162,9 @@ def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -
     if unnamed and len(words) < len(finite):
         context = f", while {len(finite):,} of {len(parsed):,} different labels are numbers"
         _ask(column, min(unnamed.values()), report, context)
-    is_small = FEWEST_ORDERED <= len(finite) <= SURELY_CLASSES
     reason = "the labels are words"
     if not words:
+        is_small = FEWEST_ORDERED <= len(finite) <= SURELY_CLASSES
         if fractions := [value for value in finite if value % 1]:
             reason = f"the labels are numbers with a fraction, such as {fractions[0]:g}"
             return "regression", reason + "; --task ordinal if they are grades" * is_small
@@ -216,14 +206,14 @@ def find_separator(words: Sequence[str]) -> tuple[str, str] | None:
             word: [part.strip() for part in word.split(sign)] for word in words if sign in word
         }
         cells = {word: parts for word, parts in cells.items() if all(parts)}
-        if combinations := [word for word, parts in cells.items() if names.issuperset(parts)]:
-            return sign, combinations[0]
         parts = {*itertools.chain(*cells.values())}
-        is_usual = sign in _USUAL_SEPARATORS or (sign == "," and all(map(str.isdecimal, parts)))
+        is_usual = sign in (";", "|") or (sign == "," and all(map(str.isdecimal, parts)))
         are_few = 2 * len(cells) > len(words) and len(parts) <= len(cells)
         are_short = all(len(part.split()) <= _MOST_WORDS for part in parts)
-        if cells and sign.strip() and are_short and (is_usual or are_few):
-            return sign, next(iter(cells))
+        seems_to = sign.strip() and are_short and (is_usual or are_few)
+        for word, cell_parts in cells.items():
+            if seems_to or names.issuperset(cell_parts):
+                return sign, word
     return None
 
 

@@ -10,9 +10,8 @@ from finetune.data.targets import class_names, is_set
 from finetune.tasks.base import Task
 from finetune.tasks.decision import FEWEST_ORDERED
 from finetune.tasks.multi_label import MultiLabel
-from finetune.tasks.ordinal import Ordinal
 from finetune.tasks.regression import Regression
-from finetune.tasks.single_label import SingleLabel
+from finetune.tasks.single_label import Ordinal, SingleLabel
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -47,8 +46,7 @@ def of_rows(
         return MultiLabel(labels=names, loss_function=loss, thresholds=thresholds)
     if not names:
         return Regression.of(rows, target_names, loss)
-    kind = Ordinal if ordered else SingleLabel
-    return kind(labels=names, loss_function=loss)
+    return (Ordinal if ordered else SingleLabel)(labels=names, loss_function=loss)
 
 
 def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
@@ -60,11 +58,7 @@ def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
 
 
 def from_manifest(
-    name: str | None,
-    names: Sequence[str],
-    *,
-    ordered: bool,
-    facts: Mapping[str, Any] | None = None,
+    name: str | None, names: Sequence[str], *, ordered: bool, facts: Mapping[str, Any]
 ) -> Task[Any]:
     """Return the task that ``run.json`` names; older ones have classes, or are regressions.
 
@@ -77,4 +71,4 @@ def from_manifest(
     if ordered and len(names) >= FEWEST_ORDERED:
         name = Ordinal.name
     usual = SingleLabel.name if names else Regression.name
-    return KINDS[name or usual](labels=list(names), **(facts or {}))
+    return KINDS[name or usual](labels=list(names), **facts)

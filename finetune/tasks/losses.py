@@ -1,7 +1,7 @@
-"""Losses of rows by name: logits and targets to the loss of each row, not reduced.
+"""Losses of rows: logits and targets to the loss of each row, not reduced.
 
-They compute in fp32 or better, also of bf16 logits, and are finite for logits of thousands. torch
-is imported when they are called.
+Those of classes compute in fp32 or better, also of bf16 logits, and are finite for logits of
+thousands. torch is imported when they are called.
 """
 
 from __future__ import annotations
@@ -15,16 +15,11 @@ if TYPE_CHECKING:
 _GAMMA = 2
 
 
+# ---- one class a row: logits (rows, classes), int64 targets (rows,) to losses (rows,) ------------
+
+
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the negative logarithm of the probability of the true class, in nats.
-
-    Args:
-        logits: Shape ``(rows, classes)``.
-        targets: The true class of each row, shape ``(rows,)``, int64.
-
-    Returns:
-        Shape ``(rows,)``.
-    """
+    """Return the negative logarithm of the probability of the true class, in nats."""
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(_precise(logits), targets, reduction="none")
@@ -34,15 +29,41 @@ def focal(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of each row times ``(1 - p) ** 2``, ``p`` the probability of its
     class: rows that are right already count little (Lin et al., Focal Loss for Dense Object
     Detection, 2017).
-
-    Args:
-        logits: Shape ``(rows, classes)``.
-        targets: Shape ``(rows,)``, int64.
-
-    Returns:
-        Shape ``(rows,)``.
     """
     return _focused(cross_entropy(logits, targets))
+
+
+def soft_labels(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy with a target that is the softmax of ``-|class - true class|``
+    (Diaz and Marathe, Soft Labels for Ordinal Regression, 2019), in nats.
+
+    A class next to the true one is a mistake of less weight. The lowest value is the entropy of the
+    target, which is above 0.
+    """
+    import torch
+
+    precise = _precise(logits)
+    place = torch.arange(logits.shape[-1], device=logits.device)
+    distances = (place - targets[:, None]).abs().to(precise.dtype)
+    return -(torch.softmax(-distances, dim=-1) * torch.log_softmax(precise, dim=-1)).sum(dim=-1)
+
+
+def squared_earth_movers_distance(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the sum over the classes of the squared difference between the cumulative
+    probabilities and those of the true class alone (Hou et al., Squared Earth Mover's
+    Distance-based Loss for Training Deep Neural Networks, 2016): from 0 to one less than the number
+    of classes.
+    """
+    import torch
+
+    precise = _precise(logits)
+    place = torch.arange(logits.shape[-1], device=logits.device)
+    reached = (place >= targets[:, None]).to(precise.dtype)
+    cumulative = torch.softmax(precise, dim=-1).cumsum(dim=-1)
+    return ((cumulative - reached) ** 2).sum(dim=-1)
+
+
+# ---- any number of labels a row ------------------------------------------------------------------
 
 
 def binary_cross_entropy(
@@ -65,61 +86,33 @@ def binary_cross_entropy(
 def binary_focal(
     logits: torch.Tensor, targets: torch.Tensor, positive_weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return :func:`focal` of each label by itself, with a sigmoid, as mean over the labels.
-
-    Args:
-        logits: Shape ``(rows, labels)``.
-        targets: 0 or 1, shape ``(rows, labels)``.
-        positive_weights: See :func:`binary_cross_entropy`.
-
-    Returns:
-        Shape ``(rows,)``.
+    """Return :func:`focal` of each label by itself, with a sigmoid, as mean over the labels;
+    arguments are those of :func:`binary_cross_entropy`.
     """
     focused = _focused(_binary(logits, targets))
     return _weighted(focused, targets, positive_weights).mean(dim=-1)
 
 
-def soft_labels(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy with a target that is the softmax of ``-|class - true class|``
-    (Diaz and Marathe, Soft Labels for Ordinal Regression, 2019).
+# ---- numbers: standardized, (rows, targets) to the mean over the targets of each row, (rows,) ----
 
-    A class next to the true one is a mistake of less weight. The lowest value is the entropy of the
-    target, which is above 0.
 
-    Args:
-        logits: Of the classes in their order, shape ``(rows, classes)``.
-        targets: Shape ``(rows,)``, int64.
+def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the squared error: 1 for the mean of the training rows."""
+    return ((outputs - targets) ** 2).mean(dim=-1)
 
-    Returns:
-        Shape ``(rows,)``, in nats.
+
+def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the absolute error, in standard deviations."""
+    return (outputs - targets).abs().mean(dim=-1)
+
+
+def huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return Huber's loss (Annals of Mathematical Statistics 35, 1964): half the squared error up
+    to one standard deviation, beyond which it grows like the absolute error.
     """
-    import torch
+    from torch.nn.functional import huber_loss
 
-    precise = _precise(logits)
-    place = torch.arange(logits.shape[-1], device=logits.device)
-    distances = (place - targets[:, None]).abs().to(precise.dtype)
-    return -(torch.softmax(-distances, dim=-1) * torch.log_softmax(precise, dim=-1)).sum(dim=-1)
-
-
-def squared_earth_movers_distance(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the classes of the squared difference between the cumulative
-    probabilities and those of the true class alone (Hou et al., Squared Earth Mover's
-    Distance-based Loss for Training Deep Neural Networks, 2016).
-
-    Args:
-        logits: Of the classes in their order, shape ``(rows, classes)``.
-        targets: Shape ``(rows,)``, int64.
-
-    Returns:
-        Shape ``(rows,)``: from 0 to one less than the number of classes.
-    """
-    import torch
-
-    precise = _precise(logits)
-    place = torch.arange(logits.shape[-1], device=logits.device)
-    reached = (place >= targets[:, None]).to(precise.dtype)
-    cumulative = torch.softmax(precise, dim=-1).cumsum(dim=-1)
-    return ((cumulative - reached) ** 2).sum(dim=-1)
+    return huber_loss(outputs, targets, reduction="none", delta=1.0).mean(dim=-1)
 
 
 def _precise(logits: torch.Tensor) -> torch.Tensor:
@@ -130,7 +123,6 @@ def _precise(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _binary(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of each label, shape ``(rows, labels)``."""
     from torch.nn.functional import binary_cross_entropy_with_logits
 
     precise = _precise(logits)
@@ -147,7 +139,6 @@ def _focused(losses: torch.Tensor) -> torch.Tensor:
 def _weighted(
     losses: torch.Tensor, targets: torch.Tensor, positive_weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """Return the losses of labels, shape ``(rows, labels)``, times the weights of the positive."""
     if positive_weights is None:
         return losses
     return losses * (1 + targets.to(losses.dtype) * (positive_weights.to(losses) - 1))

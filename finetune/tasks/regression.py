@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +13,9 @@ from finetune.data.targets import values as label_values
 from finetune.errors import UserError
 from finetune.statistics import baselines
 from finetune.statistics.baselines import Source
-from finetune.statistics.metrics import (
-    METRICS,
-    Metrics,
-    describe_gaps,
-    describe_outliers,
-    estimate,
-)
+from finetune.statistics.metrics import Metrics, describe_gaps, describe_outliers, estimate
 from finetune.statistics.scored import ScoredNumbers
-from finetune.tasks import number_losses
+from finetune.tasks import losses
 from finetune.tasks.base import Task, Tell
 
 if TYPE_CHECKING:
@@ -30,9 +24,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from finetune.errors import Report
-
-#: Targets that a sentence names.
-_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +41,9 @@ class Regression(Task[ScoredNumbers]):
     sections = ("predictions", "targets", "training")
     problem_type = "regression"
     label_kind = "numbers"
-    label_word = "targets"
-    are_named = False
     metrics = {metric: {} for metric in ("r2", "mae", "rmse", "pearson", "spearman")}
-    losses = number_losses.LOSSES
+    metric_modules = (*metrics, "mse")
+    losses = {"mse": losses.squared_error, "mae": losses.absolute_error, "huber": losses.huber}
 
     mean: Sequence[float] = ()
     deviation: Sequence[float] = ()
@@ -68,21 +58,16 @@ class Regression(Task[ScoredNumbers]):
             loss_function: See :class:`Task`.
         """
         labels = np.asarray(label_values(rows), dtype=np.float64)
-        has_several = labels.ndim == 2
         target_names = [*names] or [f"target {number + 1}" for number in range(labels.shape[-1])]
         targets = labels.reshape(len(labels), -1)
         deviation = targets.std(axis=0) if len(targets) else np.zeros(targets.shape[1])
         has_deviation = bool(len(targets)) and bool((deviation > 0).all())
         return cls(
-            labels=target_names if has_several else [],
+            labels=target_names if labels.ndim == 2 else [],
             loss_function=loss_function,
             mean=targets.mean(axis=0).tolist() if has_deviation else (),
             deviation=deviation.tolist() if has_deviation else (),
         )
-
-    @property
-    def pipeline_arguments(self) -> Mapping[str, Any]:
-        return {"top_k": None} if self.labels else {}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -98,15 +83,14 @@ class Regression(Task[ScoredNumbers]):
     def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
         from datasets import ClassLabel, List
 
-        feature, flag = rows.features[LABEL], f"--label_columns {','.join(self.labels)}"
-        expected = (
-            f"{len(self.labels)} numbers a row ({flag})" if self.labels else "one number a row"
-        )
-        actual = "classes" if isinstance(feature, ClassLabel) else "one number a row"
-        if isinstance(feature, List):
-            actual = f"{feature.length} numbers a row"
-        if actual == "classes" or not expected.startswith(actual):
-            raise UserError(f"the data has {actual}, and the model predicts {expected}")
+        feature = rows.features[LABEL]
+        count = feature.length if isinstance(feature, List) else 1
+        if isinstance(feature, ClassLabel) or count != self.width:
+            actual = "classes" if isinstance(feature, ClassLabel) else f"numbers, {count} a row"
+            flag = f" (--label_columns {','.join(self.labels)})" if self.labels else ""
+            raise UserError(
+                f"the data has {actual}, and the model predicts numbers, {self.width} a row{flag}"
+            )
         return rows
 
     def targets(self, labels: Any) -> np.ndarray:
@@ -120,7 +104,9 @@ class Regression(Task[ScoredNumbers]):
         return super().loss(outputs, targets)
 
     def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
-        """Return a model whose outputs begin at the mean of the training rows, spread like them."""
+        """Return a model whose outputs begin at the mean of the training rows, spread like them;
+        where the last layer has no bias, its weights have to learn the mean.
+        """
         from transformers import PreTrainedModel
 
         from finetune.models import head, pretrained
@@ -131,13 +117,7 @@ class Regression(Task[ScoredNumbers]):
         if not pretrained.is_fresh(model, layer):
             note(f"the last layer of {model.name_or_path} is trained further: it has one already")
             return model
-        shift = np.array(self.mean)
-        if not head.has_bias(layer):
-            shift = np.zeros(self.width)
-            note(
-                f"the last layer of {type(model).__name__} has no bias: the mean of the labels has "
-                "to be learned by its weights"
-            )
+        shift = np.array(self.mean) if head.has_bias(layer) else np.zeros(self.width)
         head.fold(layer, self._scale(layer), shift)
         return model
 
@@ -159,24 +139,12 @@ class Regression(Task[ScoredNumbers]):
         mean = 0 if head.has_bias(layer) else np.array(self.mean)
         return head.power_of_two(np.hypot(self.deviation, mean))
 
-    def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
-        values = np.asarray(labels, dtype=np.float64).reshape(len(labels), -1)
-        descriptions = [
-            f"mean {column.mean():.4g}, standard deviation {column.std():.4g}"
-            for column in values.T[:_MOST_NAMED]
+    def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
+        columns = targets.reshape(len(targets), -1).astype(np.float64).T
+        return [
+            f"{name} mean {column.mean():.4g}, standard deviation {column.std():.4g}".lstrip()
+            for name, column in zip(self.labels or [""], columns, strict=True)
         ]
-        if not self.labels:
-            return "label", f"a number, {descriptions[0]}"
-        listed = "; ".join(
-            f"{name}: {text}" for name, text in zip(self.labels, descriptions, strict=False)
-        )
-        unnamed = len(self.labels) - _MOST_NAMED
-        return "labels", f"{len(self.labels)} numbers; {listed}" + f" and {unnamed} more" * (
-            unnamed > 0
-        )
-
-    def on_hub(self, *, is_text: bool) -> str:
-        return "text-classification" if is_text else "tabular-regression"
 
     # ---- from outputs to predictions -------------------------------------------------------------
 
@@ -204,11 +172,10 @@ class Regression(Task[ScoredNumbers]):
         return ScoredNumbers(labels, values)
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
-        rows = len(labels)
-        return {
-            **dict(zip(self._names(LABEL), labels.reshape(rows, -1).T, strict=True)),
-            **dict(zip(self._names(PREDICTION), outputs.reshape(rows, -1).T, strict=True)),
-        }
+        columns: dict[str, Any] = {}
+        for name, values in ((LABEL, labels), (PREDICTION, outputs)):
+            columns |= zip(self._names(name), values.reshape(len(labels), -1).T, strict=True)
+        return columns
 
     def _names(self, column: str) -> list[str]:
         return [of_target(column, name) for name in self.labels] or [column]
@@ -220,40 +187,28 @@ class Regression(Task[ScoredNumbers]):
         return [*outputs.reshape(len(outputs), -1).T]
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        values = [f"{row[name]:.6g}" for name in self._names(PREDICTION)]
-        pairs = zip(self.labels, values, strict=True) if self.labels else ()
-        return ", ".join(f"{name} {value}" for name, value in pairs) or values[0]
+        values = zip(self.labels or [""], self._names(PREDICTION), strict=True)
+        return ", ".join(f"{label} {row[name]:.6g}".lstrip() for label, name in values)
 
-    def describe_row(self, row: pd.Series[Any]) -> tuple[str, float | None, bool]:
-        values = [f"{row[name]:.4g}" for name in self._names(PREDICTION)[:_MOST_NAMED]]
-        return ", ".join(values), None, False
+    def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
+        label, prediction = (
+            ", ".join(f"{row[name]:.4g}" for name in self._names(column))
+            for column in (LABEL, PREDICTION)
+        )
+        return label, prediction, False
 
     # ---- what predictions are worth --------------------------------------------------------------
 
-    def unsuited(self, name: str, module: str) -> str:
-        """Refuse metrics of classes too, which would round the numbers."""
-        if ("numbers", module) in METRICS or module.endswith(".py"):  # the user's own
-            return ""
-        expected = ", ".join(metric for kind, metric in METRICS if kind == "numbers")
-        return f"a metric of classes, and the labels are numbers (expected {expected})"
-
     def statistics(
-        self, rows: ScoredNumbers, metrics: Metrics, temperature: float | None
+        self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        scores = estimate(rows, metrics)
-        notes = describe_gaps(rows, metrics, scores) + describe_outliers(rows, metrics)
-        targets = {
-            name: estimate(ScoredNumbers(rows.targets[:, number], rows.outputs[:, number]), metrics)
-            for number, name in enumerate(self.labels)
-        }
+        scores, targets = estimate(rows, recipe_metrics), {}
+        for number, name in enumerate(self.labels):
+            of_target = ScoredNumbers(rows.targets[:, number], rows.outputs[:, number])
+            targets[name] = estimate(of_target, recipe_metrics)
+        notes = describe_gaps(rows, recipe_metrics, scores)
+        notes += describe_outliers(rows, recipe_metrics)
         return {"rows": len(rows), "metrics": scores, "targets": targets or None, "notes": notes}
-
-    def rank_disagreements(self, rows: Sequence[ScoredNumbers]) -> np.ndarray:
-        unit = np.array(self.deviation) if self.deviation else 1.0
-        gaps = [np.abs(run.outputs - rows[0].outputs) / unit for run in rows[1:]]
-        widest = np.max(gaps, axis=(0, 2))
-        different = np.flatnonzero(widest > 0)
-        return different[np.argsort(-widest[different], kind="stable")]
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         return baselines.of_numbers(source)

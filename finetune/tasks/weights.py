@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +12,8 @@ from finetune.errors import UserError, suggestion
 
 #: Beside ``NAME=WEIGHT,NAME=WEIGHT``.
 BALANCED, NONE = "balanced", "none"
-#: Classes that a note names.
-_MOST_NAMED = 12
+#: Between these, weights and their sums are far from the ends of float32.
+_LEAST, _MOST = 1e-6, 1e6
 
 
 def of_classes(text: str, names: Sequence[str], labels: np.ndarray) -> np.ndarray | None:
@@ -41,9 +40,8 @@ def of_classes(text: str, names: Sequence[str], labels: np.ndarray) -> np.ndarra
         return None
     if text == BALANCED:
         return np.where(rows, len(labels) / (np.count_nonzero(rows) * np.maximum(rows, 1)), 1.0)
-    weights = _named(text, names, rows)
-    with np.errstate(over="ignore", invalid="ignore"):  # which is refused
-        return _usable(weights * len(labels) / float(weights @ rows), text)
+    weights = _parse_weights(text, names, rows)
+    return np.asarray(weights * len(labels) / float(weights @ rows))
 
 
 def of_positives(text: str, names: Sequence[str], targets: np.ndarray) -> np.ndarray | None:
@@ -69,91 +67,37 @@ def of_positives(text: str, names: Sequence[str], targets: np.ndarray) -> np.nda
     if text == BALANCED:
         negatives = len(targets) - rows
         return np.where(rows * negatives, negatives / np.maximum(rows, 1), 1.0)
-    return _usable(_named(text, names, rows), text)
+    return _parse_weights(text, names, rows)
 
 
-def note(text: str, names: Sequence[str], weights: np.ndarray) -> str:
-    """Return what the user is told of the weights."""
-    descriptions = [f"{name} {weight:.4g}" for name, weight in zip(names, weights, strict=True)]
-    rest = f" and {len(descriptions) - _MOST_NAMED} more" if len(descriptions) > _MOST_NAMED else ""
-    suffix = " (balanced)" if text == BALANCED else ""
-    return (
-        f"class weights{suffix}: {', '.join(descriptions[:_MOST_NAMED])}{rest}; the evaluation "
-        "loss is not weighted"
-    )
-
-
-def _named(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
+def _parse_weights(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
     """Return the weights that ``text`` names, 1 for the others, shape ``(classes,)``."""
-    weights, mistakes, named_labels = np.ones(len(names)), list[str](), set[str]()
-    numbers = {name: index for index, name in enumerate(names)}
-    for part in split_values(text) or [""]:
-        name, equals, written = part.rpartition("=")
-        name, written = name if name in numbers else name.strip(), written.strip()
-        if not (name and equals and written):
-            text_of_part = part.strip()
-            hint = "" if text_of_part in names else suggestion(text_of_part, (BALANCED, NONE))
-            mistakes.append(
-                f"--class_weights {text}: '{text_of_part}' stands alone or is left out"
-                if text_of_part in (BALANCED, NONE)
-                else f"--class_weights {text}: expected balanced, none or NAME=WEIGHT,NAME=WEIGHT, "
-                f"found '{text_of_part}'{hint}"
-            )
-            continue
-        if name not in numbers:
-            mistakes.append(
-                f"--class_weights: there is no class '{name}'{suggestion(name, names)} "
-                f"(classes: {list_names(names)})"
-            )
-        elif name in named_labels:
-            mistakes.append(f"--class_weights: '{name}' is given two weights")
-        elif not rows[numbers[name]]:
-            mistakes.append(f"--class_weights: no training row is of the class '{name}'")
-        elif (weight := _number(written)) is None:
-            mistakes.append(
-                f"--class_weights {part.strip()}: expected a finite weight above 0, found "
-                f"'{written}'"
-            )
+    weights, mistakes = np.ones(len(names)), list[str]()
+    places, named_classes = {name: place for place, name in enumerate(names)}, set[str]()
+    for part in split_values(text) or [text]:
+        name, _, written = part.rpartition("=")
+        name = name if name in places else name.strip()
+        try:
+            weight = float(written)
+        except ValueError:
+            weight = 0.0
+        if name not in places:
+            hint = suggestion(name, names) if name else suggestion(written, (BALANCED, NONE))
+            problem = f"no class '{name or written}'{hint}"
+        elif name in named_classes:
+            problem = f"'{name}' has two weights"
+        elif not rows[places[name]]:
+            problem = f"no training row is of the class '{name}'"
+        elif not _LEAST <= weight <= _MOST:
+            problem = f"'{written}' is no weight from {_LEAST} to {_MOST:.0f}"
         else:
-            weights[numbers[name]] = weight
-        named_labels.add(name)
+            weights[places[name]] = weight
+            named_classes.add(name)
+            continue
+        mistakes.append(
+            f"--class_weights {part.strip()}: {problem} (expected balanced, none or "
+            f"NAME=WEIGHT,NAME=WEIGHT with {list_names(names)})"
+        )
     if mistakes:
         raise UserError(*mistakes)
     return weights
-
-
-def _usable(weights: np.ndarray, text: str) -> np.ndarray:
-    """Return weights; refuse those that the loss, in float32, would take for 0 or for infinite."""
-    with np.errstate(over="ignore", under="ignore"):
-        single = weights.astype(np.float32)
-    if not (np.isfinite(single) & (single > 0)).all():
-        raise UserError(
-            f"--class_weights {text}: too far apart or too large for float32, in which a weight "
-            "would be 0 or infinite; expected weights like 0.5 or 20"
-        )
-    return weights
-
-
-def _number(written: str) -> float | None:
-    """Return a weight; None if it is not a finite number above 0."""
-    try:
-        weight = float(written)
-    except ValueError:
-        return None
-    return weight if 0 < weight < math.inf else None
-
-
-def refuse_own_loss(text: str) -> None:
-    """Refuse weights that are arguments of a loss beside a loss of the recipe's own.
-
-    Args:
-        text: ``--class_weights``.
-
-    Raises:
-        UserError: if there are any.
-    """
-    if text != "none":
-        raise UserError(
-            f"--class_weights {text}: the recipe has a loss of its own, and of several labels a "
-            "row the weights are part of the loss: weigh the labels in loss()"
-        )
