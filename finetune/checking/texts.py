@@ -1,9 +1,8 @@
-"""Texts that were damaged on their way into the file, their languages and their lengths."""
+"""Texts that were damaged on their way into the file, and their languages."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -13,16 +12,11 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.data import arrow, digests
-from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, describe_rows, row_numbers
-from finetune.errors import Finding, Severity, Suspect
+from finetune.data.row_findings import EXCLUDE, describe_rows
+from finetune.errors import Finding, Severity
 
 #: Rows of a split that are looked at; of more, this many drawn at random.
-MOST_ROWS = 100_000
-#: Characters above which a text is far longer than others, if it is also so many times the median.
-_LONG, _TIMES_MEDIAN = 100_000, 100
-#: Texts were cut off if at least so many of at least so many characters have the greatest length,
-#: and so many times as many as have one of the twenty lengths below it on average.
-_FEWEST_CUT, _SHORTEST_CUT, _TIMES_BELOW, _BELOW = 10, 50, 3, 20
+_MOST_ROWS = 100_000
 #: UTF-8 read as Windows-1252, as regular expressions: a byte that continues a character, and the
 #: characters of two to four bytes. Western letters, signs and emoji begin with one of four bytes;
 #: others are themselves letters that may stand before a quotation mark, so one is not enough.
@@ -35,31 +29,31 @@ _DAMAGES: dict[str, tuple[str, str, str, Severity | None]] = {
     "mojibake": (
         f"{_WESTERN}|{_ANY}.*{_ANY}",
         "with UTF-8 that was read in another encoding, like 'Ã©' for 'é'",
-        "export the file again as UTF-8, or repair the texts (the package ftfy does); else",
+        "export the file again as UTF-8, or repair the texts (the package ftfy does)",
         "warning",
     ),
     "replacement_characters": (
         "\ufffd",
         "with '\ufffd', which stands for characters that are lost",
-        "export the file again in its own encoding; else",
+        "export the file again in its own encoding",
         "warning",
     ),
     "null_bytes": (
         r"\x00",
         "with null bytes, which no text has unless its file was damaged",
-        "export it again, or remove these bytes; else",
+        "export the file again, or remove these bytes",
         "warning",
     ),
     "control_characters": (
         r"[\x01-\x08\x0e-\x1f]",
         "with control characters",
-        "is it the right column? If so, remove the characters; else",
+        "check that it is the right column, or remove the characters",
         None,
     ),
     "no_words": (
         r"^\PL+$",
         "without a letter, only digits, marks or symbols",
-        "is it the right column? If so,",
+        "check that it is the right column",
         None,
     ),
 }
@@ -71,8 +65,6 @@ _LANGUAGE_SAMPLE, _FEWEST_LETTERS, _LEAST_MARGIN = 2000, 20, 7.0
 _PROSE = 0.5
 #: Shares of texts in other languages from which they are reported, and are suspicious.
 _REPORTED_LANGUAGES, _SUSPICIOUS_LANGUAGES, _FEWEST_OTHERS = 0.002, 0.05, 5
-#: The share of truncated texts that is suspicious, and the one that the advice would leave.
-_SUSPICIOUS_TRUNCATED, _ADVISED_TRUNCATED = 0.25, 0.01
 
 
 def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str]) -> list[Finding]:
@@ -87,83 +79,30 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str]) -> lis
     if stored not in rows.column_names:
         return []
     sample = np.arange(len(rows))
-    if len(rows) > MOST_ROWS:
-        sample = np.sort(np.random.default_rng(0).choice(len(rows), MOST_ROWS, replace=False))
+    if len(rows) > _MOST_ROWS:
+        sample = np.sort(np.random.default_rng(0).choice(len(rows), _MOST_ROWS, replace=False))
     findings = []
     for part, column in enumerate(columns):
         place = f" in '{column}'" if stored == digests.TEXTS else ""
-        characters, has_spaces = np.zeros(len(rows), np.int64), False
         masks = {name: np.zeros(len(rows), bool) for name in _DAMAGES}
         for positions, values in arrow.pieces(rows, stored, sample):
             texts = pc.list_element(values, part) if stored == digests.TEXTS else values
-            texts = pc.fill_null(texts, "")
             if not arrow.is_text(texts.type):
                 return []
-            has_spaces = has_spaces or bool(arrow.matching(texts, r"\s").any())
-            characters[positions] = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
             for name, (pattern, *_) in _DAMAGES.items():
-                masks[name][positions] = arrow.matching(texts, f"(?s){pattern}")
+                masks[name][positions] = arrow.matching(pc.fill_null(texts, ""), f"(?s){pattern}")
         for name, (_, description, fix, severity) in _DAMAGES.items():
             findings += describe_rows(
                 name,
                 description + place,
-                f"{fix} {EXCLUDE}",
+                f"{fix}; else {EXCLUDE}",
                 np.flatnonzero(masks[name]),
                 rows,
                 split,
                 examined=len(sample),
                 severity=severity,
             )
-        for name, is_odd, description, fix in _odd_lengths(characters[sample], place, has_spaces):
-            findings += describe_rows(
-                name,
-                description,
-                f"{fix}; else {EXCLUDE}",
-                sample[is_odd],
-                rows,
-                split,
-                examined=len(sample),
-                severity="warning",
-            )
     return findings
-
-
-def _odd_lengths(
-    characters: np.ndarray, place: str, has_spaces: bool
-) -> list[tuple[str, np.ndarray, str, str]]:
-    """Return which texts are far longer than the others, and which were cut off at one length.
-
-    Args:
-        characters: The length of each text, shape ``(texts,)``.
-        place: The column, for the descriptions.
-        has_spaces: Whether any text has one: sequences of one length are no prose.
-
-    Returns:
-        The names of the findings, which texts, a description and a fix.
-    """
-    median = int(np.median(characters[characters > 0])) if characters.any() else 0
-    longest = int(characters.max(initial=0))
-    is_cut = characters == longest
-    shorter = int(((characters < longest) & (characters >= longest - _BELOW)).sum())
-    fewest = max(_FEWEST_CUT, _TIMES_BELOW * shorter / _BELOW, 0.001 * len(characters), shorter + 1)
-    is_cut &= has_spaces and longest >= _SHORTEST_CUT and is_cut.sum() >= fewest
-    return [
-        (
-            "far_longer",
-            characters > max(_LONG, _TIMES_MEDIAN * median),
-            f"far longer than the others{place}, up to {longest:,} characters, where half have "
-            f"{median:,} or fewer",
-            "did rows run together, for instance by a quotation mark that is never closed? If so, "
-            "correct them",
-        ),
-        (
-            "cut_off",
-            is_cut,
-            f"of exactly {longest:,} characters{place}, the greatest length, and few just below: "
-            "they were probably cut off when the data was exported",
-            "export the whole texts",
-        ),
-    ]
 
 
 def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
@@ -181,30 +120,23 @@ def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
     total = counts.total()
     if not total or total < _PROSE * len(texts):
         return []
-    (main, main_count), *rest = counts.most_common()
-    count = total - main_count
-    if count < max(_FEWEST_OTHERS, _REPORTED_LANGUAGES * total):
+    (main, main_count), *others = counts.most_common()
+    if total - main_count < max(_FEWEST_OTHERS, _REPORTED_LANGUAGES * total):
         return []
     is_other = (languages != main) & (languages != "")
-    numbers = row_numbers(rows, positions[is_other][:MOST_SUSPECTS])
-    listed = ", ".join(f"'{name}' {number:,}" for name, number in rest[:5])
-    return [
-        Finding(
-            name="languages",
-            severity="warning" if count > _SUSPICIOUS_LANGUAGES * total else "info",
-            message=f"{count:,} of {total:,} training texts looked at are in another language than "
-            f"'{main}': {listed}{', ...' * (len(rest) > 5)}",
-            fix=f"unless the model knows these languages, {EXCLUDE}",
-            split="train",
-            rows=numbers,
-            count=count,
-            examined=total,
-            suspects=[
-                Suspect(row=number, reason=f"language '{language}'")
-                for number, language in zip(numbers, languages[is_other], strict=False)
-            ],
-        )
-    ]
+    is_common = total - main_count > _SUSPICIOUS_LANGUAGES * total
+    listed = ", ".join(f"'{name}' {number:,}" for name, number in others[:5])
+    return describe_rows(
+        "languages",
+        f"in another language than '{main}': {listed}",
+        f"unless the model knows these languages, {EXCLUDE}",
+        positions[is_other],
+        rows,
+        "train",
+        examined=total,
+        severity="warning" if is_common else "info",
+        reasons=[f"language '{language}'" for language in languages[is_other]],
+    )
 
 
 def _detect_language(text: str) -> str:
@@ -218,38 +150,3 @@ def _detect_language(text: str) -> str:
     ranked = (pair for pair in rank(letters) if len(pair[0]) == 2)
     (best, score), (_, second) = itertools.islice(ranked, 2)
     return str(best) if score - second >= _LEAST_MARGIN else ""
-
-
-def describe_token_lengths(
-    lengths: np.ndarray, rows: int, max_length: int, positions: int | None
-) -> list[Finding]:
-    """Return how long the training texts are in tokens, and how many are truncated.
-
-    Args:
-        lengths: Tokens of each sampled text before truncation, special tokens included.
-        rows: How many training texts there are.
-        max_length: Tokens that are kept.
-        positions: Tokens that the model can read; None without a limit.
-    """
-    share = float((lengths > max_length).mean())
-    qualifier = "about " if len(lengths) < rows else ""
-    median, high, longest = (int(value) for value in np.quantile(lengths, [0.5, 0.95, 1]))
-    truncated = f"{qualifier}{share:.1%} are" if share else "none is"
-    fix = ""
-    if share > _ADVISED_TRUNCATED:
-        fix = "--long_texts windows reads all of them"
-        advised = math.ceil(float(np.quantile(lengths, 1 - _ADVISED_TRUNCATED)) / 8) * 8
-        if positions is None or advised <= positions:
-            fix = f"--max_length {advised} truncates 1%"
-    return [
-        Finding(
-            name="lengths",
-            severity="warning" if share > _SUSPICIOUS_TRUNCATED else "info",
-            message=f"training texts have {median:,} tokens (median), 95% up to {high:,}, the "
-            f"longest {'of the sample ' if qualifier else ''}{longest:,}; {truncated} truncated at "
-            f"--max_length {max_length}",
-            fix=fix,
-            count=round(share * rows),
-            examined=rows,
-        )
-    ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.data import ROW, arrow, digests, targets
-from finetune.data.row_findings import MOST_SUSPECTS, RELABEL, row_numbers
-from finetune.errors import Finding, Suspect, counted
+from finetune.data.row_findings import RELABEL, describe_rows
+from finetune.errors import Finding, Suspect
 from finetune.statistics import baselines, mistakes
 from finetune.statistics.estimates import share, wilson
 from finetune.statistics.probabilities import Probabilities
@@ -56,8 +57,6 @@ def find_revealing_words(rows: Dataset, column: str) -> list[Finding]:
     """Return the words, and pairs of words, that nearly determine the class of training rows."""
     from sklearn.feature_extraction.text import CountVectorizer
 
-    if len(rows) < _FEWEST_TEXTS:
-        return []
     names, labels = targets.class_names(rows), targets.strata(rows)
     vectorizer = CountVectorizer(
         binary=True, ngram_range=(1, 2), min_df=_FEWEST_TEXTS, token_pattern=_TOKEN
@@ -75,9 +74,7 @@ def find_revealing_words(rows: Dataset, column: str) -> list[Finding]:
         is_revealing = np.zeros(len(texts), bool)
         for precision, coverage in _REVEALING:
             is_revealing |= (low >= precision) & (hits >= coverage * size)
-        is_revealing &= (
-            low - frequency > (1 - frequency) / 2
-        )  # a word of a dominant class says nothing
+        is_revealing &= low > (1 + frequency) / 2  # a word of a dominant class says nothing
         for term in np.flatnonzero(is_revealing):
             sentence = (
                 f"'{words[term]}' is in {hits[term] / size:.0%} of the "
@@ -89,13 +86,11 @@ def find_revealing_words(rows: Dataset, column: str) -> list[Finding]:
         return []
     rules.sort(key=lambda rule: -rule[0])
     sentences = [sentence for _, _, sentence in rules[:_MOST_NAMED]]
-    if unnamed := len(rules) - len(sentences):
-        sentences.append(f"and {counted(unnamed, 'term')} like these")
     return [
         Finding(
             name="revealing_words",
             severity="warning",
-            message="; ".join(sentences),
+            message="; ".join(sentences) + "; ..." * (len(rules) > _MOST_NAMED),
             fix="if a text has it only because its label was known, remove it from the texts",
             count=max(count for _, count, _ in rules),
             examined=len(rows),
@@ -132,10 +127,9 @@ def find_revealing_columns(rows: Dataset, read: Sequence[str]) -> list[Finding]:
         columns |= {name: pc.list_element(parts, number) for number, name in enumerate(read)}
     findings = []
     for name, values in columns.items():
-        series = _categories(values)
-        if constant == 1 or series is None:
+        if constant == 1 or pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
             continue
-        accuracy = float((_predict_by_value(series, labels) == labels).mean())
+        accuracy = float((_predict_by_value(values, labels) == labels).mean())
         if accuracy - constant < _SAVED * (1 - constant):
             continue
         is_read = name in read
@@ -156,23 +150,19 @@ def find_revealing_columns(rows: Dataset, read: Sequence[str]) -> list[Finding]:
     return findings
 
 
-def _categories(values: pa.Array) -> pd.Series | None:
-    """Return values, many numbers by twentieths of their range; None of lists and images."""
+def _predict_by_value(values: pa.Array, labels: np.ndarray) -> np.ndarray:
+    """Return the most frequent class of each row's value in the half of the rows without it.
+
+    Many different numbers are taken by twentieths of their range.
+    """
     if arrow.is_text(values.type):
         with contextlib.suppress(pa.ArrowInvalid):  # text that holds numbers
             values = values.cast(pa.float64())
-    if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
-        return None
-    series: pd.Series = values.to_pandas()
+    series = values.to_pandas()
     if arrow.is_number(values.type) and series.nunique() > _MOST_NUMBERS:
         series = pd.qcut(series, _QUANTILES, labels=False, duplicates="drop")
-    return series
-
-
-def _predict_by_value(values: pd.Series, labels: np.ndarray) -> np.ndarray:
-    """Return the most frequent class of each row's value in the half of the rows without it."""
     half = np.random.default_rng(0).permutation(len(labels)) % 2
-    frame = pd.DataFrame({"code": pd.factorize(values)[0], "label": labels})
+    frame = pd.DataFrame({"code": pd.factorize(series)[0], "label": labels})
     predicted = np.zeros(len(labels), np.int64)
     for number in (0, 1):
         counts = frame[half != number].value_counts()  # the most frequent pairs first
@@ -210,33 +200,31 @@ def find_suspected_labels(rows: Dataset, column: str) -> list[Finding]:
                 examined=len(labels),
             )
         ]
-    if not len(suspicion.rows):
-        return []
-    positions = suspicion.rows[:MOST_SUSPECTS]
-    numbers = row_numbers(rows, positions)
+    findings = describe_rows(
+        "suspected_labels",
+        f"whose label the prediction of a bag of words that was trained on other rows contradicts, "
+        f"of the {suspicion.confident:,} most confident predictions: at most about "
+        f"{suspicion.wrong.value:.1%} of the labels are wrong",
+        f"read them, some are right and only unusual; {RELABEL}",
+        suspicion.rows,
+        rows,
+        "train",
+        severity="warning" if suspicion.wrong.low > _SUSPICIOUS_LABELS else "info",
+    )
     return [
-        Finding(
-            name="suspected_labels",
-            severity="warning" if suspicion.wrong.low > _SUSPICIOUS_LABELS else "info",
-            message=f"at most about {suspicion.wrong.value:.1%} of the labels are wrong: "
-            f"{len(suspicion.rows):,} of the {suspicion.confident:,} most confident predictions of "
-            "a bag of words, each for a training row that it was not trained on, contradict the "
-            "label",
-            fix=f"read them, some are right and only unusual; {RELABEL}",
-            split="train",
-            rows=numbers,
-            count=len(suspicion.rows),
-            examined=len(labels),
+        replace(
+            finding,
             suspects=[
                 Suspect(
-                    row=number,
+                    row=suspect.row,
                     reason=f"label '{names[labels[position]]}' is contradicted",
                     suggested=names[int(probabilities[position].argmax())],
                     score=float(f"{probabilities[position].max():.3g}"),
                 )
-                for number, position in zip(numbers, positions.tolist(), strict=True)
+                for suspect, position in zip(finding.suspects, suspicion.rows, strict=False)
             ],
         )
+        for finding in findings
     ]
 
 

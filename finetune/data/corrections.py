@@ -27,7 +27,7 @@ from finetune.data.label_columns import list_names, parse_list, parse_number
 from finetune.data.prediction_columns import PREFIX, free_name
 from finetune.data.read import ReadOptions, existing, read_file
 from finetune.data.sources import Source
-from finetune.errors import Report, UserError, counted, suggestion
+from finetune.errors import Report, UserError, counted
 from finetune.runtime.files import replacing
 from finetune.runtime.formats import escape_formula
 
@@ -40,8 +40,9 @@ COLUMNS = (
 DROP = "drop"
 _UNCHANGED = object()  # the label that a line without a new one asks for
 
-#: A row: its split of the source, and its number there.
-Row = tuple[str, int]
+#: The rows that files list, by split and digest, then by number, with their labels: as in the
+#: data, then as each file corrects them; None: left out.
+Listed = Mapping[tuple[str, str], dict[int, list[Any]]]
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def row_digests(rows: Dataset, column: str) -> list[str]:
     if column != "text":
         return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column).to_pylist()]
     return [
-        text_digest(text) for texts in arrow.batches(rows, column) for text in texts.to_pylist()
+        text_digest(text) for batch in arrow.batches(rows, column) for text in batch.to_pylist()
     ]
 
 
@@ -162,34 +163,52 @@ def apply(
     Raises:
         UserError: If a file is not of these rows, names unknown labels, or is ambiguous.
     """
-    files = [_File("--relabel", name) for name in relabel]
-    files += [_File("--exclude", name) for name in exclude]
-    listed = {line.digest for file in files for line in file.lines}
-    index: dict[tuple[str, str], list[Row]] = defaultdict(list)  # by split and digest
-    labels: dict[Row, list[Any]] = {}  # as in the data, then as corrected; None: left out
+    files = []
+    for flag, name in [*(("relabel", n) for n in relabel), *(("exclude", n) for n in exclude)]:
+        title, path = f"--{flag} {name}", existing(name)
+        try:
+            lines = read_suspects(path)
+        except UserError as error:
+            raise UserError(f"{title}: {error}") from error
+        if flag == "relabel" and not any(line.new_label for line in lines):
+            raise UserError(f"{title}: no row has a 'new_label' (a label, or {DROP})")
+        files.append((title, path, lines))
+    digests_of_lines = {line.digest for _, _, lines in files for line in lines}
+    listed: Listed = defaultdict(dict)
+    labels: dict[tuple[str, int], list[Any]] = {}  # the same lists, by split and number
     for split, rows in source.items():
         numbers, values = arrow.column(rows, ROW).to_pylist(), targets.values(rows)
         for place, digest in enumerate(row_digests(rows, column)):
-            if digest in listed:
-                index[split, digest].append((split, numbers[place]))
-                labels[split, numbers[place]] = [values[place]]
+            if digest in digests_of_lines:
+                versions = labels[split, numbers[place]] = [values[place]]
+                listed[split, digest][numbers[place]] = versions
     rows_of = {}
     for split, rows in splits.items():
         origin = split if split in source else "train"
         rows_of[split] = [(origin, number) for number in arrow.column(rows, ROW).to_pylist()]
     applied = []
-    for file in files:
-        changes = _find_changes(file, index, labels, source["train"])
-        counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # by: is left out
+    for title, path, lines in files:
+        changes = _find_changes(title, path, lines, listed, source["train"])
+        relabelled, excluded = Counter[str](), Counter[str]()
         for split, members in rows_of.items():
             for row in filter(changes.__contains__, members):
-                counts[changes[row] is None][split] += 1
+                (excluded if changes[row] is None else relabelled)[split] += 1
         for row, label in changes.items():
             labels[row].append(label)
-        digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
-        run = next((line.run for line in file.lines if line.run), "")
-        applied.append(Applied(file.name, digest, dict(counts[False]), dict(counts[True]), run))
-        report.info(f"{file.title}: {_describe(applied[-1], len(changes))}", name="corrections")
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        run = next((line.run for line in lines if line.run), "")
+        name = title.partition(" ")[2]
+        applied.append(Applied(name, sha256, dict(relabelled), dict(excluded), run))
+        counts = [
+            ", ".join(counted(count, f"{split} row") for split, count in counter.items())
+            for counter in (relabelled, excluded)
+        ]
+        text = f"relabelled {counts[0] or 'no rows'}; left out {counts[1] or 'no rows'}"
+        if unused := len(changes) - relabelled.total() - excluded.total():
+            text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
+        if "test" in relabelled | excluded:
+            text += ": its test scores are not those of the same test set any more"
+        report.info(f"{title}: {text}", name="corrections")
     corrected = DatasetDict()
     for split, rows in splits.items():
         old = targets.values(rows)
@@ -198,91 +217,76 @@ def apply(
         if new != old:
             places = [place for place, label in enumerate(new) if label is not None]
             feature, kind = rows.features["label"], rows.data.schema.field("label").type
-            rows = rows.remove_columns("label").select(places)
             values = pa.array([new[place] for place in places], kind)
+            rows = rows.remove_columns("label").select(places)
             rows = arrow.with_column(rows, "label", values, feature)
         corrected[split] = rows
     return corrected, applied
 
 
-class _File:
-    def __init__(self, flag: str, name: str) -> None:
-        self.flag, self.name, self.title, self.path = flag, name, f"{flag} {name}", existing(name)
-        try:
-            self.lines = read_suspects(self.path)
-        except UserError as error:
-            raise UserError(f"{self.title}: {error}") from error
-        if flag == "--relabel" and not any(line.new_label for line in self.lines):
-            raise UserError(f"{self.title}: no row has a 'new_label' (a label, or {DROP})")
-
-    def place(self, *lines: int) -> str:
-        return Source(str(self.path)).locate("train", lines)
-
-
 def _find_changes(
-    file: _File,
-    index: Mapping[tuple[str, str], Sequence[Row]],
-    labels: Mapping[Row, Sequence[Any]],
-    train: Dataset,
-) -> dict[Row, Any]:
-    """Return the rows to change with their new label, None to leave them out."""
-    mistakes, lost, requests = list[str](), list[int](), dict[Row, tuple[Any, int]]()
-    for number, line in enumerate(file.lines):
-        rows = [
-            row for row in index.get((line.split, line.digest), ()) if labels[row][-1] is not None
-        ]
-        texts = [[label_text(train, label) for label in labels[row]] for row in rows]
+    title: str, path: Path, lines: Sequence[Line], listed: Listed, train: Dataset
+) -> dict[tuple[str, int], Any]:
+    """Return the rows to change, by split and number, with their new label; None: left out."""
+    mistakes, lost = list[str](), list[int]()
+    requests: dict[tuple[str, int], tuple[Any, int]] = {}  # the new label, and its line
+    source = Source(str(path))
+    for number, line in enumerate(lines):
+        rows = listed.get((line.split, line.digest), {})
+        left = {row: labels for row, labels in rows.items() if labels[-1] is not None}
+        texts = [[label_text(train, label) for label in labels] for labels in left.values()]
         try:
-            new_label = _parse_label(file.flag, line.new_label, train)
-            is_meant = _match_labels(line.label, texts)
+            new_label = None
+            if title.startswith("--relabel"):
+                new_label = _parse_label(line.new_label, train)
+            are_meant = _match_labels(line.label, texts)
         except UserError as error:
-            mistakes.append(f"{file.title}, {file.place(number)}: {error}")
+            mistakes.append(f"{title}, {source.locate('train', [number])}: {error}")
             continue
-        if (line.split, line.digest) not in index and new_label is not _UNCHANGED:
+        if not rows and new_label is not _UNCHANGED:
             lost.append(number)
-        for row in itertools.compress(rows, is_meant):
-            earlier, other = requests.setdefault(row, (new_label, number))
-            if earlier != new_label:
+        for row in itertools.compress(left, are_meant):
+            request, other = requests.setdefault((line.split, row), (new_label, number))
+            if request != new_label:
                 mistakes.append(
-                    f"{file.title}, {file.place(other, number)} are about one row, or rows of the "
-                    "same content and label: give both the same 'new_label', or remove a line"
+                    f"{title}, {source.locate('train', [other, number])} are about rows of the "
+                    "same content and label: give them the same 'new_label', or remove a line"
                 )
     if lost:
         mistakes.append(
-            f"{file.title}: {counted(len(lost), 'row')} of {len(file.lines):,} are not in the "
-            f"data, by 'split' and 'digest': {file.place(*lost)}; remove them, or give the file of "
-            "this data set"
+            f"{title}: {counted(len(lost), 'row')} of {len(lines):,} are not in the data, by "
+            f"'split' and 'digest': {source.locate('train', lost)}; remove them, or give the file "
+            "of this data set"
         )
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
     return {row: label for row, (label, _) in requests.items() if label is not _UNCHANGED}
 
 
-def _parse_label(flag: str, cell: str, rows: Dataset) -> Any:
+def _parse_label(cell: str, rows: Dataset) -> Any:
     """Return the label that a cell asks for, as the data has it; None to leave the row out."""
     names, feature = targets.class_names(rows), rows.features["label"]
-    if flag == "--relabel" and not cell:
+    if not cell:
         return _UNCHANGED
-    if flag == "--exclude" or (cell == DROP and DROP not in names):
+    if cell == DROP and DROP not in names:
         return None
-    is_list, values = isinstance(feature, List), [cell]
-    if is_list and (parsed := parse_list(cell)) is not None:
-        values = parsed
-    labels: list[Any]
+    is_list = isinstance(feature, List)
+    parsed = parse_list(cell) if is_list else None
+    values = [cell] if parsed is None else parsed
     if names:
         numbers = {escape_formula(name): number for number, name in enumerate(names)}
         numbers |= {name: number for number, name in enumerate(names)}
         if unknown := [str(label) for label in values if str(label) not in numbers]:
             raise UserError(
-                f"there is no label '{unknown[0]}'{suggestion(unknown[0], names)} (labels: "
-                f"{list_names(names)}); {DROP} leaves the row out"
+                f"there is no label '{unknown[0]}' (labels: {list_names(names)}); {DROP} leaves "
+                "the row out"
             )
-        labels = sorted({numbers[str(label)] for label in values})
+        labels: list[Any] = sorted({numbers[str(label)] for label in values})
     else:
         length = feature.length if is_list else 1
         labels = [number for number in map(parse_number, values) if number is not None]
-        if len(values) != length or len(labels) != length or not all(map(math.isfinite, labels)):
-            expected = "a number" if length == 1 else f"a JSON list of {length} numbers"
+        if not len(values) == len(labels) == length or not all(map(math.isfinite, labels)):
+            expected = f"a JSON list of {length} numbers" if is_list else "a number"
             raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
     return labels if is_list else labels[0]
 
@@ -311,16 +315,3 @@ def _is_same_label(cell: str, label: str) -> bool:
         return cell == label or math.isclose(float(cell), float(label), rel_tol=1e-6)
     except ValueError:
         return False
-
-
-def _describe(applied: Applied, changes: int) -> str:
-    relabelled, excluded = (
-        ", ".join(counted(count, f"{split} row") for split, count in counts.items()) or "no rows"
-        for counts in (applied.relabelled, applied.excluded)
-    )
-    text = f"relabelled {relabelled}; left out {excluded}"
-    if unused := changes - sum(applied.relabelled.values()) - sum(applied.excluded.values()):
-        text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
-    if "test" in {**applied.relabelled, **applied.excluded}:
-        text += ": its test scores are not those of the same test set any more"
-    return text

@@ -23,8 +23,8 @@ from finetune.runtime import activity, extras
 
 #: The Jaccard index from which on two texts are nearly the same.
 SIMILARITY = 0.8
-#: Numbers of a signature, and in how many bands they are: a pair of that similarity shares a band
-#: but once in twenty million times.
+#: Numbers of a signature, and bands of them: a pair of that similarity shares a band but once in
+#: twenty million times.
 _PERMUTATIONS, _BANDS = 128, 32
 #: Rows of a band that the next one is compared with, and pairs that are verified, at most.
 _MOST_IN_BAND, _MOST_VERIFIED = 100, 50
@@ -53,17 +53,28 @@ def find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) -
         The number of the other row, -1 where there is none, shape ``(rows - first,)``.
     """
     extras.require("near duplicates", extras.NEAR)
-    rows = rows.select_columns([column])
-    signatures = _signatures(rows, column)
-    bands = _shared_bands(signatures)
+    from datasketch import MinHash
+
+    signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)
+    blank, count = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32"), 0
+    for numbers, values in arrow.pieces(rows, column):
+        activity.advance("looking for near duplicates", count, len(rows))
+        for row, value in zip(numbers.tolist(), values.to_pylist(), strict=True):
+            sketch = blank.copy()
+            pairs = [pairs + np.uint64(part) for part, pairs in enumerate(_word_pairs(value))]
+            sketch.update_batch((np.concatenate(pairs) & np.uint64(2**32 - 1)).tolist())
+            signatures[row] = sketch.hashvalues
+        count += len(numbers)
+    # the number of each band that a row shares with others, else -1
+    bands = np.full((len(rows), _BANDS), -1)
+    for place, columns in enumerate(np.split(signatures, _BANDS, axis=1)):
+        keys = np.ascontiguousarray(columns).view("V16").ravel()
+        _, codes, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        bands[:, place] = np.where(counts[codes] > 1, codes * _BANDS + place, -1)
     candidates = np.flatnonzero((bands >= 0).any(axis=1))
-    members: dict[int, list[int]] = defaultdict(list)
+    members: dict[int, list[int]] = defaultdict(list)  # rows by band
     matches = np.full(len(rows), -1)
-
-    @lru_cache(_MOST_SETS)
-    def read_pairs(row: int) -> list[np.ndarray]:
-        return _word_pairs(rows[row][column])
-
+    read_pairs = lru_cache(_MOST_SETS)(lambda row: _word_pairs(rows[row][column]))
     for count, row in enumerate(candidates.tolist()):
         activity.advance("comparing", count, len(candidates))
         bands_of_row = bands[row][bands[row] >= 0].tolist()
@@ -81,33 +92,6 @@ def find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) -
                 if len(members[band]) < _MOST_IN_BAND:
                     members[band].append(row)
     return matches[first:]
-
-
-def _signatures(rows: Dataset, column: str) -> np.ndarray:
-    """Return the signatures of rows, shape ``(rows, 128)``, uint32."""
-    from datasketch import MinHash
-
-    signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)
-    blank, count = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32"), 0
-    for numbers, values in arrow.pieces(rows, column):
-        activity.advance("looking for near duplicates", count, len(rows))
-        for row, value in zip(numbers.tolist(), values.to_pylist(), strict=True):
-            sketch = blank.copy()
-            pairs = [pairs + np.uint64(part) for part, pairs in enumerate(_word_pairs(value))]
-            sketch.update_batch((np.concatenate(pairs) & np.uint64(2**32 - 1)).tolist())
-            signatures[row] = sketch.hashvalues
-        count += len(numbers)
-    return signatures
-
-
-def _shared_bands(signatures: np.ndarray) -> np.ndarray:
-    """Return the number of each band that a row shares with others, else -1; shape (rows, 32)."""
-    bands = np.full((len(signatures), _BANDS), -1)
-    for place, columns in enumerate(np.split(signatures, _BANDS, axis=1)):
-        values = np.ascontiguousarray(columns).view("V16").ravel()
-        _, codes, counts = np.unique(values, return_inverse=True, return_counts=True)
-        bands[:, place] = np.where(counts[codes] > 1, codes * _BANDS + place, -1)
-    return bands
 
 
 def _word_pairs(value: str | list[str]) -> list[np.ndarray]:

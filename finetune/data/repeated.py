@@ -12,17 +12,16 @@ import pyarrow as pa
 from datasets import DatasetDict, concatenate_datasets
 
 from finetune.data import digests, near, targets
-from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, RELABEL, describe_rows, row_numbers
-from finetune.data.row_index import Plan, build_index, sort_by_time
-from finetune.errors import Finding, Report, counted
-
-Describe = Callable[..., list[Finding]]
+from finetune.data.label_columns import source_rows
+from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, RELABEL, describe_rows
+from finetune.data.row_index import Plan, build_index
+from finetune.errors import Finding, Report, Severity, counted
 
 
 def drop_repeated(
-    index: pd.DataFrame, dataset: DatasetDict, column: str, plan: Plan
-) -> tuple[pd.DataFrame, list[Finding]]:
-    """Return the index without leaks, duplicates and contradictions, and findings about them.
+    index: pd.DataFrame, dataset: DatasetDict, column: str, plan: Plan, report: Report
+) -> pd.DataFrame:
+    """Return the index without leaks, duplicates and contradictions; ``report`` gets findings.
 
     Validation rows that the test set has are dropped, and training rows that either has. Of
     training rows with the same text and label the first stays, or the oldest. Repeated held-out
@@ -34,24 +33,47 @@ def drop_repeated(
     codes = np.asarray(pa.concat_arrays(hashes).dictionary_encode().indices, dtype=np.int64)
     index = index.assign(digest=codes[index.index])
     index["pair"] = index["digest"] * (index["label"].max() + 1) + index["label"]
-    findings: list[Finding] = []
     remaining: dict[str, pd.DataFrame] = {}
     for split in splits:
         rows = index[index["split"] == split]
         describe = partial(describe_rows, rows=dataset[split], split=split, examined=len(rows))
         for earlier, held_out in remaining.items():
             is_leaked = rows["digest"].isin(held_out["digest"])
-            differing = is_leaked & ~rows["pair"].isin(held_out["pair"])
-            description = f"that are also in the {earlier} data{_other_labels(differing)}"
-            findings += describe("overlap", description, "left out", rows["row"][is_leaked])
+            differing = _count_differing(is_leaked & ~rows["pair"].isin(held_out["pair"]))
+            description = f"that are also in the {earlier} data{differing}"
+            report.add(*describe("overlap", description, "left out", rows["row"][is_leaked]))
             rows = rows[~is_leaked]
+        pairs = rows.groupby("digest")["pair"]
+        is_contradiction = pairs.transform("min") != pairs.transform("max")
         has_classes = targets.are_classes(dataset[split])
-        is_dropped, repeats = _find_repeats(rows, split, column, has_classes, plan, describe)
-        rows = rows[~is_dropped]
-        rows, similar = _drop_near(rows, split, remaining, dataset, column, plan, describe)
-        findings += repeats + similar
-        remaining[split] = rows
-    return pd.concat(remaining.values()).sort_index().drop(columns="pair"), findings
+        keep_first = plan.keep_contradictions == "first"
+        keep_all = not (has_classes or keep_first)
+        repeated = _sort_by_time(rows).duplicated("pair" if keep_all else "digest")
+        is_repeated = repeated[rows.index]
+        is_dropped = is_repeated if keep_all or keep_first else is_repeated | is_contradiction
+        verb = "all are kept, in the same split" if keep_all else "left out"
+        fix = f"{verb}; --keep_contradictions first keeps one of each"
+        duplicates_fix = "left out, one of each is kept"
+        if split != "train":
+            is_dropped = is_dropped & False
+            fix, duplicates_fix = f"no model can be right on all of them; {RELABEL}", EXCLUDE
+        elif keep_first:
+            count = int((is_repeated & is_contradiction).sum())
+            fix = f"the first of each is kept, {count:,} left out"
+        texts = counted(rows["digest"][is_contradiction].nunique(), column.removesuffix("s"))
+        kind = "labels" if has_classes else "numbers"
+        description = f"with the same {column} and different {kind} ({texts})"
+        severity: Severity | None = None if has_classes else "info"
+        positions = rows["row"][is_contradiction]
+        report.add(*describe("contradictions", description, fix, positions, severity=severity))
+        positions = rows["row"][is_repeated & (keep_all | ~is_contradiction)]
+        description = "that are exact duplicates"
+        report.add(*describe("duplicates", description, duplicates_fix, positions))
+        remaining[split] = rows[~is_dropped]
+        findings, similar = _find_near(remaining, dataset, column, plan, describe)
+        report.add(*findings)
+        remaining[split] = remaining[split].drop(similar)
+    return pd.concat(remaining.values()).sort_index().drop(columns="pair")
 
 
 def find_near_duplicates(dataset: DatasetDict, column: str, plan: Plan) -> list[Finding]:
@@ -61,60 +83,26 @@ def find_near_duplicates(dataset: DatasetDict, column: str, plan: Plan) -> list[
         fixes["near_duplicates"] = "--drop_duplicates near keeps one of each"
     if plan.drop_overlap == "exact":
         fixes["near_overlap"] = "--drop_overlap near leaves them out"
-    near_plan = Plan(drop_duplicates="near", drop_overlap="near")
-    index = build_index(dataset, near_plan, Report())
-    _, findings = drop_repeated(index, dataset, column, near_plan)
-    return [
-        dataclasses.replace(finding, fix=fixes[finding.name])
-        for finding in findings
-        if finding.name in fixes
-    ]
+    near_plan, report = Plan(drop_duplicates="near", drop_overlap="near"), Report()
+    drop_repeated(build_index(dataset, near_plan, report), dataset, column, near_plan, report)
+    findings = [finding for finding in report.findings if finding.name in fixes]
+    return [dataclasses.replace(finding, fix=fixes[finding.name]) for finding in findings]
 
 
-def _find_repeats(
-    rows: pd.DataFrame, split: str, column: str, has_classes: bool, plan: Plan, describe: Describe
-) -> tuple[pd.Series, list[Finding]]:
-    """Return which rows of a split are dropped, and findings about those that are repeated."""
-    pairs = rows.groupby("digest")["pair"]
-    is_contradiction = pairs.transform("min") != pairs.transform("max")
-    keep_first = plan.keep_contradictions == "first"
-    keep_all = not (has_classes or keep_first)
-    is_repeated = sort_by_time(rows).duplicated("pair" if keep_all else "digest")[rows.index]
-    is_dropped = is_repeated if keep_all or keep_first else is_repeated | is_contradiction
-    duplicates_fix = "left out, one of each is kept"
-    if split != "train":
-        is_dropped = is_dropped & False
-        duplicates_fix, fix = EXCLUDE, f"no model can be right on all of them; {RELABEL}"
-    elif keep_first:
-        count = int((is_repeated & is_contradiction).sum())
-        fix = f"the first of each is kept, {count:,} left out"
-    else:
-        verb = "all are kept, in the same split" if keep_all else "left out"
-        fix = f"{verb}; --keep_contradictions first keeps one of each"
-    texts = counted(rows["digest"][is_contradiction].nunique(), column.removesuffix("s"))
-    kind, severity = ("labels", None) if has_classes else ("numbers", "info")
-    description = f"with the same {column} and different {kind} ({texts})"
-    positions = rows["row"][is_contradiction]
-    findings = describe("contradictions", description, fix, positions, severity=severity)
-    positions = rows["row"][is_repeated & (keep_all | ~is_contradiction)]
-    findings += describe("duplicates", "that are exact duplicates", duplicates_fix, positions)
-    return is_dropped, findings
-
-
-def _drop_near(
-    rows: pd.DataFrame,
-    split: str,
-    held_out: dict[str, pd.DataFrame],
+def _find_near(
+    frames: dict[str, pd.DataFrame],
     dataset: DatasetDict,
     column: str,
     plan: Plan,
-    describe: Describe,
-) -> tuple[pd.DataFrame, list[Finding]]:
-    """Return rows of a split that are not nearly the same as others, if the plan says so."""
+    describe: Callable[..., list[Finding]],
+) -> tuple[list[Finding], pd.Index]:
+    """Return the rows of the last split that are nearly the same as others, and findings."""
+    split, rows = list(frames.items())[-1]
     deduplicate = plan.drop_duplicates == "near" and split == "train"
-    compared = {**(held_out if plan.drop_overlap == "near" else {}), split: sort_by_time(rows)}
+    held_out = frames if plan.drop_overlap == "near" else {}
+    compared = {**held_out, split: _sort_by_time(rows)}
     if len(compared) == 1 and not deduplicate:
-        return rows, []
+        return [], rows.index[:0]
     name = digests.stored_column(dataset["train"], column)
     texts = [
         dataset[part].select_columns([name]).select(frame["row"])
@@ -128,8 +116,8 @@ def _drop_near(
     for part in compared:
         pairs, counterparts = (frame[partners["split"] == part] for frame in (similar, partners))
         place = "another one" if part == split else f"a row of the {part} data"
-        differing = _other_labels(pairs["label"] != counterparts["label"])
-        numbers = row_numbers(dataset[part], counterparts["row"].to_numpy()[:MOST_SUSPECTS])
+        differing = _count_differing(pairs["label"] != counterparts["label"])
+        numbers = source_rows(dataset[part], counterparts["row"].to_numpy()[:MOST_SUSPECTS])
         findings += describe(
             "near_duplicates" if part == split else "near_overlap",
             f"that are nearly the same as {place}{differing}",
@@ -137,8 +125,13 @@ def _drop_near(
             pairs["row"],
             reasons=[f"near-duplicate of row {number} of {part}" for number in numbers],
         )
-    return rows.drop(similar.index), findings
+    return findings, similar.index
 
 
-def _other_labels(differing: pd.Series) -> str:
+def _sort_by_time(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with the oldest first, as they are if they have no times."""
+    return rows.sort_values("time", kind="stable") if "time" in rows else rows
+
+
+def _count_differing(differing: pd.Series) -> str:
     return f" ({differing.sum():,} with another label)" if differing.any() else ""

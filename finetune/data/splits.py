@@ -2,9 +2,7 @@
 
 Exact duplicates (white space aside) are dropped, the splits are split off, then rows are sampled.
 The result depends only on a seed of its own, not on the training seed, so that runs with other
-seeds stay comparable.
-
-All of it works on the row index; each split is selected once, at the end.
+seeds stay comparable. All of it works on the row index; each split is selected once, at the end.
 """
 
 from __future__ import annotations
@@ -33,20 +31,18 @@ def make_splits(
         UserError: If no training rows are left, or if the rows cannot be split so.
     """
     plan.check_sizes(dataset)
-    index = build_index(dataset, plan, report)
-    index, findings = drop_repeated(index, dataset, column, plan)
-    report.add(*findings)
+    index = drop_repeated(build_index(dataset, plan, report), dataset, column, plan, report)
     if not (index["split"] == "train").any():
         reasons = (finding.message for finding in report.findings if finding.split == "train")
         raise UserError(f"no training rows are left: {'; '.join(reasons)}")
     if not targets.are_classes(dataset["train"]):
         index = _join_texts(index)
     strata = {name: targets.strata(rows) for name, rows in dataset.items()}
-    index, description = _divide(index, dataset, plan, strata["train"])
+    parts, description = _divide(index, dataset, plan, strata["train"])
     splits = DatasetDict()
     for name in ("train", *reversed(HELD_OUT)):
         source = name if name in dataset else "train"
-        rows = index.loc[index["part"] == name, "row"].to_numpy()
+        rows = index.loc[parts == name, "row"].to_numpy()
         most = plan.train_samples if name == "train" else plan.eval_samples
         if most is not None and most < len(rows):
             rows = rows[draw_rows(strata[source][rows], most, plan.seed + 2)]
@@ -76,9 +72,9 @@ def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
 
 def _divide(
     index: pd.DataFrame, dataset: DatasetDict, plan: Plan, strata: np.ndarray
-) -> tuple[pd.DataFrame, str]:
-    """Return the index with the split that each row goes to, as ``part``, and how, for people."""
-    index = index.assign(part=index["split"].astype(object))
+) -> tuple[pd.Series, str]:
+    """Return the split that each row of the index goes to, and how they were split, for people."""
+    parts = index["split"].astype(object)
     left = train = index[index["split"] == "train"]
     kind = next((name for name in ("group", "time") if name in index), None)
     column = plan.group_column or plan.time_column
@@ -101,22 +97,19 @@ def _divide(
                 f"are left have {counted(left[kind].nunique(), noun)}, and rows of one {noun} stay "
                 "together; give more rows, another column, or the splits as files"
             )
-        index.loc[left.index[is_chosen], "part"] = name
+        parts[left.index[is_chosen]] = name
         shares.append(f"{name} {is_chosen.sum() / len(train):.1%}")
         left = left[~is_chosen]
     if not shares:
-        return index, ""
+        return parts, ""
     description = f"of {len(train):,} training rows split off: {', '.join(shares)}"
     if kind == "time":
-        return index, f"{description}, the newest by '{column}'"
+        return parts, f"{description}, the newest by '{column}'"
     description += ", stratified" if strata.any() else ", at random"
     if kind == "group":
         unit = f"'{column}'" if column else "text"
         description += f", no {unit} in two splits"
-    return index, f"{description} (seed {plan.seed})"
-
-
-# ---- drawing rows so that every class keeps its share -------------------------------------------
+    return parts, f"{description} (seed {plan.seed})"
 
 
 def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -147,7 +140,7 @@ def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return :func:`draw_rows` of several labels a row, ``has``, by iterative
+    """Return :func:`draw_rows` of several labels a row, by iterative stratification.
 
     Sechidis, Tsoumakas and Vlahavas, On the Stratification of Multi-Label Data, ECML PKDD 2011.
     The package ``iterative-stratification`` draws as well and as fast, but does not promise a size.

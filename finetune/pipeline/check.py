@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
 from finetune.checking import tiers
-from finetune.checking.labels import count_classes
-from finetune.checking.texts import describe_token_lengths
 from finetune.config.settings import Settings
 from finetune.data import targets
 from finetune.errors import Finding, Report, Severity
@@ -103,7 +101,7 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
         if is_read and values is not None:
             if not report.has_errors:
                 with report.collect():
-                    report.add(*_describe_lengths(recipe))
+                    _describe_lengths(recipe)
                     steps = preparation.steps_of(values, recipe)
             for remark in preparation.remarks(recipe, values, steps) if steps is not None else ():
                 report.warning(remark)
@@ -114,15 +112,14 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
             )
         elif deep:
             report.info("--deep looked no further: first fix what training refuses", name="deep")
-    result = Check(findings=_sort(report), splits={}, command=chosen.command)
-    if not is_read:
-        return result
-    return dataclasses.replace(
-        result,
-        splits={name: _count(rows) for name, rows in recipe.splits.items()},
-        task=recipe.kind.name,
+    splits = {name: _count(rows) for name, rows in recipe.splits.items()} if is_read else {}
+    return Check(
+        findings=_sort(report),
+        splits=splits,
+        task=recipe.kind.name if is_read else "",
         steps=steps,
-        split_how=recipe.split_how,
+        command=chosen.command,
+        split_how=recipe.split_how if is_read else "",
     )
 
 
@@ -144,21 +141,19 @@ def _sort(report: Report) -> list[Finding]:
 
 
 def _count(rows: Dataset) -> SplitFacts:
-    names = targets.class_names(rows)
-    classes = dict(zip(names, count_classes(rows).tolist(), strict=True))
+    counts, names = targets.counts(rows), targets.class_names(rows)
+    classes = {name: counts.get(number, 0) for number, name in enumerate(names)}
     return SplitFacts(rows=len(rows), classes=classes)
 
 
-def _describe_lengths(recipe: Recipe) -> list[Finding]:
-    """Return how long the texts are, from a sample of them."""
+def _describe_lengths(recipe: Recipe) -> None:
+    """Report how long the texts are, if they are truncated and the recipe tokenizes as usual."""
     if not isinstance(recipe, TextRecipe) or recipe.long_texts == "windows":
-        return []
-    sample = recipe.token_sample
-    if sample is None:
-        return []  # how it tokenizes is not known
-    config = recipe.model_config
-    positions = None if config is None else families.positions(config)
-    return describe_token_lengths(sample.lengths, sample.total, recipe.max_length, positions)
+        return
+    if recipe.token_sample is not None:
+        config = recipe.model_config
+        positions = None if config is None else families.positions(config)
+        recipe.report.add(recipe.token_sample.describe_lengths(recipe.max_length, positions))
 
 
 def as_json(result: Check) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from finetune.data import corrections
 from finetune.data.corrections import FILE
 from finetune.data.prediction_columns import DIGEST, USER_COLUMNS, is_predicted
@@ -40,24 +38,22 @@ def of_run(run: Run) -> Path | None:
         return None
     rows: ScoredRows = run.scored(table)
     suspicion = sections.suspicion(run, rows)
-    suspected = suspicion.rows[:MOST_SUSPECTS] if suspicion else np.array([], dtype=np.int64)
-    wrong = mistakes.most_confident(rows)
-    further = wrong[~np.isin(wrong, suspected)][:_MISTAKES]
-    reasons = dict.fromkeys(suspected.tolist(), "label may be wrong")
-    reasons |= dict.fromkeys(further.tolist(), "confident mistake")
+    suspected = suspicion.rows[:MOST_SUSPECTS].tolist() if suspicion else []
+    reasons = dict.fromkeys(suspected, "label may be wrong")
+    further = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
+    reasons |= dict.fromkeys(further[:_MISTAKES], "confident mistake")
     if not reasons:
         return None
-    split = run.manifest.data.tested_in
     data = run.predictions
     unknown = [name for name in map(str, data) if not (is_predicted(name) or name == "file")]
     user_columns = data.attrs.get(USER_COLUMNS, unknown)
     written = []
     for number, reason in reasons.items():
-        row = table.iloc[number]
-        text, user_values = row["text"] if "text" in table else None, data.iloc[number]
+        row, user_values = table.iloc[number], data.iloc[number]
+        text = row["text"] if "text" in table else None
         written.append(
             {
-                "split": split,
+                "split": run.manifest.data.tested_in,
                 "text": row.get("file") if text is None else text,
                 "label": rows.names[rows.labels[number]],
                 "suggested": rows.names[rows.classes[number]],
@@ -98,35 +94,36 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
     Returns:
         How many.
     """
-    reasons: dict[tuple[str, int], list[str]] = {}
+    reasons: dict[str, dict[int, list[str]]] = {}  # by split and row
     suggestions: dict[tuple[str, int], dict[str, Any]] = {}
     for finding in findings:
         for suspect in finding.suspects:
-            key = finding.split, suspect.row
-            reasons.setdefault(key, []).append(f"{finding.name}: {suspect.reason}")
+            of_row = reasons.setdefault(finding.split, {}).setdefault(suspect.row, [])
+            of_row.append(f"{finding.name}: {suspect.reason}")
             if suspect.suggested is not None:
-                suggestions[key] = {"suggested": suspect.suggested, "probability": suspect.score}
+                suggestions[finding.split, suspect.row] = {
+                    "suggested": suspect.suggested,
+                    "probability": suspect.score,
+                }
     written, user_columns = [], list[str]()
-    for split in dict.fromkeys(split for split, _ in reasons):
-        rows = recipe.source[split]
-        ids = [row for name, row in reasons if name == split]
-        numbers = np.array(ids)
-        prints = corrections.row_digests(rows.select(numbers), recipe.input_column)
+    for split, reasons_of_rows in reasons.items():
+        rows, numbers = recipe.source[split], [*reasons_of_rows]
         own_columns = corrections.user_columns(rows)
         user_columns += [name for name in own_columns if name not in user_columns]
         columns = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
         contents = rows.select_columns(columns).select(numbers)
-        places = [recipe.report.locate(split, [row]) for row in ids]
+        digests = corrections.row_digests(rows.select(numbers), recipe.input_column)
+        places = [recipe.report.locate(split, [row]) for row in numbers]
         if recipe.row_source is not None:
-            places = recipe.row_source.list_places(split, ids)
-        for row, content, digest, place in zip(ids, contents, prints, places, strict=True):
+            places = recipe.row_source.list_places(split, numbers)
+        for row, content, digest, place in zip(numbers, contents, digests, places, strict=True):
             written.append(
                 {
                     "split": split,
                     "place": place,
                     "text": content.get("text", content.get("file")),
                     "label": corrections.label_text(rows, content["label"]),
-                    "why": "; ".join(dict.fromkeys(reasons[split, row])),
+                    "why": "; ".join(dict.fromkeys(reasons_of_rows[row])),
                     "digest": digest,
                     "user": content,
                     **suggestions.get((split, row), {}),
