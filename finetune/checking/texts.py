@@ -6,14 +6,15 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.data import arrow, digests
-from finetune.data.row_findings import EXCLUDE, describe_rows
-from finetune.errors import Finding, Severity
+from finetune.data.row_findings import EXCLUDE, report_rows
+from finetune.errors import Report, Severity
 
 #: Rows of a split that are looked at; of more, this many drawn at random.
 _MOST_ROWS = 100_000
@@ -38,17 +39,11 @@ _DAMAGES: dict[str, tuple[str, str, str, Severity | None]] = {
         "export the file again in its own encoding",
         "warning",
     ),
-    "null_bytes": (
-        r"\x00",
-        "with null bytes, which no text has unless its file was damaged",
-        "export the file again, or remove these bytes",
-        "warning",
-    ),
     "control_characters": (
-        r"[\x01-\x08\x0e-\x1f]",
-        "with control characters",
+        r"[\x00-\x08\x0e-\x1f]",
+        "with null bytes or other control characters",
         "check that it is the right column, or remove the characters",
-        None,
+        "warning",
     ),
     "no_words": (
         r"^\PL+$",
@@ -67,50 +62,44 @@ _PROSE = 0.5
 _REPORTED_LANGUAGES, _SUSPICIOUS_LANGUAGES, _FEWEST_OTHERS = 0.002, 0.05, 5
 
 
-def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str]) -> list[Finding]:
-    """Return what is wrong with the texts of a split; missing texts are skipped.
+def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Report) -> None:
+    """Report what is wrong with the texts of a split; missing texts are skipped.
 
     Args:
         rows: With ``_row`` and ``text``, and ``texts`` if the model reads several columns.
         split: The name of the split in the source.
         columns: The names of the text columns in the data.
+        report: Gets the findings.
     """
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names:
-        return []
+        return
     sample = np.arange(len(rows))
     if len(rows) > _MOST_ROWS:
         sample = np.sort(np.random.default_rng(0).choice(len(rows), _MOST_ROWS, replace=False))
-    findings = []
     for part, column in enumerate(columns):
         place = f" in '{column}'" if stored == digests.TEXTS else ""
         masks = {name: np.zeros(len(rows), bool) for name in _DAMAGES}
         for positions, values in arrow.pieces(rows, stored, sample):
             texts = pc.list_element(values, part) if stored == digests.TEXTS else values
             if not arrow.is_text(texts.type):
-                return []
+                return
             for name, (pattern, *_) in _DAMAGES.items():
                 masks[name][positions] = arrow.matching(pc.fill_null(texts, ""), f"(?s){pattern}")
         for name, (_, description, fix, severity) in _DAMAGES.items():
-            findings += describe_rows(
-                name,
-                description + place,
-                f"{fix}; else {EXCLUDE}",
-                np.flatnonzero(masks[name]),
-                rows,
-                split,
-                examined=len(sample),
-                severity=severity,
-            )
-    return findings
+            advice, positions = f"{fix}; else {EXCLUDE}", np.flatnonzero(masks[name])
+            details: Any = dict(examined=len(sample), severity=severity)
+            description += place
+            report_rows(report, name, description, advice, positions, rows, split, **details)
 
 
-def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
-    """Return whether training texts are in other languages than most, by ``py3langid``.
+def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
+    """Report training texts that are in other languages than most, by ``py3langid``.
 
     Args:
         rows: The training rows, with ``_row`` and the column of texts.
         column: Its name.
+        report: Gets the finding.
     """
     size = min(len(rows), _LANGUAGE_SAMPLE)
     positions = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
@@ -119,14 +108,15 @@ def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
     counts = Counter(language for language in languages.tolist() if language)
     total = counts.total()
     if not total or total < _PROSE * len(texts):
-        return []
+        return
     (main, main_count), *others = counts.most_common()
     if total - main_count < max(_FEWEST_OTHERS, _REPORTED_LANGUAGES * total):
-        return []
+        return
     is_other = (languages != main) & (languages != "")
     is_common = total - main_count > _SUSPICIOUS_LANGUAGES * total
     listed = ", ".join(f"'{name}' {number:,}" for name, number in others[:5])
-    return describe_rows(
+    report_rows(
+        report,
         "languages",
         f"in another language than '{main}': {listed}",
         f"unless the model knows these languages, {EXCLUDE}",

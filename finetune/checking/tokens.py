@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from finetune.data.encoding import Encoder, Read
-from finetune.errors import Finding, counted
+from finetune.errors import Report, counted
 
 #: Texts that are tokenized to estimate the lengths of all.
 _SAMPLE = 2000
@@ -45,57 +46,52 @@ class TokenSample:
     def _about(self) -> str:
         return "about " if len(self.rows) < self.total else ""
 
-    def describe_lengths(self, max_length: int, positions: int | None) -> Finding:
-        """Return how long the training texts are in tokens, and how many are truncated.
+    def report_lengths(self, max_length: int, positions: int | None, report: Report) -> None:
+        """Report how long the training texts are in tokens, and how many are truncated.
 
         Args:
             max_length: Tokens that are kept.
             positions: Tokens that the model can read; None without a limit.
+            report: Gets the finding.
         """
         share = float((self.lengths > max_length).mean())
         median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
-        fix = ""
+        message = (
+            f"training texts have {median:,} tokens (median), 95% up to {high:,}, the longest "
+            f"{self._about}{longest:,}; {self._about}{share:.1%} are truncated at --max_length "
+            f"{max_length}"
+        )
+        details: Any = dict(count=round(share * self.total), examined=self.total)
         if share > _ADVISED_TRUNCATED:
-            fix = "--long_texts windows reads all of them"
+            details["fix"] = "--long_texts windows reads all of them"
             advised = math.ceil(float(np.quantile(self.lengths, 1 - _ADVISED_TRUNCATED)) / 8) * 8
             if positions is None or advised <= positions:
-                fix = f"--max_length {advised} truncates 1%"
-        return Finding(
-            name="lengths",
-            severity="warning" if share > _SUSPICIOUS_TRUNCATED else "info",
-            message=f"training texts have {median:,} tokens (median), 95% up to {high:,}, the "
-            f"longest {self._about}{longest:,}; {self._about}{share:.1%} are truncated at "
-            f"--max_length {max_length}",
-            fix=fix,
-            count=round(share * self.total),
-            examined=self.total,
-        )
+                details["fix"] = f"--max_length {advised} truncates 1%"
+        is_suspicious = share > _SUSPICIOUS_TRUNCATED
+        (report.warning if is_suspicious else report.info)(message, "lengths", **details)
 
-    def find_unknown(self, model: str, rows: np.ndarray) -> list[Finding]:
-        """Return a finding if the tokenizer of a model does not know the texts of the training.
+    def report_unknown(self, model: str, rows: np.ndarray, report: Report) -> None:
+        """Report if the tokenizer of a model does not know the texts of the training.
 
         ``rows`` are the numbers in the source of the rows of the sample, shape ``(texts,)``.
         """
         share = float(self.unknown.mean()) if len(self.unknown) else 0.0
         if share < _MUCH_UNKNOWN:
-            return []
+            return
         is_lost = 1 - self.sequences / self.texts > _MOST_EQUAL
         suspicious = self.unknown >= _MUCH_UNKNOWN
-        return [
-            Finding(
-                name="unknown_tokens",
-                severity="error" if is_lost else "warning",
-                message=f"{self._about}{share:.0%} of the tokens of a training text are unknown to "
-                f"the tokenizer of {model}; {counted(self.texts, 'different text')} become "
-                f"{counted(self.sequences, 'sequence')} of tokens",
-                fix="a model whose tokenizer knows this language and script, for instance a "
-                "multilingual one: --model FacebookAI/xlm-roberta-base",
-                split="train",
-                rows=rows[suspicious].tolist(),
-                count=round(float(suspicious.mean()) * self.total),
-                examined=self.total,
-            )
-        ]
+        (report.error if is_lost else report.warning)(
+            f"{self._about}{share:.0%} of the tokens of a training text are unknown to the "
+            f"tokenizer of {model}; {counted(self.texts, 'different text')} become "
+            f"{counted(self.sequences, 'sequence')} of tokens",
+            "unknown_tokens",
+            fix="a model whose tokenizer knows this language and script, for instance a "
+            "multilingual one: --model FacebookAI/xlm-roberta-base",
+            split="train",
+            rows=rows[suspicious].tolist(),
+            count=round(float(suspicious.mean()) * self.total),
+            examined=self.total,
+        )
 
 
 def sample_tokens(

@@ -9,9 +9,7 @@ contradicts it, each from a model that did not see the row (docs/decisions/suspe
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,8 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.data import ROW, arrow, digests, targets
-from finetune.data.row_findings import RELABEL, describe_rows
-from finetune.errors import Finding, Suspect
+from finetune.data.row_findings import RELABEL, report_rows
+from finetune.errors import Report
 from finetune.statistics import baselines, mistakes
 from finetune.statistics.estimates import share, wilson
 from finetune.statistics.probabilities import Probabilities
@@ -35,8 +33,6 @@ _FEWEST_TEXTS = 20
 _MOST_NAMED = 5
 #: The share of mistakes of a constant guess that a revealing column has to save.
 _SAVED = 0.8
-#: Distinct numbers above which a column is taken by twentieths of its range.
-_MOST_NUMBERS, _QUANTILES = 50, 20
 #: A word or a sign.
 _TOKEN = r"(?u)\w+|[^\w\s]+"
 _FOLDS = 5
@@ -53,8 +49,8 @@ def sample_rows(rows: Dataset) -> Dataset:
     return rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:most]))
 
 
-def find_revealing_words(rows: Dataset, column: str) -> list[Finding]:
-    """Return the words, and pairs of words, that nearly determine the class of training rows."""
+def find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
+    """Report the words, and pairs of words, that nearly determine the class of training rows."""
     from sklearn.feature_extraction.text import CountVectorizer
 
     names, labels = targets.class_names(rows), targets.strata(rows)
@@ -63,39 +59,29 @@ def find_revealing_words(rows: Dataset, column: str) -> list[Finding]:
     )
     terms = _count_terms(vectorizer, rows[column][:])
     if terms is None:
-        return []
+        return
     words = vectorizer.get_feature_names_out()
     texts = np.asarray(terms.sum(axis=0), dtype=np.int64).ravel()
     rules: list[tuple[int, int, str]] = []  # texts of the class with the term, all texts with it
     for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
         hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
         low, _ = wilson(hits / texts, texts, _DEVIATIONS)
-        frequency = size / len(labels)
-        is_revealing = np.zeros(len(texts), bool)
-        for precision, coverage in _REVEALING:
-            is_revealing |= (low >= precision) & (hits >= coverage * size)
-        is_revealing &= low > (1 + frequency) / 2  # a word of a dominant class says nothing
-        for term in np.flatnonzero(is_revealing):
+        pairs = [(low >= precision) & (hits >= least * size) for precision, least in _REVEALING]
+        says_more = low > (1 + size / len(labels)) / 2  # than a word of a dominant class
+        for term in np.flatnonzero(np.any(pairs, axis=0) & says_more):
             sentence = (
                 f"'{words[term]}' is in {hits[term] / size:.0%} of the "
                 f"training texts of '{names[label]}', and {hits[term] / texts[term]:.1%} of the "
                 f"{texts[term]:,} with it are '{names[label]}'"
             )
             rules.append((int(hits[term]), int(texts[term]), sentence))
-    if not rules:
-        return []
-    rules.sort(key=lambda rule: -rule[0])
-    sentences = [sentence for _, _, sentence in rules[:_MOST_NAMED]]
-    return [
-        Finding(
-            name="revealing_words",
-            severity="warning",
-            message="; ".join(sentences) + "; ..." * (len(rules) > _MOST_NAMED),
-            fix="if a text has it only because its label was known, remove it from the texts",
-            count=max(count for _, count, _ in rules),
-            examined=len(rows),
-        )
-    ]
+    if rules:
+        rules.sort(key=lambda rule: -rule[0])
+        message = "; ".join(sentence for _, _, sentence in rules[:_MOST_NAMED])
+        message += "; ..." * (len(rules) > _MOST_NAMED)
+        fix = "if a text has it only because its label was known, remove it from the texts"
+        count = max(count for _, count, _ in rules)
+        report.warning(message, "revealing_words", fix=fix, count=count, examined=len(rows))
 
 
 def _count_terms(vectorizer: Any, texts: Sequence[str]) -> Any:
@@ -108,12 +94,13 @@ def _count_terms(vectorizer: Any, texts: Sequence[str]) -> Any:
         return None
 
 
-def find_revealing_columns(rows: Dataset, read: Sequence[str]) -> list[Finding]:
-    """Return the columns whose values nearly determine the class of training rows.
+def find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) -> None:
+    """Report the columns whose values nearly determine the class of training rows.
 
     Args:
         rows: With one class each.
         read: The columns of the data that the model reads.
+        report: Gets the findings.
     """
     labels = targets.strata(rows)
     constant = float(np.bincount(labels).max()) / len(labels)
@@ -125,44 +112,29 @@ def find_revealing_columns(rows: Dataset, read: Sequence[str]) -> list[Finding]:
     if digests.TEXTS in rows.column_names:  # columns that were joined to one text
         parts = arrow.column(rows, digests.TEXTS).combine_chunks()
         columns |= {name: pc.list_element(parts, number) for number, name in enumerate(read)}
-    findings = []
     for name, values in columns.items():
         if constant == 1 or pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
             continue
-        accuracy = float((_predict_by_value(values, labels) == labels).mean())
+        accuracy = float((_predict_by_value(values.to_pandas(), labels) == labels).mean())
         if accuracy - constant < _SAVED * (1 - constant):
             continue
-        is_read = name in read
-        findings.append(
-            Finding(
-                name="revealing_column",
-                severity="warning" if is_read else "info",
-                message=f"the column '{name}' alone determines the label of {accuracy:.1%} of the "
-                f"training rows (the most frequent class: {constant:.1%})"
-                + ("" if is_read else "; the model does not read it"),
-                fix="leave it out of --text_columns, unless it is known before the label is"
-                if is_read
-                else "is the label made of it? Then a rule may do",
-                count=round(accuracy * len(labels)),
-                examined=len(labels),
-            )
+        message = (
+            f"the column '{name}' alone determines the label of {accuracy:.1%} of the training "
+            f"rows (the most frequent class: {constant:.1%})"
         )
-    return findings
+        details: Any = dict(count=round(accuracy * len(labels)), examined=len(labels))
+        if name in read:
+            fix = "unless it is known before the label is, leave it out of --text_columns"
+            report.warning(message, "revealing_column", fix=fix, **details)
+        else:
+            message += "; the model does not read it"
+            report.info(message, "revealing_column", **details)
 
 
-def _predict_by_value(values: pa.Array, labels: np.ndarray) -> np.ndarray:
-    """Return the most frequent class of each row's value in the half of the rows without it.
-
-    Many different numbers are taken by twentieths of their range.
-    """
-    if arrow.is_text(values.type):
-        with contextlib.suppress(pa.ArrowInvalid):  # text that holds numbers
-            values = values.cast(pa.float64())
-    series = values.to_pandas()
-    if arrow.is_number(values.type) and series.nunique() > _MOST_NUMBERS:
-        series = pd.qcut(series, _QUANTILES, labels=False, duplicates="drop")
+def _predict_by_value(values: pd.Series, labels: np.ndarray) -> np.ndarray:
+    """Return the most frequent class of each row's value in the half of the rows without it."""
     half = np.random.default_rng(0).permutation(len(labels)) % 2
-    frame = pd.DataFrame({"code": pd.factorize(series)[0], "label": labels})
+    frame = pd.DataFrame({"code": pd.factorize(values)[0], "label": labels})
     predicted = np.zeros(len(labels), np.int64)
     for number in (0, 1):
         counts = frame[half != number].value_counts()  # the most frequent pairs first
@@ -173,59 +145,47 @@ def _predict_by_value(values: pa.Array, labels: np.ndarray) -> np.ndarray:
     return predicted
 
 
-def find_suspected_labels(rows: Dataset, column: str) -> list[Finding]:
-    """Return the labels that the predictions of a cross-validated bag of words contradict.
+def find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
+    """Report the labels that the predictions of a cross-validated bag of words contradict.
 
     Args:
         rows: Training rows with ``_row`` and one class each.
         column: Of the texts.
+        report: Gets the finding.
     """
     names, labels = targets.class_names(rows), targets.strata(rows)
     probabilities = _cross_validate(rows[column][:], labels, len(names))
     if probabilities is None:
-        return []
+        return
     scored = ScoredRows(labels, names, Probabilities(probabilities))
     suspicion = mistakes.suspicion(scored)
     right = share(int(scored.right.sum()), len(scored))
     # else it mostly predicts the most frequent class, and contradicts all others
     beats_constant = right.low > np.bincount(labels).max() / len(labels)
     if suspicion is None or not beats_constant:
-        return [
-            Finding(
-                name="suspected_labels",
-                severity="info",
-                message="the labels could not be checked: a bag of words trained on other rows is "
-                f"wrong about {1 - right.value:.0%} of them",
-                fix="train, and read suspects.csv of the run: the model knows more",
-                examined=len(labels),
-            )
-        ]
-    findings = describe_rows(
+        wrong = f"a bag of words trained on other rows is wrong about {1 - right.value:.0%} of them"
+        fix = "train, and read suspects.csv of the run: the model knows more"
+        report.info(f"the labels could not be checked: {wrong}", "suspected_labels", fix=fix)
+        return
+    positions = suspicion.rows
+    predicted = probabilities[positions]
+    report_rows(
+        report,
         "suspected_labels",
-        f"whose label the prediction of a bag of words that was trained on other rows contradicts, "
-        f"of the {suspicion.confident:,} most confident predictions: at most about "
+        f"whose label is contradicted by one of the {suspicion.confident:,} most confident "
+        "predictions of a bag of words that was trained on other rows: at most about "
         f"{suspicion.wrong.value:.1%} of the labels are wrong",
         f"read them, some are right and only unusual; {RELABEL}",
-        suspicion.rows,
+        positions,
         rows,
         "train",
         severity="warning" if suspicion.wrong.low > _SUSPICIOUS_LABELS else "info",
+        reasons=[f"label '{names[number]}' is contradicted" for number in labels[positions]],
+        suggestions=(
+            [names[number] for number in predicted.argmax(axis=1)],
+            [float(f"{share:.3g}") for share in predicted.max(axis=1)],
+        ),
     )
-    return [
-        replace(
-            finding,
-            suspects=[
-                Suspect(
-                    row=suspect.row,
-                    reason=f"label '{names[labels[position]]}' is contradicted",
-                    suggested=names[int(probabilities[position].argmax())],
-                    score=float(f"{probabilities[position].max():.3g}"),
-                )
-                for suspect, position in zip(finding.suspects, suspicion.rows, strict=False)
-            ],
-        )
-        for finding in findings
-    ]
 
 
 def _cross_validate(texts: Sequence[str], labels: np.ndarray, classes: int) -> np.ndarray | None:

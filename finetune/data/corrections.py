@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, List, Value
+from datasets import Dataset, DatasetDict, List
 
 from finetune.data import ROW, arrow, digests, targets
 from finetune.data.label_columns import list_names, parse_list, parse_number
@@ -34,26 +34,24 @@ from finetune.runtime.formats import escape_formula
 FILE = "suspects.csv"
 COLUMNS = (
     *("split", "place", "text", "label", "suggested", "probability", "why", "new_label"),
-    *("digest", "run"),
+    "digest",
 )
 #: What a person writes into ``new_label`` for a row that is to be left out.
 DROP = "drop"
 _UNCHANGED = object()  # the label that a line without a new one asks for
 
-#: The rows that files list, by split and digest, then by number, with their labels: as in the
-#: data, then as each file corrects them; None: left out.
-Listed = Mapping[tuple[str, str], dict[int, list[Any]]]
+#: A row: its split of the source, and its number there.
+Row = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What a file of corrections did, rows by split; ``run`` is that of the suspects, if any."""
+    """What a file of corrections did, rows by split."""
 
     file: str
     sha256: str
     relabelled: dict[str, int]
     excluded: dict[str, int]
-    run: str = ""
 
 
 class Line(NamedTuple):
@@ -63,7 +61,6 @@ class Line(NamedTuple):
     digest: str
     label: str
     new_label: str
-    run: str
 
 
 def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
@@ -81,16 +78,6 @@ def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seque
     return path
 
 
-def user_columns(rows: Dataset) -> list[str]:
-    """Return the columns of raw rows that are the user's own and fit into a cell."""
-    toolkit = {ROW, "label", "text", digests.TEXTS}
-    return [
-        name
-        for name, feature in rows.features.items()
-        if name not in toolkit and isinstance(feature, Value) and "binary" not in feature.dtype
-    ]
-
-
 def read_suspects(path: Path) -> list[Line]:
     """Return the lines of a file.
 
@@ -103,7 +90,7 @@ def read_suspects(path: Path) -> list[Line]:
         column = name
         while f"{PREFIX}{column}" in rows.column_names:  # the user has a column of that name
             column = f"{PREFIX}{column}"
-        if column not in rows.column_names and name in ("split", "digest", "new_label"):
+        if column not in rows.column_names and name != "label":
             raise UserError(
                 f"no column '{column}' (columns: {', '.join(rows.column_names)}); expected a "
                 f"{FILE} of report or check, of which only 'new_label' is edited"
@@ -164,51 +151,52 @@ def apply(
         UserError: If a file is not of these rows, names unknown labels, or is ambiguous.
     """
     files = []
-    for flag, name in [*(("relabel", n) for n in relabel), *(("exclude", n) for n in exclude)]:
-        title, path = f"--{flag} {name}", existing(name)
+    for title in (*(f"--relabel {name}" for name in relabel), *(f"--exclude {n}" for n in exclude)):
+        flag, _, name = title.partition(" ")
+        path = existing(name)
         try:
             lines = read_suspects(path)
         except UserError as error:
             raise UserError(f"{title}: {error}") from error
-        if flag == "relabel" and not any(line.new_label for line in lines):
+        if flag == "--relabel" and not any(line.new_label for line in lines):
             raise UserError(f"{title}: no row has a 'new_label' (a label, or {DROP})")
         files.append((title, path, lines))
-    digests_of_lines = {line.digest for _, _, lines in files for line in lines}
-    listed: Listed = defaultdict(dict)
-    labels: dict[tuple[str, int], list[Any]] = {}  # the same lists, by split and number
+    listed = {line.digest for _, _, lines in files for line in lines}
+    index: dict[tuple[str, str], list[Row]] = defaultdict(list)  # by split and digest
+    labels: dict[Row, list[Any]] = {}  # as in the data, then as corrected; None: left out
     for split, rows in source.items():
         numbers, values = arrow.column(rows, ROW).to_pylist(), targets.values(rows)
         for place, digest in enumerate(row_digests(rows, column)):
-            if digest in digests_of_lines:
-                versions = labels[split, numbers[place]] = [values[place]]
-                listed[split, digest][numbers[place]] = versions
+            if digest in listed:
+                index[split, digest].append((split, numbers[place]))
+                labels[split, numbers[place]] = [values[place]]
     rows_of = {}
     for split, rows in splits.items():
         origin = split if split in source else "train"
         rows_of[split] = [(origin, number) for number in arrow.column(rows, ROW).to_pylist()]
+    parts = {row: split for split, members in rows_of.items() for row in members if row in labels}
     applied = []
     for title, path, lines in files:
-        changes = _find_changes(title, path, lines, listed, source["train"])
-        relabelled, excluded = Counter[str](), Counter[str]()
-        for split, members in rows_of.items():
-            for row in filter(changes.__contains__, members):
-                (excluded if changes[row] is None else relabelled)[split] += 1
+        changes = _find_changes(title, path, lines, index, labels, source["train"])
+        counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # by: is left out
         for row, label in changes.items():
             labels[row].append(label)
+            if row in parts:
+                counts[label is None][parts[row]] += 1
+        relabelled, excluded = counts[False], counts[True]
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        run = next((line.run for line in lines if line.run), "")
         name = title.partition(" ")[2]
-        applied.append(Applied(name, sha256, dict(relabelled), dict(excluded), run))
-        counts = [
+        applied.append(Applied(name, sha256, dict(relabelled), dict(excluded)))
+        texts = [
             ", ".join(counted(count, f"{split} row") for split, count in counter.items())
             for counter in (relabelled, excluded)
         ]
-        text = f"relabelled {counts[0] or 'no rows'}; left out {counts[1] or 'no rows'}"
+        text = f"{title}: relabelled {texts[0] or 'no rows'}; left out {texts[1] or 'no rows'}"
         if unused := len(changes) - relabelled.total() - excluded.total():
             text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
         if "test" in relabelled | excluded:
             text += ": its test scores are not those of the same test set any more"
-        report.info(f"{title}: {text}", name="corrections")
+        report.info(text, name="corrections")
     corrected = DatasetDict()
     for split, rows in splits.items():
         old = targets.values(rows)
@@ -225,16 +213,20 @@ def apply(
 
 
 def _find_changes(
-    title: str, path: Path, lines: Sequence[Line], listed: Listed, train: Dataset
-) -> dict[tuple[str, int], Any]:
-    """Return the rows to change, by split and number, with their new label; None: left out."""
-    mistakes, lost = list[str](), list[int]()
-    requests: dict[tuple[str, int], tuple[Any, int]] = {}  # the new label, and its line
+    title: str,
+    path: Path,
+    lines: Sequence[Line],
+    index: Mapping[tuple[str, str], Sequence[Row]],
+    labels: Mapping[Row, Sequence[Any]],
+    train: Dataset,
+) -> dict[Row, Any]:
+    """Return the rows to change with their new label, None to leave them out."""
+    mistakes, lost, requests = list[str](), list[int](), dict[Row, tuple[Any, int]]()
     source = Source(str(path))
     for number, line in enumerate(lines):
-        rows = listed.get((line.split, line.digest), {})
-        left = {row: labels for row, labels in rows.items() if labels[-1] is not None}
-        texts = [[label_text(train, label) for label in labels] for labels in left.values()]
+        rows = index.get((line.split, line.digest), ())
+        left = [row for row in rows if labels[row][-1] is not None]
+        texts = [[label_text(train, label) for label in labels[row]] for row in left]
         try:
             new_label = None
             if title.startswith("--relabel"):
@@ -246,7 +238,7 @@ def _find_changes(
         if not rows and new_label is not _UNCHANGED:
             lost.append(number)
         for row in itertools.compress(left, are_meant):
-            request, other = requests.setdefault((line.split, row), (new_label, number))
+            request, other = requests.setdefault(row, (new_label, number))
             if request != new_label:
                 mistakes.append(
                     f"{title}, {source.locate('train', [other, number])} are about rows of the "
@@ -284,8 +276,8 @@ def _parse_label(cell: str, rows: Dataset) -> Any:
         labels: list[Any] = sorted({numbers[str(label)] for label in values})
     else:
         length = feature.length if is_list else 1
-        labels = [number for number in map(parse_number, values) if number is not None]
-        if not len(values) == len(labels) == length or not all(map(math.isfinite, labels)):
+        labels = [n for n in map(parse_number, values) if n is not None and math.isfinite(n)]
+        if not len(values) == len(labels) == length:
             expected = f"a JSON list of {length} numbers" if is_list else "a number"
             raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
     return labels if is_list else labels[0]

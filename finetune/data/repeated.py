@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,9 +13,9 @@ from datasets import DatasetDict, concatenate_datasets
 
 from finetune.data import digests, near, targets
 from finetune.data.label_columns import source_rows
-from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, RELABEL, describe_rows
+from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows
 from finetune.data.row_index import Plan, build_index
-from finetune.errors import Finding, Report, Severity, counted
+from finetune.errors import Report, Severity, counted
 
 
 def drop_repeated(
@@ -36,12 +36,14 @@ def drop_repeated(
     remaining: dict[str, pd.DataFrame] = {}
     for split in splits:
         rows = index[index["split"] == split]
-        describe = partial(describe_rows, rows=dataset[split], split=split, examined=len(rows))
+        report_part = partial(
+            report_rows, report, rows=dataset[split], split=split, examined=len(rows)
+        )
         for earlier, held_out in remaining.items():
             is_leaked = rows["digest"].isin(held_out["digest"])
             differing = _count_differing(is_leaked & ~rows["pair"].isin(held_out["pair"]))
             description = f"that are also in the {earlier} data{differing}"
-            report.add(*describe("overlap", description, "left out", rows["row"][is_leaked]))
+            report_part("overlap", description, "left out", rows["row"][is_leaked])
             rows = rows[~is_leaked]
         pairs = rows.groupby("digest")["pair"]
         is_contradiction = pairs.transform("min") != pairs.transform("max")
@@ -65,28 +67,25 @@ def drop_repeated(
         description = f"with the same {column} and different {kind} ({texts})"
         severity: Severity | None = None if has_classes else "info"
         positions = rows["row"][is_contradiction]
-        report.add(*describe("contradictions", description, fix, positions, severity=severity))
+        report_part("contradictions", description, fix, positions, severity=severity)
         positions = rows["row"][is_repeated & (keep_all | ~is_contradiction)]
         description = "that are exact duplicates"
-        report.add(*describe("duplicates", description, duplicates_fix, positions))
+        report_part("duplicates", description, duplicates_fix, positions)
         remaining[split] = rows[~is_dropped]
-        findings, similar = _find_near(remaining, dataset, column, plan, describe)
-        report.add(*findings)
+        similar = _find_near(remaining, dataset, column, plan, report_part)
         remaining[split] = remaining[split].drop(similar)
     return pd.concat(remaining.values()).sort_index().drop(columns="pair")
 
 
-def find_near_duplicates(dataset: DatasetDict, column: str, plan: Plan) -> list[Finding]:
-    """Return the rows that near duplicates would cost a training, where the plan keeps them."""
-    fixes = {}
-    if plan.drop_duplicates == "exact":
-        fixes["near_duplicates"] = "--drop_duplicates near keeps one of each"
-    if plan.drop_overlap == "exact":
-        fixes["near_overlap"] = "--drop_overlap near leaves them out"
-    near_plan, report = Plan(drop_duplicates="near", drop_overlap="near"), Report()
-    drop_repeated(build_index(dataset, near_plan, report), dataset, column, near_plan, report)
-    findings = [finding for finding in report.findings if finding.name in fixes]
-    return [dataclasses.replace(finding, fix=fixes[finding.name]) for finding in findings]
+def find_near_duplicates(dataset: DatasetDict, column: str, plan: Plan, report: Report) -> None:
+    """Report the rows that near duplicates would cost a training, where the plan keeps them."""
+    near_plan, costs = Plan(drop_duplicates="near", drop_overlap="near"), Report()
+    drop_repeated(build_index(dataset, near_plan, costs), dataset, column, near_plan, costs)
+    for finding in costs.findings:
+        if finding.name == "near_duplicates" and plan.drop_duplicates == "exact":
+            report.add(replace(finding, fix="--drop_duplicates near keeps one of each"))
+        if finding.name == "near_overlap" and plan.drop_overlap == "exact":
+            report.add(replace(finding, fix="--drop_overlap near leaves them out"))
 
 
 def _find_near(
@@ -94,15 +93,15 @@ def _find_near(
     dataset: DatasetDict,
     column: str,
     plan: Plan,
-    describe: Callable[..., list[Finding]],
-) -> tuple[list[Finding], pd.Index]:
-    """Return the rows of the last split that are nearly the same as others, and findings."""
+    report_part: Callable[..., None],
+) -> pd.Index:
+    """Return the rows of the last split that are nearly the same as others, and report them."""
     split, rows = list(frames.items())[-1]
     deduplicate = plan.drop_duplicates == "near" and split == "train"
     held_out = frames if plan.drop_overlap == "near" else {}
     compared = {**held_out, split: _sort_by_time(rows)}
     if len(compared) == 1 and not deduplicate:
-        return [], rows.index[:0]
+        return rows.index[:0]
     name = digests.stored_column(dataset["train"], column)
     texts = [
         dataset[part].select_columns([name]).select(frame["row"])
@@ -112,20 +111,19 @@ def _find_near(
     matches = near.find_similar(concatenate_datasets(texts), name, first, deduplicate=deduplicate)
     similar = compared[split].assign(match=matches)[matches >= 0].sort_index()
     partners = pd.concat(compared.values()).iloc[similar["match"]].set_index(similar.index)
-    findings = []
     for part in compared:
         pairs, counterparts = (frame[partners["split"] == part] for frame in (similar, partners))
         place = "another one" if part == split else f"a row of the {part} data"
         differing = _count_differing(pairs["label"] != counterparts["label"])
         numbers = source_rows(dataset[part], counterparts["row"].to_numpy()[:MOST_SUSPECTS])
-        findings += describe(
+        report_part(
             "near_duplicates" if part == split else "near_overlap",
             f"that are nearly the same as {place}{differing}",
             "left out",
             pairs["row"],
             reasons=[f"near-duplicate of row {number} of {part}" for number in numbers],
         )
-    return findings, similar.index
+    return similar.index
 
 
 def _sort_by_time(rows: pd.DataFrame) -> pd.DataFrame:

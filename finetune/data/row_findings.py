@@ -20,7 +20,8 @@ EXCLUDE = "check --suspects FILE.csv, then --exclude FILE.csv, leaves them out"
 RELABEL = "check --suspects FILE.csv, then --relabel FILE.csv, corrects their labels"
 
 
-def describe_rows(
+def report_rows(
+    report: Report,
     name: str,
     description: str,
     fix: str,
@@ -31,33 +32,34 @@ def describe_rows(
     examined: int | None = None,
     severity: Severity | None = None,
     reasons: Sequence[str] = (),
-) -> list[Finding]:
-    """Return a finding about the rows of a split at some positions, none if there are no such rows.
+    suggestions: tuple[Sequence[str], Sequence[float]] | tuple[()] = (),
+) -> None:
+    """Report the rows of a split at some positions; nothing if there are no such rows.
 
     ``description`` follows "3 of 100 train rows". The severity is "warning" by default if the rows
     are more than 1% of those ``examined``, by default all; else "info". ``reasons`` say why each
-    row is a suspect. The others are attributes of the finding.
+    row is a suspect, ``suggestions`` which labels they should have and how surely. The others are
+    attributes of the finding.
     """
-    if not len(positions):
-        return []
-    total = len(rows) if examined is None else examined
+    count, total = len(positions), len(rows) if examined is None else examined
+    if not count:
+        return
     sampled = f" looked at (of {len(rows):,})" if total < len(rows) else ""
-    is_common = len(positions) > _SUSPICIOUS_SHARE * total
     numbers = source_rows(rows, np.asarray(positions)[:MOST_SUSPECTS]).tolist()
-    return [
+    reasons = reasons or [description] * len(numbers)
+    report.add(
         Finding(
             name=name,
-            severity=severity or ("warning" if is_common else "info"),
-            message=f"{len(positions):,} of {counted(total, f'{split} row')}{sampled} "
-            f"{description}",
+            severity=severity or ("warning" if count > _SUSPICIOUS_SHARE * total else "info"),
+            message=f"{count:,} of {counted(total, f'{split} row')}{sampled} {description}",
             fix=fix,
             split=split,
             rows=numbers,
-            count=len(positions),
+            count=count,
             examined=total,
-            suspects=[*map(Suspect, numbers, reasons or [description] * len(numbers))],
+            suspects=[*map(Suspect, numbers, reasons, *suggestions)],
         )
-    ]
+    )
 
 
 def refuse_or_drop(

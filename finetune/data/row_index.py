@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -21,10 +22,9 @@ from datasets import Dataset, DatasetDict
 
 from finetune.data import arrow, targets
 from finetune.data.columns import describe_columns
-from finetune.data.row_findings import describe_rows
-from finetune.errors import Report, UserError, counted
+from finetune.data.row_findings import report_rows
+from finetune.errors import Report, Severity, UserError
 
-_TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION_ROWS = 0.2, 0.1, 10_000
 #: The splits that are split off, in this order.
 HELD_OUT = ("test", "validation")
 #: Each split is cleared of rows that a split before it has.
@@ -52,32 +52,6 @@ class Plan:
     group_column: str | None = None
     time_column: str | None = None
     drop: bool = False
-
-    def size(self, name: str, rows: int, assigned: int) -> int:
-        """Return how many of ``rows``, ``assigned`` of which are in a split, go to ``name``."""
-        size = self.test_size if name == "test" else self.validation_size
-        if size is not None:
-            return round(size * rows) if size < 1 else int(size)
-        if name == "test":
-            return round(_TEST_SHARE * rows)
-        return min(round(_VALIDATION_SHARE * (rows - assigned)), _MOST_VALIDATION_ROWS)
-
-    def check_sizes(self, dataset: DatasetDict) -> None:
-        """Refuse sizes of splits that the source has, and of too few or too many rows."""
-        rows, mistakes, assigned = len(dataset["train"]), list[str](), 0
-        for name in HELD_OUT:
-            size = self.test_size if name == "test" else self.validation_size
-            count = 0 if name in dataset else self.size(name, rows, assigned)
-            assigned += count
-            if size is not None and name in dataset:
-                mistakes.append(f"--{name}_size: the data has a {name} split; leave the flag out")
-            elif size is not None and (count < 2 or assigned >= rows):
-                mistakes.append(
-                    f"--{name}_size {size:g}: takes {counted(count, 'row')} of {rows:,} (already "
-                    f"taken: {assigned - count:,}); expected 2 or more, and fewer than are left"
-                )
-        if mistakes:
-            raise UserError(*mistakes)
 
 
 def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFrame:
@@ -117,16 +91,13 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     else:
         index.loc[is_train, "time"] = _read_times(train, column, flag)
     is_missing = is_train & index[kind].isna()
-    report.add(
-        *describe_rows(
-            "dropped_rows",
-            f"with no {kind} in '{column}'",
-            "left out" if plan.drop else "--drop_invalid leaves them out",
-            index["row"][is_missing],
-            train,
-            "train",
-            severity="info" if plan.drop else "error",
-        )
+    fix = "left out" if plan.drop else "--drop_invalid leaves them out"
+    fix = "left out" if plan.drop else "--drop_invalid leaves them out"
+    severity: Severity = "info" if plan.drop else "error"
+    report_dropped = partial(report_rows, report, "dropped_rows")
+    positions = index["row"][is_missing]
+    report_dropped(
+        f"with no {kind} in '{column}'", fix, positions, train, "train", severity=severity
     )
     report.raise_errors()
     index = index[~is_missing]
@@ -136,9 +107,7 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     is_shared = codes > codes.groupby(index["group"]).transform("min")
     description = f"whose '{column}' held-out data has too"
     for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
-        report.add(
-            *describe_rows("dropped_rows", description, "left out", rows, dataset[split], split)
-        )
+        report_dropped(description, "left out", rows, dataset[split], split)
     return index[~is_shared]
 
 

@@ -18,6 +18,8 @@ from finetune.data.repeated import drop_repeated
 from finetune.data.row_index import HELD_OUT, Plan, build_index
 from finetune.errors import Report, UserError, counted
 
+_TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION_ROWS = 0.2, 0.1, 10_000
+
 
 def make_splits(
     dataset: DatasetDict, plan: Plan, *, column: str, report: Report
@@ -30,7 +32,6 @@ def make_splits(
     Raises:
         UserError: If no training rows are left, or if the rows cannot be split so.
     """
-    plan.check_sizes(dataset)
     index = drop_repeated(build_index(dataset, plan, report), dataset, column, plan, report)
     if not (index["split"] == "train").any():
         reasons = (finding.message for finding in report.findings if finding.split == "train")
@@ -79,9 +80,24 @@ def _divide(
     kind = next((name for name in ("group", "time") if name in index), None)
     column = plan.group_column or plan.time_column
     shares = []
-    for name in [name for name in HELD_OUT if name not in dataset]:
-        size = plan.size(name, len(train), len(train) - len(left))
-        seed = plan.seed + (name == "validation")
+    for name in HELD_OUT:
+        given = plan.test_size if name == "test" else plan.validation_size
+        if name in dataset and given is not None:
+            raise UserError(f"--{name}_size: the data has a {name} split; leave the flag out")
+        if name in dataset:
+            continue
+        size, seed = int(given or 0), plan.seed + (name == "validation")
+        if given is None:
+            most = round(_VALIDATION_SHARE * len(left)), _MOST_VALIDATION_ROWS
+            size = round(_TEST_SHARE * len(train)) if name == "test" else min(most)
+        elif given < 1:
+            size = round(given * len(train))
+        if given is not None and not 1 < size < len(left):
+            raise UserError(
+                f"--{name}_size {given:g}: takes {counted(size, 'row')} of {len(train):,}, of "
+                f"which {len(train) - len(left):,} are taken; expected 2 or more, and fewer than "
+                "are left"
+            )
         labels = strata[left["row"]]
         if kind == "group":
             groups = pd.factorize(left["group"], sort=True)[0]
@@ -198,10 +214,10 @@ def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -
     counts = csr_array((np.ones(len(rows), dtype=np.int64), (groups[rows], classes)))
     counts.sum_duplicates()
     counts.sort_indices()
-    kinds: dict[bytes, list[int]] = {}
+    kinds: dict[tuple[bytes, bytes], list[int]] = {}
     for group in np.random.default_rng(seed).permutation(counts.shape[0]).tolist():
         cells = slice(counts.indptr[group], counts.indptr[group + 1])
-        kind = counts.indices[cells].tobytes() + counts.data[cells].tobytes()
+        kind = counts.indices[cells].tobytes(), counts.data[cells].tobytes()
         kinds.setdefault(kind, []).append(group)
     sizes, totals = np.bincount(groups), counts.sum(axis=0)
     left, share = totals.copy(), size / len(labels)
@@ -211,11 +227,9 @@ def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -
         cells = slice(counts.indptr[members[0]], counts.indptr[members[0] + 1])
         columns, numbers = counts.indices[cells], counts.data[cells]
         totals_so_far[columns] += numbers * len(members)
-        missing = (
-            numbers @ (share * totals_so_far[columns] - chosen_rows[columns]) / (numbers @ numbers)
-        )
+        missing = numbers @ (share * totals_so_far[columns] - chosen_rows[columns])
         most = min(len(members), int(((left[columns] - 1) // numbers).min()))
-        number = max(0, min(most, round(missing)))
+        number = max(0, min(most, round(missing / (numbers @ numbers))))
         chosen_rows[columns] += numbers * number
         left[columns] -= numbers * number
         chosen += members[:number]

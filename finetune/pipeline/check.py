@@ -107,9 +107,8 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
                 report.warning(remark)
         if deep and is_read and not report.has_errors:
             read, plan = recipe.columns_read(), split_plan(recipe)
-            report.add(
-                *tiers.check_deep(recipe.source, recipe.splits, recipe.input_column, read, plan)
-            )
+            column = recipe.input_column
+            tiers.check_deep(recipe.source, recipe.splits, column, read, plan, report)
         elif deep:
             report.info("--deep looked no further: first fix what training refuses", name="deep")
     splits = {name: _count(rows) for name, rows in recipe.splits.items()} if is_read else {}
@@ -153,7 +152,7 @@ def _describe_lengths(recipe: Recipe) -> None:
     if recipe.token_sample is not None:
         config = recipe.model_config
         positions = None if config is None else families.positions(config)
-        recipe.report.add(recipe.token_sample.describe_lengths(recipe.max_length, positions))
+        recipe.token_sample.report_lengths(recipe.max_length, positions, recipe.report)
 
 
 def as_json(result: Check) -> dict[str, Any]:

@@ -236,7 +236,7 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
                 sampler.refuse_weights(values)
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
             numbers = np.asarray(rows.select_columns(ROW)[sample.rows][ROW])
-            report.add(*sample.find_unknown(recipe.model, numbers))
+            sample.report_unknown(recipe.model, numbers, report)
         if isinstance(recipe, (TextRecipe, ImageRecipe)):
             _note_trained_head(recipe)
 

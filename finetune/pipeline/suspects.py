@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.data import corrections
+from datasets import Value
+
+from finetune.data import ROW, corrections, digests
 from finetune.data.corrections import FILE
-from finetune.data.prediction_columns import DIGEST, USER_COLUMNS, is_predicted
+from finetune.data.prediction_columns import DIGEST, USER_COLUMNS
 from finetune.data.row_findings import MOST_SUSPECTS
 from finetune.errors import Finding, UserError
 from finetune.reporting import sections
@@ -45,8 +47,7 @@ def of_run(run: Run) -> Path | None:
     if not reasons:
         return None
     data = run.predictions
-    unknown = [name for name in map(str, data) if not (is_predicted(name) or name == "file")]
-    user_columns = data.attrs.get(USER_COLUMNS, unknown)
+    user_columns = data.attrs.get(USER_COLUMNS, [])
     written = []
     for number, reason in reasons.items():
         row, user_values = table.iloc[number], data.iloc[number]
@@ -60,7 +61,6 @@ def of_run(run: Run) -> Path | None:
                 "probability": round(float(rows.summary.confidence[number]), 4),
                 "why": reason,
                 "digest": f"x{row[DIGEST]}" if text is None else corrections.text_digest(text),
-                "run": str(run.path),
                 "user": user_values.where(user_values.notna(), None),
             }
         )
@@ -108,15 +108,21 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
     written, user_columns = [], list[str]()
     for split, reasons_of_rows in reasons.items():
         rows, numbers = recipe.source[split], [*reasons_of_rows]
-        own_columns = corrections.user_columns(rows)
+        own_columns = [
+            name
+            for name, feature in rows.features.items()
+            if name not in {ROW, "label", "text", digests.TEXTS}
+            and isinstance(feature, Value)
+            and "binary" not in feature.dtype
+        ]
         user_columns += [name for name in own_columns if name not in user_columns]
         columns = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
         contents = rows.select_columns(columns).select(numbers)
-        digests = corrections.row_digests(rows.select(numbers), recipe.input_column)
+        keys = corrections.row_digests(rows.select(numbers), recipe.input_column)
         places = [recipe.report.locate(split, [row]) for row in numbers]
         if recipe.row_source is not None:
             places = recipe.row_source.list_places(split, numbers)
-        for row, content, digest, place in zip(numbers, contents, digests, places, strict=True):
+        for row, content, digest, place in zip(numbers, contents, keys, places, strict=True):
             written.append(
                 {
                     "split": split,

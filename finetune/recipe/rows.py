@@ -122,5 +122,5 @@ def make_splits(recipe: Recipe) -> DatasetDict:
     requirements.require_splits(
         dataset, source, targets, report, can_rename=can_rename, split_by=split_by
     )
-    report.add(*tiers.check_rows(source, dataset, recipe.columns_read(), split_by.values()))
+    tiers.check_rows(source, dataset, recipe.columns_read(), split_by.values(), report)
     return dataset
