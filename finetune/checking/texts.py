@@ -1,11 +1,15 @@
-"""Texts that were damaged on their way into the file, and their languages."""
+"""Texts that were damaged on their way into the file, their languages, and what the tokenizer makes
+of them: how long they are, and what it does not know.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +17,9 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.data import arrow, digests
+from finetune.data.encoding import Encoder, Read
 from finetune.data.row_findings import EXCLUDE, report_rows
-from finetune.errors import Report, Severity
+from finetune.errors import Report, counted
 
 #: Rows of a split that are looked at; of more, this many drawn at random.
 _MOST_ROWS = 100_000
@@ -24,32 +29,29 @@ _MOST_ROWS = 100_000
 _NEXT = f"[\x80-\xbf{bytes(range(0x80, 0xA0)).decode('cp1252', 'ignore')}]"
 _ANY = f"(?:[\xc2-\xdf]{_NEXT}|[\xe0-\xef]{_NEXT}{{2}}|[\xf0-\xf4]{_NEXT}{{3}})"
 _WESTERN = f"[\xc2\xc3]{_NEXT}|\xe2{_NEXT}{{2}}|\xf0{_NEXT}{{3}}"
-#: By the name of a finding: the regular expression of RE2 that finds a damage, what it is, what to
-#: do, and the severity; None for a warning from 1% of the rows on.
-_DAMAGES: dict[str, tuple[str, str, str, Severity | None]] = {
+_NO_WORDS = "no_words"  # normal in a few texts, unlike a damage
+#: By the name of a finding: the regular expression of RE2 that finds a damage, what it is, and what
+#: to do.
+_DAMAGES: dict[str, tuple[str, str, str]] = {
     "mojibake": (
         f"{_WESTERN}|{_ANY}.*{_ANY}",
         "with UTF-8 that was read in another encoding, like 'Ã©' for 'é'",
         "export the file again as UTF-8, or repair the texts (the package ftfy does)",
-        "warning",
     ),
     "replacement_characters": (
         "\ufffd",
         "with '\ufffd', which stands for characters that are lost",
         "export the file again in its own encoding",
-        "warning",
     ),
     "control_characters": (
         r"[\x00-\x08\x0e-\x1f]",
         "with null bytes or other control characters",
         "check that it is the right column, or remove the characters",
-        "warning",
     ),
-    "no_words": (
+    _NO_WORDS: (
         r"^\PL+$",
         "without a letter, only digits, marks or symbols",
         "check that it is the right column",
-        None,
     ),
 }
 _NO_LETTERS = re.compile(r"[\W\d_]+")
@@ -60,16 +62,19 @@ _LANGUAGE_SAMPLE, _FEWEST_LETTERS, _LEAST_MARGIN = 2000, 20, 7.0
 _PROSE = 0.5
 #: Shares of texts in other languages from which they are reported, and are suspicious.
 _REPORTED_LANGUAGES, _SUSPICIOUS_LANGUAGES, _FEWEST_OTHERS = 0.002, 0.05, 5
+#: Texts that are tokenized to estimate the lengths of all.
+_TOKEN_SAMPLE = 2000
+#: The mean share of unknown tokens of a text from which on it is suspicious, and the share of texts
+#: without a sequence of tokens of their own from which on most are lost to the model.
+_MUCH_UNKNOWN, _MOST_EQUAL = 0.05, 0.5
+#: The share of truncated texts that is suspicious, and the one that the advice would leave.
+_SUSPICIOUS_TRUNCATED, _ADVISED_TRUNCATED = 0.25, 0.01
 
 
 def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Report) -> None:
     """Report what is wrong with the texts of a split; missing texts are skipped.
 
-    Args:
-        rows: With ``_row`` and ``text``, and ``texts`` if the model reads several columns.
-        split: The name of the split in the source.
-        columns: The names of the text columns in the data.
-        report: Gets the findings.
+    ``rows`` are those of the source, ``columns`` what the texts are called in the data.
     """
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names:
@@ -86,21 +91,16 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
                 return
             for name, (pattern, *_) in _DAMAGES.items():
                 masks[name][positions] = arrow.matching(pc.fill_null(texts, ""), f"(?s){pattern}")
-        for name, (_, description, fix, severity) in _DAMAGES.items():
-            advice, positions = f"{fix}; else {EXCLUDE}", np.flatnonzero(masks[name])
+        for name, (_, description, fix) in _DAMAGES.items():
+            description, fix = f"{description}{place}", f"{fix}; else {EXCLUDE}"
+            severity = None if name == _NO_WORDS else "warning"
             details: Any = dict(examined=len(sample), severity=severity)
-            description += place
-            report_rows(report, name, description, advice, positions, rows, split, **details)
+            positions = np.flatnonzero(masks[name])
+            report_rows(report, name, description, fix, positions, rows, split, **details)
 
 
 def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
-    """Report training texts that are in other languages than most, by ``py3langid``.
-
-    Args:
-        rows: The training rows, with ``_row`` and the column of texts.
-        column: Its name.
-        report: Gets the finding.
-    """
+    """Report training texts that are in other languages than most, by ``py3langid``."""
     size = min(len(rows), _LANGUAGE_SAMPLE)
     positions = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
     texts = rows.select_columns([column]).select(positions)[column][:]
@@ -140,3 +140,93 @@ def _detect_language(text: str) -> str:
     ranked = (pair for pair in rank(letters) if len(pair[0]) == 2)
     (best, score), (_, second) = itertools.islice(ranked, 2)
     return str(best) if score - second >= _LEAST_MARGIN else ""
+
+
+@dataclass(frozen=True)
+class TokenSample:
+    """What a tokenizer makes of a sample of texts.
+
+    Attributes:
+        rows: The numbers of the texts in their split, shape ``(texts,)``.
+        total: How many texts the split has.
+        lengths: Tokens of each text before truncation, special tokens included, likewise; those of
+            more than 200,000 characters are estimated from the beginning.
+        unknown: The share of unknown tokens of each text, likewise.
+        texts: How many different texts there are.
+        sequences: How many different sequences of tokens they become.
+    """
+
+    rows: np.ndarray
+    total: int
+    lengths: np.ndarray
+    unknown: np.ndarray
+    texts: int
+    sequences: int
+
+    @property
+    def _sampled(self) -> str:
+        count = len(self.rows)
+        return f" ({count:,} sampled)" if count < self.total else ""
+
+    def report_lengths(self, max_length: int, positions: int | None, report: Report) -> None:
+        """Report how long the training texts are in tokens, and how many are truncated.
+
+        ``positions`` is how many the model can read at all; None without a limit.
+        """
+        share = float((self.lengths > max_length).mean())
+        median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
+        message = (
+            f"training texts{self._sampled} have {median:,} tokens (median), 95% up to {high:,}, "
+            f"the longest {longest:,}; {share:.1%} are truncated at --max_length {max_length}"
+        )
+        details: Any = dict(count=round(share * self.total), examined=self.total)
+        if share > _ADVISED_TRUNCATED:
+            details["fix"] = "--long_texts windows reads all of them"
+            advised = math.ceil(float(np.quantile(self.lengths, 1 - _ADVISED_TRUNCATED)) / 8) * 8
+            if positions is None or advised <= positions:
+                details["fix"] = f"--max_length {advised} truncates 1%"
+        is_suspicious = share > _SUSPICIOUS_TRUNCATED
+        (report.warning if is_suspicious else report.info)(message, "lengths", **details)
+
+    def report_unknown(self, model: str, rows: np.ndarray, report: Report) -> None:
+        """Report if the tokenizer of a model does not know the texts of the training.
+
+        ``rows`` are the numbers in the source of the rows of the sample, shape ``(texts,)``.
+        """
+        share = float(self.unknown.mean()) if len(self.unknown) else 0.0
+        if share < _MUCH_UNKNOWN:
+            return
+        is_lost = 1 - self.sequences / self.texts > _MOST_EQUAL
+        suspicious = self.unknown >= _MUCH_UNKNOWN
+        (report.error if is_lost else report.warning)(
+            f"{share:.0%} of the tokens of a training text{self._sampled} are unknown to the "
+            f"tokenizer of {model}; {counted(self.texts, 'different text')} become "
+            f"{counted(self.sequences, 'sequence')} of tokens",
+            "unknown_tokens",
+            fix="a model whose tokenizer knows this language and script, for instance a "
+            "multilingual one: --model FacebookAI/xlm-roberta-base",
+            split="train",
+            rows=rows[suspicious].tolist(),
+            count=round(float(suspicious.mean()) * self.total),
+            examined=self.total,
+        )
+
+
+def sample_tokens(
+    read: Callable[[np.ndarray], Sequence[Read]], total: int, encoder: Encoder
+) -> TokenSample:
+    """Tokenize a random sample of ``total`` texts, which ``read`` returns by their numbers."""
+    rows = np.sort(np.random.default_rng(0).choice(total, min(_TOKEN_SAMPLE, total), replace=False))
+    texts = [text if isinstance(text, str) else tuple(text) for text in read(rows)]
+    ids = [tuple(row) for row in encoder(texts)["input_ids"]]
+    lengths = np.array([len(row) for row in ids], dtype=np.int64)
+    full = np.flatnonzero(lengths >= encoder.max_length)
+    lengths[full] = encoder.whole_lengths([texts[row] for row in full])
+    tokenizer = encoder.tokenizer
+    number = tokenizer.unk_token_id
+    if number in (tokenizer.eos_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id):
+        number = None  # as of GPT-2, which knows every byte
+    special = {*tokenizer.all_special_ids} - {number}
+    contents = [[token for token in row if token not in special] for row in ids]
+    shares = [content.count(number) / max(1, len(content)) for content in contents]
+    return TokenSample(rows, total, lengths, np.array(shares), len({*texts}), len({*ids}))

@@ -15,7 +15,6 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +32,8 @@ from finetune.runtime.formats import escape_formula
 
 FILE = "suspects.csv"
 COLUMNS = (
-    *("split", "place", "text", "label", "suggested", "probability", "why", "new_label"),
-    "digest",
+    *("split", "place", "text", "label", "suggested", "probability", "why"),
+    *("new_label", "digest"),
 )
 #: What a person writes into ``new_label`` for a row that is to be left out.
 DROP = "drop"
@@ -42,16 +41,6 @@ _UNCHANGED = object()  # the label that a line without a new one asks for
 
 #: A row: its split of the source, and its number there.
 Row = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Applied:
-    """What a file of corrections did, rows by split."""
-
-    file: str
-    sha256: str
-    relabelled: dict[str, int]
-    excluded: dict[str, int]
 
 
 class Line(NamedTuple):
@@ -136,8 +125,11 @@ def apply(
     relabel: Sequence[str],
     exclude: Sequence[str],
     report: Report,
-) -> tuple[DatasetDict, list[Applied]]:
+) -> tuple[DatasetDict, list[dict[str, Any]]]:
     """Return the splits with rows relabelled and left out as the files say, and what was done.
+
+    Of each file are returned ``file``, ``sha256``, and the rows ``relabelled`` and ``excluded``
+    by split.
 
     Args:
         splits: Made of ``source``, with ``_row``, ``label`` and ``column``.
@@ -163,13 +155,13 @@ def apply(
         files.append((title, path, lines))
     listed = {line.digest for _, _, lines in files for line in lines}
     index: dict[tuple[str, str], list[Row]] = defaultdict(list)  # by split and digest
-    labels: dict[Row, list[Any]] = {}  # as in the data, then as corrected; None: left out
+    labels: dict[Row, Any] = {}  # as in the data, or as corrected by a file; None: left out
     for split, rows in source.items():
         numbers, values = arrow.column(rows, ROW).to_pylist(), targets.values(rows)
         for place, digest in enumerate(row_digests(rows, column)):
             if digest in listed:
                 index[split, digest].append((split, numbers[place]))
-                labels[split, numbers[place]] = [values[place]]
+                labels[split, numbers[place]] = values[place]
     rows_of = {}
     for split, rows in splits.items():
         origin = split if split in source else "train"
@@ -178,21 +170,19 @@ def apply(
     applied = []
     for title, path, lines in files:
         changes = _find_changes(title, path, lines, index, labels, source["train"])
-        counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # by: is left out
-        for row, label in changes.items():
-            labels[row].append(label)
-            if row in parts:
-                counts[label is None][parts[row]] += 1
-        relabelled, excluded = counts[False], counts[True]
+        labels |= changes
+        used = {row: label for row, label in changes.items() if row in parts}
+        relabelled = Counter(parts[row] for row, label in used.items() if label is not None)
+        excluded = Counter(parts[row] for row, label in used.items() if label is None)
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        name = title.partition(" ")[2]
-        applied.append(Applied(name, sha256, dict(relabelled), dict(excluded)))
+        facts = {"file": title.partition(" ")[2], "sha256": sha256}
+        applied.append({**facts, "relabelled": dict(relabelled), "excluded": dict(excluded)})
         texts = [
             ", ".join(counted(count, f"{split} row") for split, count in counter.items())
             for counter in (relabelled, excluded)
         ]
         text = f"{title}: relabelled {texts[0] or 'no rows'}; left out {texts[1] or 'no rows'}"
-        if unused := len(changes) - relabelled.total() - excluded.total():
+        if unused := len(changes) - len(used):
             text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
         if "test" in relabelled | excluded:
             text += ": its test scores are not those of the same test set any more"
@@ -200,8 +190,7 @@ def apply(
     corrected = DatasetDict()
     for split, rows in splits.items():
         old = targets.values(rows)
-        pairs = zip(rows_of[split], old, strict=True)
-        new = [labels.get(row, [label])[-1] for row, label in pairs]
+        new = [labels.get(row, label) for row, label in zip(rows_of[split], old, strict=True)]
         if new != old:
             places = [place for place, label in enumerate(new) if label is not None]
             feature, kind = rows.features["label"], rows.data.schema.field("label").type
@@ -217,7 +206,7 @@ def _find_changes(
     path: Path,
     lines: Sequence[Line],
     index: Mapping[tuple[str, str], Sequence[Row]],
-    labels: Mapping[Row, Sequence[Any]],
+    labels: Mapping[Row, Any],
     train: Dataset,
 ) -> dict[Row, Any]:
     """Return the rows to change with their new label, None to leave them out."""
@@ -225,8 +214,8 @@ def _find_changes(
     source = Source(str(path))
     for number, line in enumerate(lines):
         rows = index.get((line.split, line.digest), ())
-        left = [row for row in rows if labels[row][-1] is not None]
-        texts = [[label_text(train, label) for label in labels[row]] for row in left]
+        left = [row for row in rows if labels[row] is not None]
+        texts = [label_text(train, labels[row]) for row in left]
         try:
             new_label = None
             if title.startswith("--relabel"):
@@ -283,21 +272,17 @@ def _parse_label(cell: str, rows: Dataset) -> Any:
     return labels if is_list else labels[0]
 
 
-def _match_labels(cell: str, labels: Sequence[Sequence[str]]) -> list[bool]:
-    """Return which rows of one content have the label of a line: now, once, or nearly."""
-    newest = {versions[-1] for versions in labels}
-    if not labels or (not cell.strip() and len(newest) == 1):
+def _match_labels(cell: str, labels: Sequence[str]) -> list[bool]:
+    """Return which of the labels that rows of one content have a line is about."""
+    if not labels or (not cell.strip() and len({*labels}) == 1):
         return [True] * len(labels)
-    ranks = [
-        (versions[-1] == cell, cell in versions, any(_is_same_label(cell, v) for v in versions))
-        for versions in labels
-    ]
-    if not any(best := max(ranks)):
-        raise UserError(
-            f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted(newest)))} for "
-            "this row: it must say which row is meant; only 'new_label' is edited"
-        )
-    return [rank == best for rank in ranks]
+    for is_same in (str.__eq__, _is_same_label):
+        if any(matches := [is_same(cell, label) for label in labels]):
+            return matches
+    raise UserError(
+        f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted({*labels})))} for this "
+        "row: it must say which row is meant; only 'new_label' is edited"
+    )
 
 
 def _is_same_label(cell: str, label: str) -> bool:

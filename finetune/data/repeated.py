@@ -1,21 +1,48 @@
-"""Rows that occur more than once: in two splits, with different labels, exactly or nearly."""
+"""Rows that occur more than once: in two splits, with different labels, exactly or nearly.
+
+MinHash proposes pairs of texts that are nearly the same, the Jaccard index of their words decides.
+A text is the set of its word pairs. Two texts are nearly the same where at least 80% of the pairs
+that either has are in both; of rows with several texts each has to be. Only rows whose signatures
+share a band are compared, so that time grows with the rows, not with their square (Leskovec,
+Rajaraman and Ullman: Mining of Massive Datasets, chapter 3). docs/decisions/near-duplicates.md has
+the reasons.
+"""
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from datasets import DatasetDict, concatenate_datasets
+import xxhash
+from datasets import Dataset, DatasetDict, concatenate_datasets
 
-from finetune.data import digests, near, targets
+from finetune.data import arrow, digests, targets
 from finetune.data.label_columns import source_rows
 from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows
 from finetune.data.row_index import Plan, build_index
 from finetune.errors import Report, Severity, counted
+from finetune.runtime import activity, extras
+
+#: The Jaccard index from which on two texts are nearly the same.
+_SIMILARITY = 0.8
+#: Numbers of a signature, and bands of them: a pair of that similarity shares a band but once in
+#: twenty million times.
+_PERMUTATIONS, _BANDS = 128, 32
+#: Rows of a band that the next one is compared with, and pairs that are verified, at most.
+_MOST_IN_BAND, _MOST_VERIFIED = 100, 50
+#: The similarity as signatures estimate it, below which no pair is verified: 5.7 standard errors.
+_LEAST_ESTIMATE = 0.6
+_MOST_SETS = 4096  # rows whose word pairs are in memory
+#: Scripts without spaces between words: each letter is a word.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 
 def drop_repeated(
@@ -53,8 +80,8 @@ def drop_repeated(
         repeated = _sort_by_time(rows).duplicated("pair" if keep_all else "digest")
         is_repeated = repeated[rows.index]
         is_dropped = is_repeated if keep_all or keep_first else is_repeated | is_contradiction
-        verb = "all are kept, in the same split" if keep_all else "left out"
-        fix = f"{verb}; --keep_contradictions first keeps one of each"
+        fix = "all are kept, in the same split" if keep_all else "left out"
+        fix = f"{fix}; --keep_contradictions first keeps one of each"
         duplicates_fix = "left out, one of each is kept"
         if split != "train":
             is_dropped = is_dropped & False
@@ -69,8 +96,7 @@ def drop_repeated(
         positions = rows["row"][is_contradiction]
         report_part("contradictions", description, fix, positions, severity=severity)
         positions = rows["row"][is_repeated & (keep_all | ~is_contradiction)]
-        description = "that are exact duplicates"
-        report_part("duplicates", description, duplicates_fix, positions)
+        report_part("duplicates", "that are exact duplicates", duplicates_fix, positions)
         remaining[split] = rows[~is_dropped]
         similar = _find_near(remaining, dataset, column, plan, report_part)
         remaining[split] = remaining[split].drop(similar)
@@ -108,7 +134,7 @@ def _find_near(
         for part, frame in compared.items()
     ]
     first = sum(map(len, texts[:-1]))
-    matches = near.find_similar(concatenate_datasets(texts), name, first, deduplicate=deduplicate)
+    matches = _find_similar(concatenate_datasets(texts), name, first, deduplicate=deduplicate)
     similar = compared[split].assign(match=matches)[matches >= 0].sort_index()
     partners = pd.concat(compared.values()).iloc[similar["match"]].set_index(similar.index)
     for part in compared:
@@ -133,3 +159,69 @@ def _sort_by_time(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _count_differing(differing: pd.Series) -> str:
     return f" ({differing.sum():,} with another label)" if differing.any() else ""
+
+
+def _find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) -> np.ndarray:
+    """Return for each row from ``first`` on a row before it that is nearly the same, or -1.
+
+    Rows before ``first`` are held out, the others compared with each other if ``deduplicate``. A
+    row that is nearly the same as one before it is compared with no later one, so that rows without
+    a match are not nearly the same as each other. In memory are 768 bytes a row, and the word pairs
+    of a few thousand rows.
+    """
+    extras.require("near duplicates", extras.NEAR)
+    from datasketch import MinHash
+
+    signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)
+    blank, count = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32"), 0
+    for numbers, values in arrow.pieces(rows, column):
+        activity.advance("looking for near duplicates", count, len(rows))
+        for row, value in zip(numbers.tolist(), values.to_pylist(), strict=True):
+            sketch = blank.copy()
+            pairs = [pairs + np.uint64(part) for part, pairs in enumerate(_word_pairs(value))]
+            sketch.update_batch((np.concatenate(pairs) & np.uint64(2**32 - 1)).tolist())
+            signatures[row] = sketch.hashvalues
+        count += len(numbers)
+    # the number of each band that a row shares with others, else -1
+    bands = np.full((len(rows), _BANDS), -1)
+    for place, columns in enumerate(np.split(signatures, _BANDS, axis=1)):
+        keys = np.ascontiguousarray(columns).view("V16").ravel()
+        _, codes, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        bands[:, place] = np.where(counts[codes] > 1, codes * _BANDS + place, -1)
+    candidates = np.flatnonzero((bands >= 0).any(axis=1))
+    members: dict[int, list[int]] = defaultdict(list)  # rows by band
+    matches = np.full(len(rows), -1)
+    read_pairs = lru_cache(_MOST_SETS)(lambda row: _word_pairs(rows[row][column]))
+    for count, row in enumerate(candidates.tolist()):
+        activity.advance("comparing", count, len(candidates))
+        bands_of_row = bands[row][bands[row] >= 0].tolist()
+        if row >= first:
+            rows_in_bands = {other for band in bands_of_row for other in members[band]}
+            neighbours = np.array(sorted(rows_in_bands), dtype=np.int64)
+            estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
+            likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
+            for other in neighbours[likeliest[estimates[likeliest] >= _LEAST_ESTIMATE]].tolist():
+                if min(map(_jaccard, read_pairs(row), read_pairs(other))) >= _SIMILARITY:
+                    matches[row] = other
+                    break
+        if row < first or (deduplicate and matches[row] < 0):
+            for band in bands_of_row:
+                if len(members[band]) < _MOST_IN_BAND:
+                    members[band].append(row)
+    return matches[first:]
+
+
+def _word_pairs(value: str | list[str]) -> list[np.ndarray]:
+    """Return hashes of the pairs of neighbouring words of each text of a row, sorted, each once."""
+    sets = []
+    for text in [value] if isinstance(value, str) else value:
+        words = _WORD.findall(text.lower()) or [text.strip()]
+        pairs = [f"{word} {other}" for word, other in itertools.pairwise(words)] or words
+        hashes = [xxhash.xxh3_64_intdigest(pair.encode(errors="surrogatepass")) for pair in pairs]
+        sets.append(np.unique(np.array(hashes, np.uint64)))
+    return sets
+
+
+def _jaccard(pairs: np.ndarray, other_pairs: np.ndarray) -> float:
+    shared = len(np.intersect1d(pairs, other_pairs, assume_unique=True))
+    return shared / (len(pairs) + len(other_pairs) - shared)

@@ -23,7 +23,7 @@ from datasets import Dataset, DatasetDict
 from finetune.data import arrow, targets
 from finetune.data.columns import describe_columns
 from finetune.data.row_findings import report_rows
-from finetune.errors import Report, Severity, UserError
+from finetune.errors import Report, UserError
 
 #: The splits that are split off, in this order.
 HELD_OUT = ("test", "validation")
@@ -76,12 +76,10 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
             "label": pd.factorize(pd.Series(labels, dtype=object))[0],
         }
     )
-    kind, column, train = "group", plan.group_column, dataset["train"]
-    if plan.time_column is not None:
-        kind, column = "time", plan.time_column
+    column, kind = plan.group_column or plan.time_column, "group" if plan.group_column else "time"
     if column is None:
         return index
-    flag = f"--{kind}_column {column}"
+    flag, train = f"--{kind}_column {column}", dataset["train"]
     if column not in train.column_names:
         columns = describe_columns(train, column)
         raise UserError(f"{flag}: no column '{column}' in the train data{columns}")
@@ -91,14 +89,13 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     else:
         index.loc[is_train, "time"] = _read_times(train, column, flag)
     is_missing = is_train & index[kind].isna()
-    fix = "left out" if plan.drop else "--drop_invalid leaves them out"
-    fix = "left out" if plan.drop else "--drop_invalid leaves them out"
-    severity: Severity = "info" if plan.drop else "error"
     report_dropped = partial(report_rows, report, "dropped_rows")
-    positions = index["row"][is_missing]
-    report_dropped(
-        f"with no {kind} in '{column}'", fix, positions, train, "train", severity=severity
-    )
+    description, positions = f"with no {kind} in '{column}'", index["row"][is_missing]
+    if plan.drop:
+        report_dropped(description, "left out", positions, train, "train", severity="info")
+    else:
+        fix = "--drop_invalid leaves them out"
+        report_dropped(description, fix, positions, train, "train", severity="error")
     report.raise_errors()
     index = index[~is_missing]
     if kind == "time":
@@ -161,6 +158,5 @@ def _read_times(rows: Dataset, column: str, flag: str) -> np.ndarray:
 
 
 def _microseconds(dates: pd.Series) -> np.ndarray:
-    times: np.ndarray = dates.dt.as_unit("us").astype("int64").to_numpy(dtype=np.float64, copy=True)
-    times[dates.isna().to_numpy()] = np.nan
-    return times
+    times = dates.dt.as_unit("us").astype("int64").where(dates.notna())
+    return np.array(times, dtype=np.float64)

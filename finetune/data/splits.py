@@ -46,7 +46,7 @@ def make_splits(
         rows = index.loc[parts == name, "row"].to_numpy()
         most = plan.train_samples if name == "train" else plan.eval_samples
         if most is not None and most < len(rows):
-            rows = rows[draw_rows(strata[source][rows], most, plan.seed + 2)]
+            rows = rows[_draw_rows(strata[source][rows], most, plan.seed + 2)]
         splits[name] = dataset[source].select(rows)
     return splits, description
 
@@ -61,13 +61,11 @@ def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
     if "time" in index:
         index.loc[is_train, "time"] = rows.groupby("digest")["time"].transform("min")
         return index
-    groups = texts = pd.factorize(rows["digest"])[0]
-    if "group" in index:  # a text that two groups have joins them
-        groups = pd.factorize(rows["group"])[0]
-        texts = texts + groups.max() + 1
-        links = coo_array((np.ones(len(rows)), (groups, texts)), (texts.max() + 1,) * 2)
-        groups = connected_components(links, directed=False)[1][groups]
-    index.loc[is_train, "group"] = groups
+    groups = pd.factorize(rows["group" if "group" in index else "digest"])[0]
+    texts = pd.factorize(rows["digest"])[0] + groups.max() + 1
+    # a text that two groups have joins them
+    links = coo_array((np.ones(len(rows)), (groups, texts)), (texts.max() + 1,) * 2)
+    index.loc[is_train, "group"] = connected_components(links, directed=False)[1][groups]
     return index
 
 
@@ -81,31 +79,31 @@ def _divide(
     column = plan.group_column or plan.time_column
     shares = []
     for name in HELD_OUT:
-        given = plan.test_size if name == "test" else plan.validation_size
-        if name in dataset and given is not None:
+        requested = plan.test_size if name == "test" else plan.validation_size
+        if name in dataset and requested is not None:
             raise UserError(f"--{name}_size: the data has a {name} split; leave the flag out")
         if name in dataset:
             continue
-        size, seed = int(given or 0), plan.seed + (name == "validation")
-        if given is None:
+        size, seed = int(requested or 0), plan.seed + (name == "validation")
+        if requested is None:
             most = round(_VALIDATION_SHARE * len(left)), _MOST_VALIDATION_ROWS
             size = round(_TEST_SHARE * len(train)) if name == "test" else min(most)
-        elif given < 1:
-            size = round(given * len(train))
-        if given is not None and not 1 < size < len(left):
+        elif requested < 1:
+            size = round(requested * len(train))
+        if requested is not None and not 1 < size < len(left):
             raise UserError(
-                f"--{name}_size {given:g}: takes {counted(size, 'row')} of {len(train):,}, of "
+                f"--{name}_size {requested:g}: takes {counted(size, 'row')} of {len(train):,}, of "
                 f"which {len(train) - len(left):,} are taken; expected 2 or more, and fewer than "
                 "are left"
             )
         labels = strata[left["row"]]
         if kind == "group":
             groups = pd.factorize(left["group"], sort=True)[0]
-            is_chosen = split_groups(labels, groups, size, seed)
+            is_chosen = _split_groups(labels, groups, size, seed)
         elif kind == "time":
-            is_chosen = split_newest(left["time"].to_numpy(), size)
+            is_chosen = _split_newest(left["time"].to_numpy(), size)
         else:
-            is_chosen = split_rows(labels, size, seed)
+            is_chosen = _split_rows(labels, size, seed)
         if kind and not is_chosen.any():
             noun, flag = (kind, f"--{kind}_column {column}: ") if column else ("text", "")
             raise UserError(
@@ -128,17 +126,14 @@ def _divide(
     return parts, f"{description} (seed {plan.seed})"
 
 
-def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
+def _draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Return the indices of ``size`` rows in which every class keeps its share, sorted.
 
     By the largest-remainder method (Hamilton's): scikit-learn's splitter refuses a class with a
     single row, and a sample with fewer rows than classes.
 
-    Args:
-        labels: The class of each row, shape ``(rows,)``, or which classes it has, shape
-            ``(rows, classes)``.
-        size: At most ``rows``.
-        seed: Decides which rows of a class are drawn.
+    ``labels`` are the class of each row, shape ``(rows,)``, or which classes it has, shape
+    ``(rows, classes)``; ``size`` is at most ``rows``.
     """
     if not size:
         return np.empty(0, dtype=int)
@@ -156,7 +151,7 @@ def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return :func:`draw_rows` of several labels a row, by iterative stratification.
+    """Return :func:`_draw_rows` of several labels a row, by iterative stratification.
 
     Sechidis, Tsoumakas and Vlahavas, On the Stratification of Multi-Label Data, ECML PKDD 2011.
     The package ``iterative-stratification`` draws as well and as fast, but does not promise a size.
@@ -182,8 +177,8 @@ def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
     return np.flatnonzero(is_drawn)
 
 
-def split_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return which rows are split off, shape ``(rows,)``, of booleans; see :func:`draw_rows`.
+def _split_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Return which rows are split off, shape ``(rows,)``, of booleans; see :func:`_draw_rows`.
 
     The first row of each class stays, because training must know every class that is evaluated; so
     fewer than ``size`` are true where classes are many.
@@ -191,11 +186,11 @@ def split_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     first = np.unique(labels, return_index=True)[1] if labels.ndim == 1 else labels.argmax(axis=0)
     spare = np.delete(np.arange(len(labels)), first)
     is_chosen = np.zeros(len(labels), dtype=bool)
-    is_chosen[spare[draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
+    is_chosen[spare[_draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
     return is_chosen
 
 
-def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -> np.ndarray:
+def _split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Return which rows are split off so that all rows of a group are, or none.
 
     Greedy, because ``StratifiedGroupKFold`` takes far longer (20.7 s against 0.4 s): groups with
@@ -241,7 +236,7 @@ def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -
     return np.isin(groups, chosen)
 
 
-def split_newest(times: np.ndarray, size: int) -> np.ndarray:
+def _split_newest(times: np.ndarray, size: int) -> np.ndarray:
     """Return which rows are the newest, shape ``(rows,)``, of booleans.
 
     Rows of one time stay together, so that about ``size`` are true; none if all times are equal.

@@ -80,7 +80,7 @@ def tokenize(
         directory = caches.place(caches.TOKENIZED, key)
         caches.make(directory)
         count = min(processes or cpu_count(), -(-len(rows) // _FEW))
-        options |= dict(num_proc=count if count > 1 else None)
+        options |= dict(num_proc=count if count > 1 else None)  # one would be another process
         options |= dict(cache_file_name=f"{directory}/rows.arrow")
         try:
             with _lock(directory):

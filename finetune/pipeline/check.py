@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from finetune.checking import tiers
+from finetune.checking.rows import check_deep
 from finetune.config.settings import Settings
 from finetune.data import targets
-from finetune.errors import Finding, Report, Severity
+from finetune.errors import Finding, Severity
 from finetune.models import families
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
@@ -21,7 +21,7 @@ from finetune.runtime import extras
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: The exit status of ``check`` for the worst finding.
+#: The exit status of ``check`` for the worst finding, from the worst.
 STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
 
 
@@ -98,23 +98,27 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
     with telling(progress):
         values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)
-        if is_read and values is not None:
-            if not report.has_errors:
-                with report.collect():
-                    _describe_lengths(recipe)
-                    steps = preparation.steps_of(values, recipe)
+        if is_read and values is not None and not report.has_errors:
+            with report.collect():
+                _report_lengths(recipe)
+                steps = preparation.steps_of(values, recipe)
             for remark in preparation.remarks(recipe, values, steps) if steps is not None else ():
                 report.warning(remark)
         if deep and is_read and not report.has_errors:
             read, plan = recipe.columns_read(), split_plan(recipe)
             column = recipe.input_column
-            tiers.check_deep(recipe.source, recipe.splits, column, read, plan, report)
+            check_deep(recipe.source, recipe.splits, column, read, plan, report)
         elif deep:
             report.info("--deep looked no further: first fix what training refuses", name="deep")
-    splits = {name: _count(rows) for name, rows in recipe.splits.items()} if is_read else {}
+    findings = [
+        dataclasses.replace(finding, message=report.text(finding, fix=False))
+        for severity in STATUS
+        for finding in report.findings
+        if finding.severity == severity
+    ]
     return Check(
-        findings=_sort(report),
-        splits=splits,
+        findings=findings,
+        splits={name: _count(rows) for name, rows in recipe.splits.items()} if is_read else {},
         task=recipe.kind.name if is_read else "",
         steps=steps,
         command=chosen.command,
@@ -124,19 +128,8 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
 
 def refused(mistakes: Sequence[str]) -> Check:
     """Return the check of something that training refuses, for these reasons."""
-    report = Report()
-    for mistake in mistakes:
-        report.error(mistake)
-    return Check(findings=_sort(report), splits={})
-
-
-def _sort(report: Report) -> list[Finding]:
-    """Return findings from the worst, with file and line in their messages."""
-    findings = [
-        dataclasses.replace(finding, message=report.text(finding, fix=False))
-        for finding in report.findings
-    ]
-    return sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity))
+    findings = [Finding(name="refused", severity="error", message=text) for text in mistakes]
+    return Check(findings=findings, splits={})
 
 
 def _count(rows: Dataset) -> SplitFacts:
@@ -145,7 +138,7 @@ def _count(rows: Dataset) -> SplitFacts:
     return SplitFacts(rows=len(rows), classes=classes)
 
 
-def _describe_lengths(recipe: Recipe) -> None:
+def _report_lengths(recipe: Recipe) -> None:
     """Report how long the texts are, if they are truncated and the recipe tokenizes as usual."""
     if not isinstance(recipe, TextRecipe) or recipe.long_texts == "windows":
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from datasets import Value
 
@@ -12,7 +12,7 @@ from finetune.data import ROW, corrections, digests
 from finetune.data.corrections import FILE
 from finetune.data.prediction_columns import DIGEST, USER_COLUMNS
 from finetune.data.row_findings import MOST_SUSPECTS
-from finetune.errors import Finding, UserError
+from finetune.errors import Finding, Suspect, UserError
 from finetune.reporting import sections
 from finetune.runs.run import Run
 from finetune.statistics import mistakes
@@ -94,20 +94,14 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
     Returns:
         How many.
     """
-    reasons: dict[str, dict[int, list[str]]] = {}  # by split and row
-    suggestions: dict[tuple[str, int], dict[str, Any]] = {}
+    suspects: dict[str, dict[int, list[tuple[str, Suspect]]]] = {}  # by split and row
     for finding in findings:
         for suspect in finding.suspects:
-            of_row = reasons.setdefault(finding.split, {}).setdefault(suspect.row, [])
-            of_row.append(f"{finding.name}: {suspect.reason}")
-            if suspect.suggested is not None:
-                suggestions[finding.split, suspect.row] = {
-                    "suggested": suspect.suggested,
-                    "probability": suspect.score,
-                }
+            of_row = suspects.setdefault(finding.split, {}).setdefault(suspect.row, [])
+            of_row.append((f"{finding.name}: {suspect.reason}", suspect))
     written, user_columns = [], list[str]()
-    for split, reasons_of_rows in reasons.items():
-        rows, numbers = recipe.source[split], [*reasons_of_rows]
+    for split, of_split in suspects.items():
+        rows, numbers = recipe.source[split], [*of_split]
         own_columns = [
             name
             for name, feature in rows.features.items()
@@ -123,16 +117,18 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
         if recipe.row_source is not None:
             places = recipe.row_source.list_places(split, numbers)
         for row, content, digest, place in zip(numbers, contents, keys, places, strict=True):
+            best = next((suspect for _, suspect in of_split[row] if suspect.suggested), None)
             written.append(
                 {
                     "split": split,
                     "place": place,
                     "text": content.get("text", content.get("file")),
                     "label": corrections.label_text(rows, content["label"]),
-                    "why": "; ".join(dict.fromkeys(reasons_of_rows[row])),
+                    "suggested": best and best.suggested,
+                    "probability": best and best.score,
+                    "why": "; ".join(dict.fromkeys(reason for reason, _ in of_split[row])),
                     "digest": digest,
                     "user": content,
-                    **suggestions.get((split, row), {}),
                 }
             )
     path.unlink(missing_ok=True)

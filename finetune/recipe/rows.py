@@ -106,7 +106,7 @@ def make_splits(recipe: Recipe) -> DatasetDict:
     Raises:
         UserError: With all errors of the report, if there are any.
     """
-    from finetune.checking import tiers
+    from finetune.checking.rows import check_rows
 
     source, report = recipe.source, recipe.report
     can_rename, split_by = hasattr(recipe, "label_map"), split_columns(recipe)
@@ -122,5 +122,5 @@ def make_splits(recipe: Recipe) -> DatasetDict:
     requirements.require_splits(
         dataset, source, targets, report, can_rename=can_rename, split_by=split_by
     )
-    tiers.check_rows(source, dataset, recipe.columns_read(), split_by.values(), report)
+    check_rows(source, dataset, recipe.columns_read(), split_by.values(), report)
     return dataset

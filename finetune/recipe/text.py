@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    from finetune.checking.tokens import TokenSample
+    from finetune.checking.texts import TokenSample
     from finetune.data.encoding import Encoder, Rows
     from finetune.data.label_columns import LabelOptions
     from finetune.data.windows import Windows
@@ -312,7 +312,7 @@ class TextRecipe(Recipe, TextOptions):
         """What the tokenizer makes of a sample of the training texts; None where the recipe
         tokenizes in another way.
         """
-        from finetune.checking.tokens import sample_tokens
+        from finetune.checking.texts import sample_tokens
 
         if type(self).prepare is not TextRecipe.prepare:
             return None

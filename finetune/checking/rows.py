@@ -1,5 +1,4 @@
-"""What a bag of words knows of labels: words and columns that reveal them, and labels that are
-probably wrong.
+"""What every training looks at in its rows, in seconds, and what ``check --deep`` adds.
 
 A word is reported if nearly all texts with it have one class and it is in much of that class: what
 people write about a film says less. A column is, if its values predict the label of rows that they
@@ -9,28 +8,38 @@ contradicts it, each from a model that did not see the row (docs/decisions/suspe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Value
 
+from finetune.checking import texts
 from finetune.data import ROW, arrow, digests, targets
+from finetune.data.files_of_splits import KEYWORDS
+from finetune.data.repeated import find_near_duplicates
 from finetune.data.row_findings import RELABEL, report_rows
-from finetune.errors import Report
+from finetune.data.row_index import Plan
+from finetune.errors import Report, counted
+from finetune.runtime import activity
 from finetune.statistics import baselines, mistakes
 from finetune.statistics.estimates import share, wilson
 from finetune.statistics.probabilities import Probabilities
 from finetune.statistics.scored import ScoredRows
 
+#: The share of training rows above which a class outweighs all others.
+_DOMINANT = 0.9
+#: Training rows below which a class is hardly learned, and words say nothing about labels.
+_FEWEST_ROWS, _FEWEST_FOR_WORDS = 10, 100
+_MOST_NAMED = 5
+_SPLIT_COLUMNS = {"split", "set", "fold", "partition", "subset"}
 #: Pairs of shares, one of which a revealing word has to reach: of the texts with it that have one
 #: class (at the lower end of an interval of 99.9%), and of that class that has it.
 _REVEALING, _DEVIATIONS = ((0.95, 0.2), (0.9, 0.5)), 3.29
 _FEWEST_TEXTS = 20
-_MOST_NAMED = 5
 #: The share of mistakes of a constant guess that a revealing column has to save.
 _SAVED = 0.8
 #: A word or a sign.
@@ -40,7 +49,106 @@ _FOLDS = 5
 _SUSPICIOUS_LABELS = 0.03
 
 
-def sample_rows(rows: Dataset) -> Dataset:
+def check_rows(
+    source: DatasetDict,
+    splits: DatasetDict,
+    columns: Sequence[str],
+    split_by: Collection[str],
+    report: Report,
+) -> None:
+    """Report what is suspicious in texts and classes.
+
+    Args:
+        source: The splits as they were read, with ``_row``, ``label`` and what the model reads.
+        splits: Training, validation and test rows made of it.
+        columns: The names in the data of the columns that the model reads.
+        split_by: The columns that rows are split by.
+        report: Gets the findings.
+    """
+    for split, rows in source.items():
+        texts.find_damaged_texts(rows, split, columns, report)
+    _find_split_columns(source, {*columns, *split_by, "label"}, report)
+    _find_class_problems(splits["train"], splits["test"], report)
+
+
+def check_deep(
+    source: DatasetDict,
+    splits: DatasetDict,
+    column: str,
+    read: Sequence[str],
+    plan: Plan,
+    report: Report,
+) -> None:
+    """Report what is suspicious in how texts and labels resemble each other; takes minutes.
+
+    Args:
+        source: The splits as they were read, with ``_row``, ``label`` and ``column``.
+        splits: Training, validation and test rows made of it.
+        column: Of the texts.
+        read: The names in the data of the columns that the model reads.
+        plan: How rows are split: near duplicates that it leaves out are in the report already.
+        report: Gets the findings.
+    """
+    rows = splits["train"]
+    feature = rows.features[column]
+    if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
+        report.info("--deep looks at texts, and this recipe reads none", "deep")
+        return
+    find_near_duplicates(source, column, plan, report)
+    texts.find_other_languages(rows, column, report)
+    if not isinstance(rows.features["label"], ClassLabel) or len(rows) < _FEWEST_FOR_WORDS:
+        limit = f"expected {_FEWEST_FOR_WORDS} training rows or more with one class each"
+        report.info(f"--deep did not look at words and labels: {limit}", "deep")
+        return
+    activity.say("looking at words and labels")
+    sample = _sample_rows(rows)
+    _find_revealing_words(sample, column, report)
+    _find_revealing_columns(sample, read, report)
+    _find_suspected_labels(sample, column, report)
+
+
+def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
+    """Report classes that outweigh all others, and that are hardly trained or not tested."""
+    names, noun = targets.class_names(train), "label" if targets.is_set(train) else "class"
+    trained, tested = targets.counts(train), targets.counts(test)
+    counts = np.array([trained.get(number, 0) for number in range(len(names))])
+    is_tested = np.array([number in tested for number in range(len(names))], dtype=bool)
+    dominant = f"that more than {_DOMINANT:.0%} of the training rows have"
+    rare = f"with fewer than {_FEWEST_ROWS} training rows"
+    untested = "of the training rows without a test row"
+    metrics = "--class_weights balanced, and --metrics f1_macro,average_precision"
+    add = "add rows, or merge classes: --label_map OLD=NEW"
+    for name, is_concerned, description, fix in (
+        ("imbalance", counts > _DOMINANT * len(train), dominant, metrics),
+        ("few_rows_of_a_class", (counts > 0) & (counts < _FEWEST_ROWS), rare, add),
+        ("not_in_test", (counts > 1) & ~is_tested, untested, add),
+    ):
+        classes = sorted(np.flatnonzero(is_concerned).tolist(), key=counts.__getitem__)
+        listed = [
+            f"'{names[number]}' {counts[number] / len(train):.1%} ({counts[number]:,})"
+            for number in classes[:_MOST_NAMED]
+        ]
+        message = f"{counted(len(classes), noun)} {description}: {', '.join(listed)}"
+        message += ", ..." * (len(classes) > _MOST_NAMED)
+        if classes:
+            count = int(counts[classes].sum())
+            report.warning(message, name, fix=fix, count=count, examined=len(train))
+
+
+def _find_split_columns(source: DatasetDict, read: Collection[str], report: Report) -> None:
+    """Report the columns that name the split of each row, and are not read."""
+    for rows in source.values():
+        for name in rows.column_names:
+            if name.lower() in _SPLIT_COLUMNS and name not in read:
+                values = arrow.column(rows, name).unique().drop_null().to_pylist()
+                splits = {str(value).strip().lower() for value in values} - {""}
+                if len(splits) > 1 and splits <= KEYWORDS.keys():
+                    message = f"'{name}' names the split of each row, and is not read"
+                    fix = "write a file for each split: train.csv, validation.csv, test.csv"
+                    report.warning(message, "split_column", fix=fix)
+
+
+def _sample_rows(rows: Dataset) -> Dataset:
     """Return training rows with one class each; of many, a sample for which there is memory."""
     classes = len(targets.class_names(rows))
     most = min(baselines.MOST_ROWS, baselines.MOST_SCORES // classes)
@@ -49,7 +157,7 @@ def sample_rows(rows: Dataset) -> Dataset:
     return rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:most]))
 
 
-def find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
+def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
     """Report the words, and pairs of words, that nearly determine the class of training rows."""
     from sklearn.feature_extraction.text import CountVectorizer
 
@@ -94,14 +202,8 @@ def _count_terms(vectorizer: Any, texts: Sequence[str]) -> Any:
         return None
 
 
-def find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) -> None:
-    """Report the columns whose values nearly determine the class of training rows.
-
-    Args:
-        rows: With one class each.
-        read: The columns of the data that the model reads.
-        report: Gets the findings.
-    """
+def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) -> None:
+    """Report the columns, of which ``read`` are read, that nearly determine the class of rows."""
     labels = targets.strata(rows)
     constant = float(np.bincount(labels).max()) / len(labels)
     columns = {
@@ -145,14 +247,8 @@ def _predict_by_value(values: pd.Series, labels: np.ndarray) -> np.ndarray:
     return predicted
 
 
-def find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
-    """Report the labels that the predictions of a cross-validated bag of words contradict.
-
-    Args:
-        rows: Training rows with ``_row`` and one class each.
-        column: Of the texts.
-        report: Gets the finding.
-    """
+def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
+    """Report the labels that the predictions of a cross-validated bag of words contradict."""
     names, labels = targets.class_names(rows), targets.strata(rows)
     probabilities = _cross_validate(rows[column][:], labels, len(names))
     if probabilities is None:
@@ -183,7 +279,7 @@ def find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
         reasons=[f"label '{names[number]}' is contradicted" for number in labels[positions]],
         suggestions=(
             [names[number] for number in predicted.argmax(axis=1)],
-            [float(f"{share:.3g}") for share in predicted.max(axis=1)],
+            [float(f"{probability:.3g}") for probability in predicted.max(axis=1)],
         ),
     )
 
