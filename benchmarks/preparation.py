@@ -69,7 +69,7 @@ def prepare(way: str, data: str) -> None:
     import joblib
     import transformers
 
-    import finetune.checking.tiers
+    import finetune.checking.rows
     import finetune.data.tokenize
     import finetune.tasks.kinds  # noqa: F401
     from finetune.data import embedded

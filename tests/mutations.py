@@ -266,8 +266,8 @@ MUTATIONS = (
     Mutation(
         "--exclude leaves no row out",
         "finetune/data/corrections.py",
-        'if flag == "--exclude" or (',
-        'if flag == "--never" or (',
+        'if title.startswith("--relabel"):',
+        'if title.startswith("--"):',
         ("C8",),
     ),
     Mutation(

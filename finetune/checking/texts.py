@@ -1,4 +1,6 @@
-"""Texts that were damaged on their way into the file, their languages and their lengths."""
+"""Texts that were damaged on their way into the file, their languages, and what the tokenizer makes
+of them: how long they are, and what it does not know.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +8,50 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.data import arrow, digests
-from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, describe_rows, row_numbers
-from finetune.errors import Finding, Severity, Suspect
+from finetune.data.encoding import Encoder, Read
+from finetune.data.row_findings import EXCLUDE, report_rows
+from finetune.errors import Report, counted
 
 #: Rows of a split that are looked at; of more, this many drawn at random.
-MOST_ROWS = 100_000
-#: Characters above which a text is far longer than others, if it is also so many times the median.
-_LONG, _TIMES_MEDIAN = 100_000, 100
-#: Texts were cut off if at least so many of at least so many characters have the greatest length,
-#: and so many times as many as have one of the twenty lengths below it on average.
-_FEWEST_CUT, _SHORTEST_CUT, _TIMES_BELOW, _BELOW = 10, 50, 3, 20
+_MOST_ROWS = 100_000
 #: UTF-8 read as Windows-1252, as regular expressions: a byte that continues a character, and the
 #: characters of two to four bytes. Western letters, signs and emoji begin with one of four bytes;
 #: others are themselves letters that may stand before a quotation mark, so one is not enough.
 _NEXT = f"[\x80-\xbf{bytes(range(0x80, 0xA0)).decode('cp1252', 'ignore')}]"
 _ANY = f"(?:[\xc2-\xdf]{_NEXT}|[\xe0-\xef]{_NEXT}{{2}}|[\xf0-\xf4]{_NEXT}{{3}})"
 _WESTERN = f"[\xc2\xc3]{_NEXT}|\xe2{_NEXT}{{2}}|\xf0{_NEXT}{{3}}"
-#: By the name of a finding: the regular expression of RE2 that finds a damage, what it is, what to
-#: do, and the severity; None for a warning from 1% of the rows on.
-_DAMAGES: dict[str, tuple[str, str, str, Severity | None]] = {
+_NO_WORDS = "no_words"  # normal in a few texts, unlike a damage
+#: By the name of a finding: the regular expression of RE2 that finds a damage, what it is, and what
+#: to do.
+_DAMAGES: dict[str, tuple[str, str, str]] = {
     "mojibake": (
         f"{_WESTERN}|{_ANY}.*{_ANY}",
         "with UTF-8 that was read in another encoding, like 'Ã©' for 'é'",
-        "export the file again as UTF-8, or repair the texts (the package ftfy does); else",
-        "warning",
+        "export the file again as UTF-8, or repair the texts (the package ftfy does)",
     ),
     "replacement_characters": (
         "\ufffd",
         "with '\ufffd', which stands for characters that are lost",
-        "export the file again in its own encoding; else",
-        "warning",
-    ),
-    "null_bytes": (
-        r"\x00",
-        "with null bytes, which no text has unless its file was damaged",
-        "export it again, or remove these bytes; else",
-        "warning",
+        "export the file again in its own encoding",
     ),
     "control_characters": (
-        r"[\x01-\x08\x0e-\x1f]",
-        "with control characters",
-        "is it the right column? If so, remove the characters; else",
-        None,
+        r"[\x00-\x08\x0e-\x1f]",
+        "with null bytes or other control characters",
+        "check that it is the right column, or remove the characters",
     ),
-    "no_words": (
+    _NO_WORDS: (
         r"^\PL+$",
         "without a letter, only digits, marks or symbols",
-        "is it the right column? If so,",
-        None,
+        "check that it is the right column",
     ),
 }
 _NO_LETTERS = re.compile(r"[\W\d_]+")
@@ -71,108 +62,45 @@ _LANGUAGE_SAMPLE, _FEWEST_LETTERS, _LEAST_MARGIN = 2000, 20, 7.0
 _PROSE = 0.5
 #: Shares of texts in other languages from which they are reported, and are suspicious.
 _REPORTED_LANGUAGES, _SUSPICIOUS_LANGUAGES, _FEWEST_OTHERS = 0.002, 0.05, 5
+#: Texts that are tokenized to estimate the lengths of all.
+_TOKEN_SAMPLE = 2000
+#: The mean share of unknown tokens of a text from which on it is suspicious, and the share of texts
+#: without a sequence of tokens of their own from which on most are lost to the model.
+_MUCH_UNKNOWN, _MOST_EQUAL = 0.05, 0.5
 #: The share of truncated texts that is suspicious, and the one that the advice would leave.
 _SUSPICIOUS_TRUNCATED, _ADVISED_TRUNCATED = 0.25, 0.01
 
 
-def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str]) -> list[Finding]:
-    """Return what is wrong with the texts of a split; missing texts are skipped.
+def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Report) -> None:
+    """Report what is wrong with the texts of a split; missing texts are skipped.
 
-    Args:
-        rows: With ``_row`` and ``text``, and ``texts`` if the model reads several columns.
-        split: The name of the split in the source.
-        columns: The names of the text columns in the data.
+    ``rows`` are those of the source, ``columns`` what the texts are called in the data.
     """
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names:
-        return []
+        return
     sample = np.arange(len(rows))
-    if len(rows) > MOST_ROWS:
-        sample = np.sort(np.random.default_rng(0).choice(len(rows), MOST_ROWS, replace=False))
-    findings = []
+    if len(rows) > _MOST_ROWS:
+        sample = np.sort(np.random.default_rng(0).choice(len(rows), _MOST_ROWS, replace=False))
     for part, column in enumerate(columns):
         place = f" in '{column}'" if stored == digests.TEXTS else ""
-        characters, has_spaces = np.zeros(len(rows), np.int64), False
         masks = {name: np.zeros(len(rows), bool) for name in _DAMAGES}
         for positions, values in arrow.pieces(rows, stored, sample):
             texts = pc.list_element(values, part) if stored == digests.TEXTS else values
-            texts = pc.fill_null(texts, "")
             if not arrow.is_text(texts.type):
-                return []
-            has_spaces = has_spaces or bool(arrow.matching(texts, r"\s").any())
-            characters[positions] = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+                return
             for name, (pattern, *_) in _DAMAGES.items():
-                masks[name][positions] = arrow.matching(texts, f"(?s){pattern}")
-        for name, (_, description, fix, severity) in _DAMAGES.items():
-            findings += describe_rows(
-                name,
-                description + place,
-                f"{fix} {EXCLUDE}",
-                np.flatnonzero(masks[name]),
-                rows,
-                split,
-                examined=len(sample),
-                severity=severity,
-            )
-        for name, is_odd, description, fix in _odd_lengths(characters[sample], place, has_spaces):
-            findings += describe_rows(
-                name,
-                description,
-                f"{fix}; else {EXCLUDE}",
-                sample[is_odd],
-                rows,
-                split,
-                examined=len(sample),
-                severity="warning",
-            )
-    return findings
+                masks[name][positions] = arrow.matching(pc.fill_null(texts, ""), f"(?s){pattern}")
+        for name, (_, description, fix) in _DAMAGES.items():
+            description, fix = f"{description}{place}", f"{fix}; else {EXCLUDE}"
+            severity = None if name == _NO_WORDS else "warning"
+            details: Any = dict(examined=len(sample), severity=severity)
+            positions = np.flatnonzero(masks[name])
+            report_rows(report, name, description, fix, positions, rows, split, **details)
 
 
-def _odd_lengths(
-    characters: np.ndarray, place: str, has_spaces: bool
-) -> list[tuple[str, np.ndarray, str, str]]:
-    """Return which texts are far longer than the others, and which were cut off at one length.
-
-    Args:
-        characters: The length of each text, shape ``(texts,)``.
-        place: The column, for the descriptions.
-        has_spaces: Whether any text has one: sequences of one length are no prose.
-
-    Returns:
-        The names of the findings, which texts, a description and a fix.
-    """
-    median = int(np.median(characters[characters > 0])) if characters.any() else 0
-    longest = int(characters.max(initial=0))
-    is_cut = characters == longest
-    shorter = int(((characters < longest) & (characters >= longest - _BELOW)).sum())
-    fewest = max(_FEWEST_CUT, _TIMES_BELOW * shorter / _BELOW, 0.001 * len(characters), shorter + 1)
-    is_cut &= has_spaces and longest >= _SHORTEST_CUT and is_cut.sum() >= fewest
-    return [
-        (
-            "far_longer",
-            characters > max(_LONG, _TIMES_MEDIAN * median),
-            f"far longer than the others{place}, up to {longest:,} characters, where half have "
-            f"{median:,} or fewer",
-            "did rows run together, for instance by a quotation mark that is never closed? If so, "
-            "correct them",
-        ),
-        (
-            "cut_off",
-            is_cut,
-            f"of exactly {longest:,} characters{place}, the greatest length, and few just below: "
-            "they were probably cut off when the data was exported",
-            "export the whole texts",
-        ),
-    ]
-
-
-def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
-    """Return whether training texts are in other languages than most, by ``py3langid``.
-
-    Args:
-        rows: The training rows, with ``_row`` and the column of texts.
-        column: Its name.
-    """
+def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
+    """Report training texts that are in other languages than most, by ``py3langid``."""
     size = min(len(rows), _LANGUAGE_SAMPLE)
     positions = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
     texts = rows.select_columns([column]).select(positions)[column][:]
@@ -180,31 +108,25 @@ def find_other_languages(rows: Dataset, column: str) -> list[Finding]:
     counts = Counter(language for language in languages.tolist() if language)
     total = counts.total()
     if not total or total < _PROSE * len(texts):
-        return []
-    (main, main_count), *rest = counts.most_common()
-    count = total - main_count
-    if count < max(_FEWEST_OTHERS, _REPORTED_LANGUAGES * total):
-        return []
+        return
+    (main, main_count), *others = counts.most_common()
+    if total - main_count < max(_FEWEST_OTHERS, _REPORTED_LANGUAGES * total):
+        return
     is_other = (languages != main) & (languages != "")
-    numbers = row_numbers(rows, positions[is_other][:MOST_SUSPECTS])
-    listed = ", ".join(f"'{name}' {number:,}" for name, number in rest[:5])
-    return [
-        Finding(
-            name="languages",
-            severity="warning" if count > _SUSPICIOUS_LANGUAGES * total else "info",
-            message=f"{count:,} of {total:,} training texts looked at are in another language than "
-            f"'{main}': {listed}{', ...' * (len(rest) > 5)}",
-            fix=f"unless the model knows these languages, {EXCLUDE}",
-            split="train",
-            rows=numbers,
-            count=count,
-            examined=total,
-            suspects=[
-                Suspect(row=number, reason=f"language '{language}'")
-                for number, language in zip(numbers, languages[is_other], strict=False)
-            ],
-        )
-    ]
+    is_common = total - main_count > _SUSPICIOUS_LANGUAGES * total
+    listed = ", ".join(f"'{name}' {number:,}" for name, number in others[:5])
+    report_rows(
+        report,
+        "languages",
+        f"in another language than '{main}': {listed}",
+        f"unless the model knows these languages, {EXCLUDE}",
+        positions[is_other],
+        rows,
+        "train",
+        examined=total,
+        severity="warning" if is_common else "info",
+        reasons=[f"language '{language}'" for language in languages[is_other]],
+    )
 
 
 def _detect_language(text: str) -> str:
@@ -220,36 +142,91 @@ def _detect_language(text: str) -> str:
     return str(best) if score - second >= _LEAST_MARGIN else ""
 
 
-def describe_token_lengths(
-    lengths: np.ndarray, rows: int, max_length: int, positions: int | None
-) -> list[Finding]:
-    """Return how long the training texts are in tokens, and how many are truncated.
+@dataclass(frozen=True)
+class TokenSample:
+    """What a tokenizer makes of a sample of texts.
 
-    Args:
-        lengths: Tokens of each sampled text before truncation, special tokens included.
-        rows: How many training texts there are.
-        max_length: Tokens that are kept.
-        positions: Tokens that the model can read; None without a limit.
+    Attributes:
+        rows: The numbers of the texts in their split, shape ``(texts,)``.
+        total: How many texts the split has.
+        lengths: Tokens of each text before truncation, special tokens included, likewise; those of
+            more than 200,000 characters are estimated from the beginning.
+        unknown: The share of unknown tokens of each text, likewise.
+        texts: How many different texts there are.
+        sequences: How many different sequences of tokens they become.
     """
-    share = float((lengths > max_length).mean())
-    qualifier = "about " if len(lengths) < rows else ""
-    median, high, longest = (int(value) for value in np.quantile(lengths, [0.5, 0.95, 1]))
-    truncated = f"{qualifier}{share:.1%} are" if share else "none is"
-    fix = ""
-    if share > _ADVISED_TRUNCATED:
-        fix = "--long_texts windows reads all of them"
-        advised = math.ceil(float(np.quantile(lengths, 1 - _ADVISED_TRUNCATED)) / 8) * 8
-        if positions is None or advised <= positions:
-            fix = f"--max_length {advised} truncates 1%"
-    return [
-        Finding(
-            name="lengths",
-            severity="warning" if share > _SUSPICIOUS_TRUNCATED else "info",
-            message=f"training texts have {median:,} tokens (median), 95% up to {high:,}, the "
-            f"longest {'of the sample ' if qualifier else ''}{longest:,}; {truncated} truncated at "
-            f"--max_length {max_length}",
-            fix=fix,
-            count=round(share * rows),
-            examined=rows,
+
+    rows: np.ndarray
+    total: int
+    lengths: np.ndarray
+    unknown: np.ndarray
+    texts: int
+    sequences: int
+
+    @property
+    def _sampled(self) -> str:
+        count = len(self.rows)
+        return f" ({count:,} sampled)" if count < self.total else ""
+
+    def report_lengths(self, max_length: int, positions: int | None, report: Report) -> None:
+        """Report how long the training texts are in tokens, and how many are truncated.
+
+        ``positions`` is how many the model can read at all; None without a limit.
+        """
+        share = float((self.lengths > max_length).mean())
+        median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
+        message = (
+            f"training texts{self._sampled} have {median:,} tokens (median), 95% up to {high:,}, "
+            f"the longest {longest:,}; {share:.1%} are truncated at --max_length {max_length}"
         )
-    ]
+        details: Any = dict(count=round(share * self.total), examined=self.total)
+        if share > _ADVISED_TRUNCATED:
+            details["fix"] = "--long_texts windows reads all of them"
+            advised = math.ceil(float(np.quantile(self.lengths, 1 - _ADVISED_TRUNCATED)) / 8) * 8
+            if positions is None or advised <= positions:
+                details["fix"] = f"--max_length {advised} truncates 1%"
+        is_suspicious = share > _SUSPICIOUS_TRUNCATED
+        (report.warning if is_suspicious else report.info)(message, "lengths", **details)
+
+    def report_unknown(self, model: str, rows: np.ndarray, report: Report) -> None:
+        """Report if the tokenizer of a model does not know the texts of the training.
+
+        ``rows`` are the numbers in the source of the rows of the sample, shape ``(texts,)``.
+        """
+        share = float(self.unknown.mean()) if len(self.unknown) else 0.0
+        if share < _MUCH_UNKNOWN:
+            return
+        is_lost = 1 - self.sequences / self.texts > _MOST_EQUAL
+        suspicious = self.unknown >= _MUCH_UNKNOWN
+        (report.error if is_lost else report.warning)(
+            f"{share:.0%} of the tokens of a training text{self._sampled} are unknown to the "
+            f"tokenizer of {model}; {counted(self.texts, 'different text')} become "
+            f"{counted(self.sequences, 'sequence')} of tokens",
+            "unknown_tokens",
+            fix="a model whose tokenizer knows this language and script, for instance a "
+            "multilingual one: --model FacebookAI/xlm-roberta-base",
+            split="train",
+            rows=rows[suspicious].tolist(),
+            count=round(float(suspicious.mean()) * self.total),
+            examined=self.total,
+        )
+
+
+def sample_tokens(
+    read: Callable[[np.ndarray], Sequence[Read]], total: int, encoder: Encoder
+) -> TokenSample:
+    """Tokenize a random sample of ``total`` texts, which ``read`` returns by their numbers."""
+    rows = np.sort(np.random.default_rng(0).choice(total, min(_TOKEN_SAMPLE, total), replace=False))
+    texts = [text if isinstance(text, str) else tuple(text) for text in read(rows)]
+    ids = [tuple(row) for row in encoder(texts)["input_ids"]]
+    lengths = np.array([len(row) for row in ids], dtype=np.int64)
+    full = np.flatnonzero(lengths >= encoder.max_length)
+    lengths[full] = encoder.whole_lengths([texts[row] for row in full])
+    tokenizer = encoder.tokenizer
+    number = tokenizer.unk_token_id
+    if number in (tokenizer.eos_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id):
+        number = None  # as of GPT-2, which knows every byte
+    special = {*tokenizer.all_special_ids} - {number}
+    contents = [[token for token in row if token not in special] for row in ids]
+    shares = [content.count(number) / max(1, len(content)) for content in contents]
+    return TokenSample(rows, total, lengths, np.array(shares), len({*texts}), len({*ids}))

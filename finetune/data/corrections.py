@@ -15,26 +15,25 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, List, Value
+from datasets import Dataset, DatasetDict, List
 
 from finetune.data import ROW, arrow, digests, targets
 from finetune.data.label_columns import list_names, parse_list, parse_number
 from finetune.data.prediction_columns import PREFIX, free_name
 from finetune.data.read import ReadOptions, existing, read_file
 from finetune.data.sources import Source
-from finetune.errors import Report, UserError, counted, suggestion
+from finetune.errors import Report, UserError, counted
 from finetune.runtime.files import replacing
 from finetune.runtime.formats import escape_formula
 
 FILE = "suspects.csv"
 COLUMNS = (
-    *("split", "place", "text", "label", "suggested", "probability", "why", "new_label"),
-    *("digest", "run"),
+    *("split", "place", "text", "label", "suggested", "probability", "why"),
+    *("new_label", "digest"),
 )
 #: What a person writes into ``new_label`` for a row that is to be left out.
 DROP = "drop"
@@ -44,17 +43,6 @@ _UNCHANGED = object()  # the label that a line without a new one asks for
 Row = tuple[str, int]
 
 
-@dataclass(frozen=True)
-class Applied:
-    """What a file of corrections did, rows by split; ``run`` is that of the suspects, if any."""
-
-    file: str
-    sha256: str
-    relabelled: dict[str, int]
-    excluded: dict[str, int]
-    run: str = ""
-
-
 class Line(NamedTuple):
     """A line of a file; what is missing or empty is ``""``."""
 
@@ -62,7 +50,6 @@ class Line(NamedTuple):
     digest: str
     label: str
     new_label: str
-    run: str
 
 
 def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
@@ -80,16 +67,6 @@ def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seque
     return path
 
 
-def user_columns(rows: Dataset) -> list[str]:
-    """Return the columns of raw rows that are the user's own and fit into a cell."""
-    toolkit = {ROW, "label", "text", digests.TEXTS}
-    return [
-        name
-        for name, feature in rows.features.items()
-        if name not in toolkit and isinstance(feature, Value) and "binary" not in feature.dtype
-    ]
-
-
 def read_suspects(path: Path) -> list[Line]:
     """Return the lines of a file.
 
@@ -102,7 +79,7 @@ def read_suspects(path: Path) -> list[Line]:
         column = name
         while f"{PREFIX}{column}" in rows.column_names:  # the user has a column of that name
             column = f"{PREFIX}{column}"
-        if column not in rows.column_names and name in ("split", "digest", "new_label"):
+        if column not in rows.column_names and name != "label":
             raise UserError(
                 f"no column '{column}' (columns: {', '.join(rows.column_names)}); expected a "
                 f"{FILE} of report or check, of which only 'new_label' is edited"
@@ -128,7 +105,7 @@ def row_digests(rows: Dataset, column: str) -> list[str]:
     if column != "text":
         return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column).to_pylist()]
     return [
-        text_digest(text) for texts in arrow.batches(rows, column) for text in texts.to_pylist()
+        text_digest(text) for batch in arrow.batches(rows, column) for text in batch.to_pylist()
     ]
 
 
@@ -148,8 +125,11 @@ def apply(
     relabel: Sequence[str],
     exclude: Sequence[str],
     report: Report,
-) -> tuple[DatasetDict, list[Applied]]:
+) -> tuple[DatasetDict, list[dict[str, Any]]]:
     """Return the splits with rows relabelled and left out as the files say, and what was done.
+
+    Of each file are returned ``file``, ``sha256``, and the rows ``relabelled`` and ``excluded``
+    by split.
 
     Args:
         splits: Made of ``source``, with ``_row``, ``label`` and ``column``.
@@ -162,146 +142,147 @@ def apply(
     Raises:
         UserError: If a file is not of these rows, names unknown labels, or is ambiguous.
     """
-    files = [_File("--relabel", name) for name in relabel]
-    files += [_File("--exclude", name) for name in exclude]
-    listed = {line.digest for file in files for line in file.lines}
+    files = []
+    for title in (*(f"--relabel {name}" for name in relabel), *(f"--exclude {n}" for n in exclude)):
+        flag, _, name = title.partition(" ")
+        path = existing(name)
+        try:
+            lines = read_suspects(path)
+        except UserError as error:
+            raise UserError(f"{title}: {error}") from error
+        if flag == "--relabel" and not any(line.new_label for line in lines):
+            raise UserError(f"{title}: no row has a 'new_label' (a label, or {DROP})")
+        files.append((title, path, lines))
+    listed = {line.digest for _, _, lines in files for line in lines}
     index: dict[tuple[str, str], list[Row]] = defaultdict(list)  # by split and digest
-    labels: dict[Row, list[Any]] = {}  # as in the data, then as corrected; None: left out
+    labels: dict[Row, Any] = {}  # as in the data, or as corrected by a file; None: left out
     for split, rows in source.items():
         numbers, values = arrow.column(rows, ROW).to_pylist(), targets.values(rows)
         for place, digest in enumerate(row_digests(rows, column)):
             if digest in listed:
                 index[split, digest].append((split, numbers[place]))
-                labels[split, numbers[place]] = [values[place]]
+                labels[split, numbers[place]] = values[place]
     rows_of = {}
     for split, rows in splits.items():
         origin = split if split in source else "train"
         rows_of[split] = [(origin, number) for number in arrow.column(rows, ROW).to_pylist()]
+    parts = {row: split for split, members in rows_of.items() for row in members if row in labels}
     applied = []
-    for file in files:
-        changes = _find_changes(file, index, labels, source["train"])
-        counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # by: is left out
-        for split, members in rows_of.items():
-            for row in filter(changes.__contains__, members):
-                counts[changes[row] is None][split] += 1
-        for row, label in changes.items():
-            labels[row].append(label)
-        digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
-        run = next((line.run for line in file.lines if line.run), "")
-        applied.append(Applied(file.name, digest, dict(counts[False]), dict(counts[True]), run))
-        report.info(f"{file.title}: {_describe(applied[-1], len(changes))}", name="corrections")
+    for title, path, lines in files:
+        changes = _find_changes(title, path, lines, index, labels, source["train"])
+        labels |= changes
+        used = {row: label for row, label in changes.items() if row in parts}
+        relabelled = Counter(parts[row] for row, label in used.items() if label is not None)
+        excluded = Counter(parts[row] for row, label in used.items() if label is None)
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        facts = {"file": title.partition(" ")[2], "sha256": sha256}
+        applied.append({**facts, "relabelled": dict(relabelled), "excluded": dict(excluded)})
+        texts = [
+            ", ".join(counted(count, f"{split} row") for split, count in counter.items())
+            for counter in (relabelled, excluded)
+        ]
+        text = f"{title}: relabelled {texts[0] or 'no rows'}; left out {texts[1] or 'no rows'}"
+        if unused := len(changes) - len(used):
+            text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
+        if "test" in relabelled | excluded:
+            text += ": its test scores are not those of the same test set any more"
+        report.info(text, name="corrections")
     corrected = DatasetDict()
     for split, rows in splits.items():
         old = targets.values(rows)
-        pairs = zip(rows_of[split], old, strict=True)
-        new = [labels.get(row, [label])[-1] for row, label in pairs]
+        new = [labels.get(row, label) for row, label in zip(rows_of[split], old, strict=True)]
         if new != old:
             places = [place for place, label in enumerate(new) if label is not None]
             feature, kind = rows.features["label"], rows.data.schema.field("label").type
-            rows = rows.remove_columns("label").select(places)
             values = pa.array([new[place] for place in places], kind)
+            rows = rows.remove_columns("label").select(places)
             rows = arrow.with_column(rows, "label", values, feature)
         corrected[split] = rows
     return corrected, applied
 
 
-class _File:
-    def __init__(self, flag: str, name: str) -> None:
-        self.flag, self.name, self.title, self.path = flag, name, f"{flag} {name}", existing(name)
-        try:
-            self.lines = read_suspects(self.path)
-        except UserError as error:
-            raise UserError(f"{self.title}: {error}") from error
-        if flag == "--relabel" and not any(line.new_label for line in self.lines):
-            raise UserError(f"{self.title}: no row has a 'new_label' (a label, or {DROP})")
-
-    def place(self, *lines: int) -> str:
-        return Source(str(self.path)).locate("train", lines)
-
-
 def _find_changes(
-    file: _File,
+    title: str,
+    path: Path,
+    lines: Sequence[Line],
     index: Mapping[tuple[str, str], Sequence[Row]],
-    labels: Mapping[Row, Sequence[Any]],
+    labels: Mapping[Row, Any],
     train: Dataset,
 ) -> dict[Row, Any]:
     """Return the rows to change with their new label, None to leave them out."""
     mistakes, lost, requests = list[str](), list[int](), dict[Row, tuple[Any, int]]()
-    for number, line in enumerate(file.lines):
-        rows = [
-            row for row in index.get((line.split, line.digest), ()) if labels[row][-1] is not None
-        ]
-        texts = [[label_text(train, label) for label in labels[row]] for row in rows]
+    source = Source(str(path))
+    for number, line in enumerate(lines):
+        rows = index.get((line.split, line.digest), ())
+        left = [row for row in rows if labels[row] is not None]
+        texts = [label_text(train, labels[row]) for row in left]
         try:
-            new_label = _parse_label(file.flag, line.new_label, train)
-            is_meant = _match_labels(line.label, texts)
+            new_label = None
+            if title.startswith("--relabel"):
+                new_label = _parse_label(line.new_label, train)
+            are_meant = _match_labels(line.label, texts)
         except UserError as error:
-            mistakes.append(f"{file.title}, {file.place(number)}: {error}")
+            mistakes.append(f"{title}, {source.locate('train', [number])}: {error}")
             continue
-        if (line.split, line.digest) not in index and new_label is not _UNCHANGED:
+        if not rows and new_label is not _UNCHANGED:
             lost.append(number)
-        for row in itertools.compress(rows, is_meant):
-            earlier, other = requests.setdefault(row, (new_label, number))
-            if earlier != new_label:
+        for row in itertools.compress(left, are_meant):
+            request, other = requests.setdefault(row, (new_label, number))
+            if request != new_label:
                 mistakes.append(
-                    f"{file.title}, {file.place(other, number)} are about one row, or rows of the "
-                    "same content and label: give both the same 'new_label', or remove a line"
+                    f"{title}, {source.locate('train', [other, number])} are about rows of the "
+                    "same content and label: give them the same 'new_label', or remove a line"
                 )
     if lost:
         mistakes.append(
-            f"{file.title}: {counted(len(lost), 'row')} of {len(file.lines):,} are not in the "
-            f"data, by 'split' and 'digest': {file.place(*lost)}; remove them, or give the file of "
-            "this data set"
+            f"{title}: {counted(len(lost), 'row')} of {len(lines):,} are not in the data, by "
+            f"'split' and 'digest': {source.locate('train', lost)}; remove them, or give the file "
+            "of this data set"
         )
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
     return {row: label for row, (label, _) in requests.items() if label is not _UNCHANGED}
 
 
-def _parse_label(flag: str, cell: str, rows: Dataset) -> Any:
+def _parse_label(cell: str, rows: Dataset) -> Any:
     """Return the label that a cell asks for, as the data has it; None to leave the row out."""
     names, feature = targets.class_names(rows), rows.features["label"]
-    if flag == "--relabel" and not cell:
+    if not cell:
         return _UNCHANGED
-    if flag == "--exclude" or (cell == DROP and DROP not in names):
+    if cell == DROP and DROP not in names:
         return None
-    is_list, values = isinstance(feature, List), [cell]
-    if is_list and (parsed := parse_list(cell)) is not None:
-        values = parsed
-    labels: list[Any]
+    is_list = isinstance(feature, List)
+    parsed = parse_list(cell) if is_list else None
+    values = [cell] if parsed is None else parsed
     if names:
         numbers = {escape_formula(name): number for number, name in enumerate(names)}
         numbers |= {name: number for number, name in enumerate(names)}
         if unknown := [str(label) for label in values if str(label) not in numbers]:
             raise UserError(
-                f"there is no label '{unknown[0]}'{suggestion(unknown[0], names)} (labels: "
-                f"{list_names(names)}); {DROP} leaves the row out"
+                f"there is no label '{unknown[0]}' (labels: {list_names(names)}); {DROP} leaves "
+                "the row out"
             )
-        labels = sorted({numbers[str(label)] for label in values})
+        labels: list[Any] = sorted({numbers[str(label)] for label in values})
     else:
         length = feature.length if is_list else 1
-        labels = [number for number in map(parse_number, values) if number is not None]
-        if len(values) != length or len(labels) != length or not all(map(math.isfinite, labels)):
-            expected = "a number" if length == 1 else f"a JSON list of {length} numbers"
+        labels = [n for n in map(parse_number, values) if n is not None and math.isfinite(n)]
+        if not len(values) == len(labels) == length:
+            expected = f"a JSON list of {length} numbers" if is_list else "a number"
             raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
     return labels if is_list else labels[0]
 
 
-def _match_labels(cell: str, labels: Sequence[Sequence[str]]) -> list[bool]:
-    """Return which rows of one content have the label of a line: now, once, or nearly."""
-    newest = {versions[-1] for versions in labels}
-    if not labels or (not cell.strip() and len(newest) == 1):
+def _match_labels(cell: str, labels: Sequence[str]) -> list[bool]:
+    """Return which of the labels that rows of one content have a line is about."""
+    if not labels or (not cell.strip() and len({*labels}) == 1):
         return [True] * len(labels)
-    ranks = [
-        (versions[-1] == cell, cell in versions, any(_is_same_label(cell, v) for v in versions))
-        for versions in labels
-    ]
-    if not any(best := max(ranks)):
-        raise UserError(
-            f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted(newest)))} for "
-            "this row: it must say which row is meant; only 'new_label' is edited"
-        )
-    return [rank == best for rank in ranks]
+    for is_same in (str.__eq__, _is_same_label):
+        if any(matches := [is_same(cell, label) for label in labels]):
+            return matches
+    raise UserError(
+        f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted({*labels})))} for this "
+        "row: it must say which row is meant; only 'new_label' is edited"
+    )
 
 
 def _is_same_label(cell: str, label: str) -> bool:
@@ -311,16 +292,3 @@ def _is_same_label(cell: str, label: str) -> bool:
         return cell == label or math.isclose(float(cell), float(label), rel_tol=1e-6)
     except ValueError:
         return False
-
-
-def _describe(applied: Applied, changes: int) -> str:
-    relabelled, excluded = (
-        ", ".join(counted(count, f"{split} row") for split, count in counts.items()) or "no rows"
-        for counts in (applied.relabelled, applied.excluded)
-    )
-    text = f"relabelled {relabelled}; left out {excluded}"
-    if unused := changes - sum(applied.relabelled.values()) - sum(applied.excluded.values()):
-        text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
-    if "test" in {**applied.relabelled, **applied.excluded}:
-        text += ": its test scores are not those of the same test set any more"
-    return text

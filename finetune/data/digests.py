@@ -37,12 +37,31 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> pa.Fixe
     hashes, filled = np.zeros((len(rows), _SIZE), np.uint8), 0
     for numbers, values in arrow.pieces(rows, name):
         activity.advance("hashing", filled, len(rows))
-        contents = _contents(values, normalize)
+        if arrow.is_text(values.type) and not values.null_count:
+            contents: list[bytes] = values.cast(pa.binary()).to_pylist()
+            odd = np.flatnonzero(arrow.matching(values, _NOT_NORMAL)) if normalize else ()
+            for place in odd:  # the others are normal already
+                contents[place] = _content(values[place].as_py(), normalize)
+        else:
+            contents = [_content(value, normalize) for value in values.to_pylist()]
         digests = b"".join(hashlib.blake2b(part, digest_size=_SIZE).digest() for part in contents)
         hashes[numbers] = np.frombuffer(digests, np.uint8).reshape(-1, _SIZE)
         filled += len(numbers)
     buffers = [None, pa.py_buffer(hashes)]
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_SIZE), len(rows), buffers)
+
+
+def _content(value: Any, normalize: bool) -> bytes:
+    """Return what is hashed of a value."""
+    if isinstance(value, dict):
+        return images.read_bytes(value)
+    if isinstance(value, str):
+        return (" ".join(value.split()) if normalize else value).encode()
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        # bytes that no other parts have, and no text: 0xff is not in UTF-8
+        parts = [_content(text, normalize) for text in value]
+        return b"".join(b"%d\xff%s" % (len(part), part) for part in parts)
+    return np.asarray(value, dtype=np.float64).tobytes()
 
 
 def stored_column(rows: Dataset, column: str) -> str:
@@ -68,26 +87,3 @@ def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
     """Return which rows are also in ``reference``, white space aside, shape ``(rows,)``."""
     hashes, value_set = (hash_rows(part, column, normalize=True) for part in (rows, reference))
     return np.asarray(pc.is_in(hashes, value_set=value_set).to_numpy(zero_copy_only=False))
-
-
-def _contents(values: pa.Array, normalize: bool) -> list[bytes]:
-    """Return what is hashed of each value."""
-    if not arrow.is_text(values.type) or values.null_count:
-        return [_content(value, normalize) for value in values.to_pylist()]
-    contents: list[bytes] = values.cast(pa.binary()).to_pylist()
-    if normalize:
-        for row in np.flatnonzero(arrow.matching(values, _NOT_NORMAL)).tolist():
-            contents[row] = _content(values[row].as_py(), normalize)
-    return contents
-
-
-def _content(value: Any, normalize: bool) -> bytes:
-    if isinstance(value, dict):
-        return images.read_bytes(value)
-    if isinstance(value, str):
-        return (" ".join(value.split()) if normalize else value).encode()
-    if isinstance(value, list) and value and isinstance(value[0], str):
-        # bytes that no other parts have, and no text: 0xff is not in UTF-8
-        parts = [_content(text, normalize) for text in value]
-        return b"".join(b"%d\xff%s" % (len(part), part) for part in parts)
-    return np.asarray(value, dtype=np.float64).tobytes()

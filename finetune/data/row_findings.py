@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset
 
-from finetune.data import ROW
+from finetune.data.targets import source_rows
 from finetune.errors import Finding, Report, Severity, Suspect, counted
 
 #: The share of the rows above which something that is normal in a few of them is suspicious.
-SUSPICIOUS_SHARE = 0.01
+_SUSPICIOUS_SHARE = 0.01
 #: Rows that a finding lists as suspects.
 MOST_SUSPECTS = 1000
 #: What to do about rows: ``check`` writes them to a file, which a training takes.
@@ -20,7 +20,8 @@ EXCLUDE = "check --suspects FILE.csv, then --exclude FILE.csv, leaves them out"
 RELABEL = "check --suspects FILE.csv, then --relabel FILE.csv, corrects their labels"
 
 
-def describe_rows(
+def report_rows(
+    report: Report,
     name: str,
     description: str,
     fix: str,
@@ -31,33 +32,34 @@ def describe_rows(
     examined: int | None = None,
     severity: Severity | None = None,
     reasons: Sequence[str] = (),
-) -> list[Finding]:
-    """Return a finding about the rows of a split at some positions, none if there are no such rows.
+    suggestions: tuple[Sequence[str], Sequence[float]] | tuple[()] = (),
+) -> None:
+    """Report the rows of a split at some positions; nothing if there are no such rows.
 
     ``description`` follows "3 of 100 train rows". The severity is "warning" by default if the rows
-    are more than :data:`SUSPICIOUS_SHARE` of those ``examined``, by default all; else "info".
-    ``reasons`` say why each row is a suspect. The others are attributes of the finding.
+    are more than 1% of those ``examined``, by default all; else "info". ``reasons`` say why each
+    row is a suspect, ``suggestions`` which labels they should have and how surely. The others are
+    attributes of the finding.
     """
-    if not len(positions):
-        return []
-    total = len(rows) if examined is None else examined
+    count, total = len(positions), len(rows) if examined is None else examined
+    if not count:
+        return
     sampled = f" looked at (of {len(rows):,})" if total < len(rows) else ""
-    is_common = len(positions) > SUSPICIOUS_SHARE * total
-    numbers = row_numbers(rows, np.asarray(positions)[:MOST_SUSPECTS])
-    subject = f"{len(positions):,} of {counted(total, f'{split} row')}{sampled}"
-    return [
+    numbers = source_rows(rows)[np.asarray(positions)[:MOST_SUSPECTS]].tolist()
+    reasons = reasons or [description] * len(numbers)
+    report.add(
         Finding(
             name=name,
-            severity=severity or ("warning" if is_common else "info"),
-            message=f"{subject} {description}",
+            severity=severity or ("warning" if count > _SUSPICIOUS_SHARE * total else "info"),
+            message=f"{count:,} of {counted(total, f'{split} row')}{sampled} {description}",
             fix=fix,
             split=split,
             rows=numbers,
-            count=len(positions),
+            count=count,
             examined=total,
-            suspects=[*map(Suspect, numbers, reasons or [description] * len(numbers))],
+            suspects=[*map(Suspect, numbers, reasons, *suggestions)],
         )
-    ]
+    )
 
 
 def refuse_or_drop(
@@ -68,8 +70,3 @@ def refuse_or_drop(
         report.warning(f"dropped {message}", "dropped_rows", split=split, rows=rows)
     else:
         report.error(message, split=split, rows=rows, fix=fix)
-
-
-def row_numbers(rows: Dataset, positions: np.ndarray) -> list[int]:
-    """Return the row numbers in the source of the rows at some positions."""
-    return [int(number) for number in rows.select_columns([ROW]).select(positions)[ROW][:]]

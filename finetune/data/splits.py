@@ -2,9 +2,7 @@
 
 Exact duplicates (white space aside) are dropped, the splits are split off, then rows are sampled.
 The result depends only on a seed of its own, not on the training seed, so that runs with other
-seeds stay comparable.
-
-All of it works on the row index; each split is selected once, at the end.
+seeds stay comparable. All of it works on the row index; each split is selected once, at the end.
 """
 
 from __future__ import annotations
@@ -20,6 +18,8 @@ from finetune.data.repeated import drop_repeated
 from finetune.data.row_index import HELD_OUT, Plan, build_index
 from finetune.errors import Report, UserError, counted
 
+_TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION_ROWS = 0.2, 0.1, 10_000
+
 
 def make_splits(
     dataset: DatasetDict, plan: Plan, *, column: str, report: Report
@@ -32,24 +32,21 @@ def make_splits(
     Raises:
         UserError: If no training rows are left, or if the rows cannot be split so.
     """
-    plan.check_sizes(dataset)
-    index = build_index(dataset, plan, report)
-    index, findings = drop_repeated(index, dataset, column, plan)
-    report.add(*findings)
+    index = drop_repeated(build_index(dataset, plan, report), dataset, column, plan, report)
     if not (index["split"] == "train").any():
         reasons = (finding.message for finding in report.findings if finding.split == "train")
         raise UserError(f"no training rows are left: {'; '.join(reasons)}")
     if not targets.are_classes(dataset["train"]):
         index = _join_texts(index)
     strata = {name: targets.strata(rows) for name, rows in dataset.items()}
-    index, description = _divide(index, dataset, plan, strata["train"])
+    parts, description = _divide(index, dataset, plan, strata["train"])
     splits = DatasetDict()
     for name in ("train", *reversed(HELD_OUT)):
         source = name if name in dataset else "train"
-        rows = index.loc[index["part"] == name, "row"].to_numpy()
+        rows = index.loc[parts == name, "row"].to_numpy()
         most = plan.train_samples if name == "train" else plan.eval_samples
         if most is not None and most < len(rows):
-            rows = rows[draw_rows(strata[source][rows], most, plan.seed + 2)]
+            rows = rows[_draw_rows(strata[source][rows], most, plan.seed + 2)]
         splits[name] = dataset[source].select(rows)
     return splits, description
 
@@ -64,36 +61,49 @@ def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
     if "time" in index:
         index.loc[is_train, "time"] = rows.groupby("digest")["time"].transform("min")
         return index
-    groups = texts = pd.factorize(rows["digest"])[0]
-    if "group" in index:  # a text that two groups have joins them
-        groups = pd.factorize(rows["group"])[0]
-        texts = texts + groups.max() + 1
-        links = coo_array((np.ones(len(rows)), (groups, texts)), (texts.max() + 1,) * 2)
-        groups = connected_components(links, directed=False)[1][groups]
-    index.loc[is_train, "group"] = groups
+    groups = pd.factorize(rows["group" if "group" in index else "digest"])[0]
+    texts = pd.factorize(rows["digest"])[0] + groups.max() + 1
+    # a text that two groups have joins them
+    links = coo_array((np.ones(len(rows)), (groups, texts)), (texts.max() + 1,) * 2)
+    index.loc[is_train, "group"] = connected_components(links, directed=False)[1][groups]
     return index
 
 
 def _divide(
     index: pd.DataFrame, dataset: DatasetDict, plan: Plan, strata: np.ndarray
-) -> tuple[pd.DataFrame, str]:
-    """Return the index with the split that each row goes to, as ``part``, and how, for people."""
-    index = index.assign(part=index["split"].astype(object))
+) -> tuple[pd.Series, str]:
+    """Return the split that each row of the index goes to, and how they were split, for people."""
+    parts = index["split"].astype(object)
     left = train = index[index["split"] == "train"]
     kind = next((name for name in ("group", "time") if name in index), None)
     column = plan.group_column or plan.time_column
     shares = []
-    for name in [name for name in HELD_OUT if name not in dataset]:
-        size = plan.size(name, len(train), len(train) - len(left))
-        seed = plan.seed + (name == "validation")
+    for name in HELD_OUT:
+        requested = plan.test_size if name == "test" else plan.validation_size
+        if name in dataset and requested is not None:
+            raise UserError(f"--{name}_size: the data has a {name} split; leave the flag out")
+        if name in dataset:
+            continue
+        size, seed = int(requested or 0), plan.seed + (name == "validation")
+        if requested is None:
+            most = round(_VALIDATION_SHARE * len(left)), _MOST_VALIDATION_ROWS
+            size = round(_TEST_SHARE * len(train)) if name == "test" else min(most)
+        elif requested < 1:
+            size = round(requested * len(train))
+        if requested is not None and not 1 < size < len(left):
+            raise UserError(
+                f"--{name}_size {requested:g}: takes {counted(size, 'row')} of {len(train):,}, of "
+                f"which {len(train) - len(left):,} are taken; expected 2 or more, and fewer than "
+                "are left"
+            )
         labels = strata[left["row"]]
         if kind == "group":
             groups = pd.factorize(left["group"], sort=True)[0]
-            is_chosen = split_groups(labels, groups, size, seed)
+            is_chosen = _split_groups(labels, groups, size, seed)
         elif kind == "time":
-            is_chosen = split_newest(left["time"].to_numpy(), size)
+            is_chosen = _split_newest(left["time"].to_numpy(), size)
         else:
-            is_chosen = split_rows(labels, size, seed)
+            is_chosen = _split_rows(labels, size, seed)
         if kind and not is_chosen.any():
             noun, flag = (kind, f"--{kind}_column {column}: ") if column else ("text", "")
             raise UserError(
@@ -101,35 +111,29 @@ def _divide(
                 f"are left have {counted(left[kind].nunique(), noun)}, and rows of one {noun} stay "
                 "together; give more rows, another column, or the splits as files"
             )
-        index.loc[left.index[is_chosen], "part"] = name
+        parts[left.index[is_chosen]] = name
         shares.append(f"{name} {is_chosen.sum() / len(train):.1%}")
         left = left[~is_chosen]
     if not shares:
-        return index, ""
+        return parts, ""
     description = f"of {len(train):,} training rows split off: {', '.join(shares)}"
     if kind == "time":
-        return index, f"{description}, the newest by '{column}'"
+        return parts, f"{description}, the newest by '{column}'"
     description += ", stratified" if strata.any() else ", at random"
     if kind == "group":
         unit = f"'{column}'" if column else "text"
         description += f", no {unit} in two splits"
-    return index, f"{description} (seed {plan.seed})"
+    return parts, f"{description} (seed {plan.seed})"
 
 
-# ---- drawing rows so that every class keeps its share -------------------------------------------
-
-
-def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
+def _draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Return the indices of ``size`` rows in which every class keeps its share, sorted.
 
     By the largest-remainder method (Hamilton's): scikit-learn's splitter refuses a class with a
     single row, and a sample with fewer rows than classes.
 
-    Args:
-        labels: The class of each row, shape ``(rows,)``, or which classes it has, shape
-            ``(rows, classes)``.
-        size: At most ``rows``.
-        seed: Decides which rows of a class are drawn.
+    ``labels`` are the class of each row, shape ``(rows,)``, or which classes it has, shape
+    ``(rows, classes)``; ``size`` is at most ``rows``.
     """
     if not size:
         return np.empty(0, dtype=int)
@@ -147,7 +151,7 @@ def draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return :func:`draw_rows` of several labels a row, ``has``, by iterative
+    """Return :func:`_draw_rows` of several labels a row, by iterative stratification.
 
     Sechidis, Tsoumakas and Vlahavas, On the Stratification of Multi-Label Data, ECML PKDD 2011.
     The package ``iterative-stratification`` draws as well and as fast, but does not promise a size.
@@ -173,8 +177,8 @@ def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
     return np.flatnonzero(is_drawn)
 
 
-def split_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return which rows are split off, shape ``(rows,)``, of booleans; see :func:`draw_rows`.
+def _split_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Return which rows are split off, shape ``(rows,)``, of booleans; see :func:`_draw_rows`.
 
     The first row of each class stays, because training must know every class that is evaluated; so
     fewer than ``size`` are true where classes are many.
@@ -182,11 +186,11 @@ def split_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
     first = np.unique(labels, return_index=True)[1] if labels.ndim == 1 else labels.argmax(axis=0)
     spare = np.delete(np.arange(len(labels)), first)
     is_chosen = np.zeros(len(labels), dtype=bool)
-    is_chosen[spare[draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
+    is_chosen[spare[_draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
     return is_chosen
 
 
-def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -> np.ndarray:
+def _split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -> np.ndarray:
     """Return which rows are split off so that all rows of a group are, or none.
 
     Greedy, because ``StratifiedGroupKFold`` takes far longer (20.7 s against 0.4 s): groups with
@@ -205,10 +209,10 @@ def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -
     counts = csr_array((np.ones(len(rows), dtype=np.int64), (groups[rows], classes)))
     counts.sum_duplicates()
     counts.sort_indices()
-    kinds: dict[bytes, list[int]] = {}
+    kinds: dict[tuple[bytes, bytes], list[int]] = {}
     for group in np.random.default_rng(seed).permutation(counts.shape[0]).tolist():
         cells = slice(counts.indptr[group], counts.indptr[group + 1])
-        kind = counts.indices[cells].tobytes() + counts.data[cells].tobytes()
+        kind = counts.indices[cells].tobytes(), counts.data[cells].tobytes()
         kinds.setdefault(kind, []).append(group)
     sizes, totals = np.bincount(groups), counts.sum(axis=0)
     left, share = totals.copy(), size / len(labels)
@@ -218,11 +222,9 @@ def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -
         cells = slice(counts.indptr[members[0]], counts.indptr[members[0] + 1])
         columns, numbers = counts.indices[cells], counts.data[cells]
         totals_so_far[columns] += numbers * len(members)
-        missing = (
-            numbers @ (share * totals_so_far[columns] - chosen_rows[columns]) / (numbers @ numbers)
-        )
+        missing = numbers @ (share * totals_so_far[columns] - chosen_rows[columns])
         most = min(len(members), int(((left[columns] - 1) // numbers).min()))
-        number = max(0, min(most, round(missing)))
+        number = max(0, min(most, round(missing / (numbers @ numbers))))
         chosen_rows[columns] += numbers * number
         left[columns] -= numbers * number
         chosen += members[:number]
@@ -234,7 +236,7 @@ def split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -
     return np.isin(groups, chosen)
 
 
-def split_newest(times: np.ndarray, size: int) -> np.ndarray:
+def _split_newest(times: np.ndarray, size: int) -> np.ndarray:
     """Return which rows are the newest, shape ``(rows,)``, of booleans.
 
     Rows of one time stay together, so that about ``size`` are true; none if all times are equal.

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,34 +64,58 @@ def tokenize(
         RunError: If a process that tokenizes was killed.
         UserError: If the cache cannot be written.
     """
-    encode, tokenized = _Encode(encoder, targets, windows), DatasetDict()
+    encode = partial(_encode, encoder=encoder, targets=targets, windows=windows)
+    cut = encoder.truncation if windows is None else f"windows {windows.shared}"
+    facts = [identity(encoder.tokenizer), encoder.max_length, cut, _VERSION]
+    tokenized = DatasetDict()
     for split, rows in dataset.items():
         read = [name for name in ("text", TEXTS, "label") if name in rows.column_names]
         rows, work = rows.select_columns(read), f"tokenizing {split}"
-        key = _key(dataset, rows, split, encode)
+        key = Hasher.hash([fingerprint(dataset, "text"), split, str(rows.features), *facts])
+        # texts, of which one may have many windows
+        options = dict(batch_size=1000 if windows is None else 100, new_fingerprint=key)
         if not rows.cache_files and len(rows) <= _FEW:
-            tokenized[split] = _map(rows, encode, work, new_fingerprint=key, keep_in_memory=True)
+            tokenized[split] = _map(rows, encode, work, keep_in_memory=True, **options)
             continue
         directory = caches.place(caches.TOKENIZED, key)
         caches.make(directory)
         count = min(processes or cpu_count(), -(-len(rows) // _FEW))
-        options = dict(new_fingerprint=key, cache_file_name=f"{directory}/rows.arrow")
+        options |= dict(num_proc=count if count > 1 else None)  # one would be another process
+        options |= dict(cache_file_name=f"{directory}/rows.arrow")
         try:
             with _lock(directory):
-                try:
-                    tokenized[split] = _map(rows, encode, work, count, **options)
-                    documents = documents_of(tokenized[split])
-                    texts = tokenized[split] if documents is None else np.unique(documents)
-                    is_damaged = len(texts) != len(rows)
-                except (pa.ArrowInvalid, OSError):
-                    is_damaged = True
-                if is_damaged:
-                    for path in directory.glob("*.arrow"):
+                with contextlib.suppress(pa.ArrowInvalid, OSError):
+                    tokenized[split] = _map(rows, encode, work, **options)
+                if split not in tokenized or _count_texts(tokenized[split]) != len(rows):
+                    for path in directory.glob("*.arrow"):  # cut off by a crash of the machine
                         path.unlink()
-                    tokenized[split] = _map(rows, encode, work, count, **options)
+                    tokenized[split] = _map(rows, encode, work, **options)
         except OSError as error:
             raise caches.unwritable(error) from error
     return tokenized
+
+
+def _encode(
+    batch: dict[str, list[Any]],
+    numbers: list[int],
+    encoder: Encoder,
+    targets: Callable[[Any], np.ndarray],
+    windows: Windows | None,
+) -> dict[str, Any]:
+    """Return the columns of a batch of raw rows, in this process or in one of several."""
+    labels = targets(batch["label"])
+    if windows is None:
+        columns: dict[str, Any] = dict(encoder(parts.read_by_model(batch, several=TEXTS in batch)))
+    else:
+        places, rows = zip(*windows.rows(batch["text"]), strict=True)
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        columns[COLUMN], labels = np.asarray(numbers)[[*places]], labels[[*places]]
+    return {**columns, "labels": labels, "length": [*map(len, columns["input_ids"])]}
+
+
+def _count_texts(rows: Dataset) -> int:
+    documents = documents_of(rows)
+    return len(rows) if documents is None else len(np.unique(documents))
 
 
 @contextlib.contextmanager
@@ -124,50 +148,33 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(Hasher.hash(json.dumps(facts, sort_keys=True, default=str)))
 
 
-@dataclass(frozen=True)
-class _Encode:
-    """Makes columns of a batch of raw rows, in this process or in one of several."""
-
-    encoder: Encoder
-    targets: Callable[[Any], np.ndarray]
-    windows: Windows | None
-
-    def __call__(self, batch: dict[str, list[Any]], numbers: list[int]) -> dict[str, Any]:
-        labels = self.targets(batch["label"])
-        if self.windows is None:
-            columns = dict(self.encoder(parts.read_by_model(batch, several=TEXTS in batch)))
-        else:
-            columns, documents = self.windows.columns(batch["text"])
-            columns[COLUMN] = np.asarray(numbers)[documents]
-            labels = labels[documents]
-        lengths = [len(tokens) for tokens in columns["input_ids"]]
-        return {**columns, "labels": labels, "length": lengths}
-
-
-def _key(dataset: DatasetDict, rows: Dataset, split: str, encode: _Encode) -> str:
-    """Return the name of tokenized rows in the cache, from all that decides on what they are."""
-    encoder, windows = encode.encoder, encode.windows
-    cut = encoder.truncation if windows is None else f"windows {windows.shared}"
-    facts = [fingerprint(dataset, "text"), split, str(rows.features), identity(encoder.tokenizer)]
-    return str(Hasher.hash([*facts, encoder.max_length, cut, _VERSION]))
-
-
-def _map(rows: Dataset, encode: _Encode, work: str, processes: int = 1, **options: Any) -> Dataset:
+def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:
     """Return tokenized rows, those from the cache if they are there."""
     token = _FORKS_WORKERS.set(True)
     environment, parallelism = os.environ, os.environ.get(_PARALLELISM)
+    bar, done = arrow_dataset.hf_tqdm, 0
+
+    class Bar(contextlib.nullcontext[Any]):
+        """In place of the bar of ``datasets.map``, the only one that it tells how far it is."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(self)
+
+        def update(self, count: int) -> None:
+            nonlocal done
+            done += count
+            activity.advance(work, done, len(rows))
+
+    arrow_dataset.hf_tqdm = Bar
     try:
-        with _progress(work, len(rows)):
-            return rows.map(
-                encode,
-                with_indices=True,
-                batched=True,
-                batch_size=1000 if encode.windows is None else 100,  # texts, of many windows
-                remove_columns=rows.column_names,
-                num_proc=processes if processes > 1 else None,
-                load_from_cache_file=True,
-                **options,
-            )
+        return rows.map(
+            encode,
+            with_indices=True,
+            batched=True,
+            remove_columns=rows.column_names,
+            load_from_cache_file=True,
+            **options,
+        )
     except Exception as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # after which datasets 5.2 times out
             raise error.__context__ from None
@@ -178,6 +185,7 @@ def _map(rows: Dataset, encode: _Encode, work: str, processes: int = 1, **option
             ) from error
         raise
     finally:
+        arrow_dataset.hf_tqdm = bar
         _FORKS_WORKERS.reset(token)
         os.environ = environment  # noqa: B003  # which datasets 5.2 replaces by a copy
         if parallelism is None:
@@ -200,24 +208,3 @@ def _end_with_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_end_with_parent)
-
-
-@contextlib.contextmanager
-def _progress(work: str, total: int) -> Iterator[None]:
-    """Report how far ``datasets.map`` is in place of its bar, the only one it tells (5.2)."""
-
-    class Bar(contextlib.nullcontext[Any]):
-        def __init__(self, **options: Any) -> None:
-            super().__init__(self)
-            self.done = 0
-
-        def update(self, rows: int) -> None:
-            self.done += rows
-            activity.advance(work, self.done, total)
-
-    bar = arrow_dataset.hf_tqdm
-    arrow_dataset.hf_tqdm = Bar
-    try:
-        yield
-    finally:
-        arrow_dataset.hf_tqdm = bar

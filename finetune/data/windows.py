@@ -47,7 +47,7 @@ class Windows:
         limit = f"--max_length {self.encoder.max_length}, {special} of them special tokens"
         if self.room < 1:
             raise UserError(f"{limit}: leaves no room for text in a window")
-        if self.stride is not None and not 0 <= self.stride < self.room:
+        if not 0 <= self.shared < self.room:
             raise UserError(f"--stride {self.stride}: expected 0 to {self.room - 1} with {limit}")
 
     @property
@@ -61,24 +61,13 @@ class Windows:
         quarter = min(self.encoder.max_length // 4, self.room - 1)
         return quarter if self.stride is None else self.stride
 
-    def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns, bool]]:
-        """Yield, for each window, the number of its text, what the tokenizer returns for it, and
-        whether it is the last one of the text.
-        """
-        frame, room, step = self.encoder.frame, self.room, self.room - self.shared
+    def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
+        """Yield the number of its text for each window, and what the tokenizer returns for it."""
         for number, ids in enumerate(token_ids(self.encoder.tokenizer, texts)):
             self.encoder.refuse_ends([texts[number]], [ids], 0)
-            for start in range(0, len(ids) - room, step):
-                yield number, frame.row(ids[start : start + room]), False
-            yield number, frame.row(ids[-room:]), True
-
-    def columns(self, texts: Sequence[str]) -> tuple[dict[str, list[Any]], np.ndarray]:
-        """Return the columns of the windows of texts, and the number of the text of each, shape
-        ``(windows,)``.
-        """
-        numbers, rows, _ = zip(*self.rows(texts), strict=True)
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        return columns, np.array(numbers, dtype=np.int64)
+            starts = range(0, len(ids) - self.room, self.room - self.shared)
+            for start in (*starts, max(0, len(ids) - self.room)):
+                yield number, self.encoder.frame.row(ids[start : start + self.room])
 
 
 def documents_of(rows: Any) -> np.ndarray | None:
@@ -125,10 +114,9 @@ class Pool:
         """The outputs of the documents, shape ``(documents, outputs)``, float32."""
         assert self._pooled is not None
         assert self._windows.all()
-        if self._how == "max":
-            return self._pooled.astype(np.float32)
         counts = self._windows.reshape(-1, *[1] * (self._pooled.ndim - 1))
-        return np.asarray(self._pooled / counts, dtype=np.float32)
+        divisors = counts if self._how == "mean" else 1
+        return np.asarray(self._pooled / divisors, dtype=np.float32)
 
 
 def pooled(outputs: np.ndarray, documents: np.ndarray, pooling: str) -> np.ndarray:

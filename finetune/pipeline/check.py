@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from finetune.checking import tiers
-from finetune.checking.labels import count_classes
-from finetune.checking.texts import describe_token_lengths
+from finetune.checking.rows import check_deep
 from finetune.config.settings import Settings
 from finetune.data import targets
-from finetune.errors import Finding, Report, Severity
+from finetune.errors import Finding, Severity
 from finetune.models import families
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
@@ -23,7 +21,7 @@ from finetune.runtime import extras
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: The exit status of ``check`` for the worst finding.
+#: The exit status of ``check`` for the worst finding, from the worst.
 STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
 
 
@@ -100,65 +98,54 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
     with telling(progress):
         values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)
-        if is_read and values is not None:
-            if not report.has_errors:
-                with report.collect():
-                    report.add(*_describe_lengths(recipe))
-                    steps = preparation.steps_of(values, recipe)
+        if is_read and values is not None and not report.has_errors:
+            with report.collect():
+                _report_lengths(recipe)
+                steps = preparation.steps_of(values, recipe)
             for remark in preparation.remarks(recipe, values, steps) if steps is not None else ():
                 report.warning(remark)
         if deep and is_read and not report.has_errors:
             read, plan = recipe.columns_read(), split_plan(recipe)
-            report.add(
-                *tiers.check_deep(recipe.source, recipe.splits, recipe.input_column, read, plan)
-            )
+            column = recipe.input_column
+            check_deep(recipe.source, recipe.splits, column, read, plan, report)
         elif deep:
             report.info("--deep looked no further: first fix what training refuses", name="deep")
-    result = Check(findings=_sort(report), splits={}, command=chosen.command)
-    if not is_read:
-        return result
-    return dataclasses.replace(
-        result,
-        splits={name: _count(rows) for name, rows in recipe.splits.items()},
-        task=recipe.kind.name,
+    findings = [
+        dataclasses.replace(finding, message=report.text(finding, fix=False))
+        for severity in STATUS
+        for finding in report.findings
+        if finding.severity == severity
+    ]
+    return Check(
+        findings=findings,
+        splits={name: _count(rows) for name, rows in recipe.splits.items()} if is_read else {},
+        task=recipe.kind.name if is_read else "",
         steps=steps,
-        split_how=recipe.split_how,
+        command=chosen.command,
+        split_how=recipe.split_how if is_read else "",
     )
 
 
 def refused(mistakes: Sequence[str]) -> Check:
     """Return the check of something that training refuses, for these reasons."""
-    report = Report()
-    for mistake in mistakes:
-        report.error(mistake)
-    return Check(findings=_sort(report), splits={})
-
-
-def _sort(report: Report) -> list[Finding]:
-    """Return findings from the worst, with file and line in their messages."""
-    findings = [
-        dataclasses.replace(finding, message=report.text(finding, fix=False))
-        for finding in report.findings
-    ]
-    return sorted(findings, key=lambda finding: get_args(Severity).index(finding.severity))
+    findings = [Finding(name="refused", severity="error", message=text) for text in mistakes]
+    return Check(findings=findings, splits={})
 
 
 def _count(rows: Dataset) -> SplitFacts:
-    names = targets.class_names(rows)
-    classes = dict(zip(names, count_classes(rows).tolist(), strict=True))
+    counts, names = targets.counts(rows), targets.class_names(rows)
+    classes = {name: counts.get(number, 0) for number, name in enumerate(names)}
     return SplitFacts(rows=len(rows), classes=classes)
 
 
-def _describe_lengths(recipe: Recipe) -> list[Finding]:
-    """Return how long the texts are, from a sample of them."""
+def _report_lengths(recipe: Recipe) -> None:
+    """Report how long the texts are, if they are truncated and the recipe tokenizes as usual."""
     if not isinstance(recipe, TextRecipe) or recipe.long_texts == "windows":
-        return []
-    sample = recipe.token_sample
-    if sample is None:
-        return []  # how it tokenizes is not known
-    config = recipe.model_config
-    positions = None if config is None else families.positions(config)
-    return describe_token_lengths(sample.lengths, sample.total, recipe.max_length, positions)
+        return
+    if recipe.token_sample is not None:
+        config = recipe.model_config
+        positions = None if config is None else families.positions(config)
+        recipe.token_sample.report_lengths(recipe.max_length, positions, recipe.report)
 
 
 def as_json(result: Check) -> dict[str, Any]:

@@ -12,7 +12,6 @@ import numpy as np
 from finetune.config.settings import Settings
 from finetune.data import ROW, targets
 from finetune.data.label_columns import list_names
-from finetune.data.lengths import unknown_findings
 from finetune.errors import UserError, counted
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
@@ -234,7 +233,7 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
                 sampler.refuse_weights(values)
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
             numbers = np.asarray(rows.select_columns(ROW)[sample.rows][ROW])
-            report.add(*unknown_findings(sample, recipe.model, numbers))
+            sample.report_unknown(recipe.model, numbers, report)
         if isinstance(recipe, (TextRecipe, ImageRecipe)):
             _note_trained_head(recipe)
 

@@ -55,7 +55,7 @@ def manifest(settings: Settings, arguments: FinetuneArguments) -> Manifest:
             notes=notes,
             findings=[finding.facts for finding in recipe.report.findings],
             tested_in="test" if "test" in recipe.source else "train",
-            corrections=[dataclasses.asdict(correction) for correction in recipe.corrections],
+            corrections=[*recipe.corrections],
             revision=commit,
             split_how=recipe.split_how,
         ),

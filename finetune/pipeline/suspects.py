@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
+from datasets import Value
 
-from finetune.data import corrections
+from finetune.data import ROW, corrections, digests
 from finetune.data.corrections import FILE
-from finetune.data.prediction_columns import DIGEST, USER_COLUMNS, is_predicted
+from finetune.data.prediction_columns import DIGEST, USER_COLUMNS
 from finetune.data.row_findings import MOST_SUSPECTS
-from finetune.errors import Finding, UserError
+from finetune.errors import Finding, Suspect, UserError
 from finetune.reporting import page
 from finetune.runs.run import Run
 from finetune.statistics import mistakes
@@ -40,31 +40,27 @@ def of_run(run: Run) -> Path | None:
         return None
     rows: ScoredRows = run.scored(table)
     suspicion = page.suspicion(run, rows)
-    suspected = suspicion.rows[:MOST_SUSPECTS] if suspicion else np.array([], dtype=np.int64)
-    wrong = mistakes.most_confident(rows)
-    further = wrong[~np.isin(wrong, suspected)][:_MISTAKES]
-    reasons = dict.fromkeys(suspected.tolist(), "label may be wrong")
-    reasons |= dict.fromkeys(further.tolist(), "confident mistake")
+    suspected = suspicion.rows[:MOST_SUSPECTS].tolist() if suspicion else []
+    reasons = dict.fromkeys(suspected, "label may be wrong")
+    further = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
+    reasons |= dict.fromkeys(further[:_MISTAKES], "confident mistake")
     if not reasons:
         return None
-    split = run.manifest.data.tested_in
     data = run.predictions
-    unknown = [name for name in map(str, data) if not (is_predicted(name) or name == "file")]
-    user_columns = data.attrs.get(USER_COLUMNS, unknown)
+    user_columns = data.attrs.get(USER_COLUMNS, [])
     written = []
     for number, reason in reasons.items():
-        row = table.iloc[number]
-        text, user_values = row["text"] if "text" in table else None, data.iloc[number]
+        row, user_values = table.iloc[number], data.iloc[number]
+        text = row["text"] if "text" in table else None
         written.append(
             {
-                "split": split,
+                "split": run.manifest.data.tested_in,
                 "text": row.get("file") if text is None else text,
                 "label": rows.names[rows.labels[number]],
                 "suggested": rows.names[rows.classes[number]],
                 "probability": round(float(rows.summary.confidence[number]), 4),
                 "why": reason,
                 "digest": f"x{row[DIGEST]}" if text is None else corrections.text_digest(text),
-                "run": str(run.path),
                 "user": user_values.where(user_values.notna(), None),
             }
         )
@@ -98,38 +94,41 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
     Returns:
         How many.
     """
-    reasons: dict[tuple[str, int], list[str]] = {}
-    suggestions: dict[tuple[str, int], dict[str, Any]] = {}
+    suspects: dict[str, dict[int, list[tuple[str, Suspect]]]] = {}  # by split and row
     for finding in findings:
         for suspect in finding.suspects:
-            key = finding.split, suspect.row
-            reasons.setdefault(key, []).append(f"{finding.name}: {suspect.reason}")
-            if suspect.suggested is not None:
-                suggestions[key] = {"suggested": suspect.suggested, "probability": suspect.score}
+            of_row = suspects.setdefault(finding.split, {}).setdefault(suspect.row, [])
+            of_row.append((f"{finding.name}: {suspect.reason}", suspect))
     written, user_columns = [], list[str]()
-    for split in dict.fromkeys(split for split, _ in reasons):
-        rows = recipe.source[split]
-        ids = [row for name, row in reasons if name == split]
-        numbers = np.array(ids)
-        prints = corrections.row_digests(rows.select(numbers), recipe.input_column)
-        own_columns = corrections.user_columns(rows)
+    for split, of_split in suspects.items():
+        rows, numbers = recipe.source[split], [*of_split]
+        own_columns = [
+            name
+            for name, feature in rows.features.items()
+            if name not in {ROW, "label", "text", digests.TEXTS}
+            and isinstance(feature, Value)
+            and "binary" not in feature.dtype
+        ]
         user_columns += [name for name in own_columns if name not in user_columns]
         columns = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
         contents = rows.select_columns(columns).select(numbers)
-        places = [recipe.report.locate(split, [row]) for row in ids]
+        keys = corrections.row_digests(rows.select(numbers), recipe.input_column)
+        places = [recipe.report.locate(split, [row]) for row in numbers]
         if recipe.row_source is not None:
-            places = recipe.row_source.list_places(split, ids)
-        for row, content, digest, place in zip(ids, contents, prints, places, strict=True):
+            places = recipe.row_source.list_places(split, numbers)
+        for row, content, digest, place in zip(numbers, contents, keys, places, strict=True):
+            best = next((suspect for _, suspect in of_split[row] if suspect.suggested), None)
             written.append(
                 {
                     "split": split,
                     "place": place,
                     "text": content.get("text", content.get("file")),
                     "label": corrections.label_text(rows, content["label"]),
-                    "why": "; ".join(dict.fromkeys(reasons[split, row])),
+                    "suggested": best and best.suggested,
+                    "probability": best and best.score,
+                    "why": "; ".join(dict.fromkeys(reason for reason, _ in of_split[row])),
                     "digest": digest,
                     "user": content,
-                    **suggestions.get((split, row), {}),
                 }
             )
     path.unlink(missing_ok=True)

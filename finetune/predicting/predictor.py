@@ -233,7 +233,7 @@ class Predictor:
 def _encode(recipe: TextRecipe, texts: list[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yield the number of a text and its tokens, or those of each of its windows."""
     if recipe.windows is not None:
-        yield from ((number, tokens) for number, tokens, _ in recipe.windows.rows(texts))
+        yield from recipe.windows.rows(texts)
         return
     encoder = recipe.encoder()
     for start in range(0, len(texts), _TOKENIZED_AT_ONCE):

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from transformers import BaseImageProcessor, EvalPrediction, PreTrainedTokenizerBase
 
-    from finetune.data.corrections import Applied
     from finetune.data.sources import Source
     from finetune.recipe.scoring import Scoring
     from finetune.tasks.base import Task
@@ -80,7 +79,7 @@ class Recipe(RecipeOptions):
         self.report = Report()  # the findings about options and data
         self.row_source: Source | None = None  # once it is read
         self.split_how = ""  # how rows were split off
-        self.corrections: Sequence[Applied] = ()  # what each file of corrections did
+        self.corrections: Sequence[dict[str, Any]] = ()  # what each file of corrections did
         self.task_reason = ""  # why the labels are those of the task, where the data decides it
         self.label_name = "label"  # the user's name of the column
         self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several

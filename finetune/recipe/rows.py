@@ -107,7 +107,7 @@ def make_splits(recipe: Recipe) -> DatasetDict:
     Raises:
         UserError: With all errors of the report, if there are any.
     """
-    from finetune.checking import tiers
+    from finetune.checking.rows import check_rows
 
     source, report = recipe.source, recipe.report
     labels.check_names(source, recipe.unmapped_labels, report)
@@ -119,6 +119,6 @@ def make_splits(recipe: Recipe) -> DatasetDict:
         )
     targets = _target_names(recipe)
     require_rows(dataset, targets, report, source)
-    read, columns = recipe.columns_read(), split_columns(recipe).values()
-    report.add(*tiers.check_rows(source, dataset, read, targets, columns))
+    split_by = split_columns(recipe).values()
+    check_rows(source, dataset, recipe.columns_read(), split_by, report)
     return dataset

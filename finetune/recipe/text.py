@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+    from finetune.checking.texts import TokenSample
     from finetune.data.encoding import Encoder, Rows
     from finetune.data.label_columns import LabelOptions
-    from finetune.data.lengths import TokenSample
     from finetune.data.windows import Windows
     from finetune.training.arguments import FinetuneArguments
 
@@ -307,7 +307,7 @@ class TextRecipe(Recipe, TextOptions):
         """What the tokenizer makes of a sample of the training texts; None where the recipe
         tokenizes in another way.
         """
-        from finetune.data.lengths import sample_tokens
+        from finetune.checking.texts import sample_tokens
 
         if type(self).prepare is not TextRecipe.prepare:
             return None

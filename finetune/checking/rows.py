@@ -1,0 +1,311 @@
+"""What every training looks at in its rows, in seconds, and what ``check --deep`` adds.
+
+A word is reported if nearly all texts with it have one class and it is in much of that class: what
+people write about a film says less. A column is, if its values predict the label of rows that they
+were not counted on. A label is suspected if one of the most confident tenth of the predictions
+contradicts it, each from a model that did not see the row (docs/decisions/suspected-labels.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import ClassLabel, Dataset, DatasetDict, Value
+
+from finetune.checking import texts
+from finetune.data import ROW, arrow, digests, targets
+from finetune.data.files_of_splits import KEYWORDS
+from finetune.data.repeated import find_near_duplicates
+from finetune.data.row_findings import RELABEL, report_rows
+from finetune.data.row_index import Plan
+from finetune.errors import Report, counted
+from finetune.runtime import activity
+from finetune.statistics import baselines, mistakes
+from finetune.statistics.estimates import share, wilson
+from finetune.statistics.probabilities import Probabilities
+from finetune.statistics.scored import ScoredRows
+
+#: The share of training rows above which a class outweighs all others.
+_DOMINANT = 0.9
+#: Training rows below which a class is hardly learned, and words say nothing about labels.
+_FEWEST_ROWS, _FEWEST_FOR_WORDS = 10, 100
+_MOST_NAMED = 5
+_SPLIT_COLUMNS = {"split", "set", "fold", "partition", "subset"}
+#: Pairs of shares, one of which a revealing word has to reach: of the texts with it that have one
+#: class (at the lower end of an interval of 99.9%), and of that class that has it.
+_REVEALING, _DEVIATIONS = ((0.95, 0.2), (0.9, 0.5)), 3.29
+_FEWEST_TEXTS = 20
+#: The share of mistakes of a constant guess that a revealing column has to save.
+_SAVED = 0.8
+#: A word or a sign.
+_TOKEN = r"(?u)\w+|[^\w\s]+"
+_FOLDS = 5
+#: The share of wrong labels from which it is suspicious: of clean data up to 2% are estimated.
+_SUSPICIOUS_LABELS = 0.03
+
+
+def check_rows(
+    source: DatasetDict,
+    splits: DatasetDict,
+    columns: Sequence[str],
+    split_by: Collection[str],
+    report: Report,
+) -> None:
+    """Report what is suspicious in texts and classes.
+
+    Args:
+        source: The splits as they were read, with ``_row``, ``label`` and what the model reads.
+        splits: Training, validation and test rows made of it.
+        columns: The names in the data of the columns that the model reads.
+        split_by: The columns that rows are split by.
+        report: Gets the findings.
+    """
+    for split, rows in source.items():
+        texts.find_damaged_texts(rows, split, columns, report)
+    _find_split_columns(source, {*columns, *split_by, "label"}, report)
+    _find_class_problems(splits["train"], splits["test"], report)
+
+
+def check_deep(
+    source: DatasetDict,
+    splits: DatasetDict,
+    column: str,
+    read: Sequence[str],
+    plan: Plan,
+    report: Report,
+) -> None:
+    """Report what is suspicious in how texts and labels resemble each other; takes minutes.
+
+    Args:
+        source: The splits as they were read, with ``_row``, ``label`` and ``column``.
+        splits: Training, validation and test rows made of it.
+        column: Of the texts.
+        read: The names in the data of the columns that the model reads.
+        plan: How rows are split: near duplicates that it leaves out are in the report already.
+        report: Gets the findings.
+    """
+    rows = splits["train"]
+    feature = rows.features[column]
+    if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
+        report.info("--deep looks at texts, and this recipe reads none", "deep")
+        return
+    find_near_duplicates(source, column, plan, report)
+    texts.find_other_languages(rows, column, report)
+    if not isinstance(rows.features["label"], ClassLabel) or len(rows) < _FEWEST_FOR_WORDS:
+        limit = f"expected {_FEWEST_FOR_WORDS} training rows or more with one class each"
+        report.info(f"--deep did not look at words and labels: {limit}", "deep")
+        return
+    activity.say("looking at words and labels")
+    sample = _sample_rows(rows)
+    _find_revealing_words(sample, column, report)
+    _find_revealing_columns(sample, read, report)
+    _find_suspected_labels(sample, column, report)
+
+
+def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
+    """Report classes that outweigh all others, and that are hardly trained or not tested."""
+    names, noun = targets.class_names(train), "label" if targets.is_set(train) else "class"
+    trained, tested = targets.counts(train), targets.counts(test)
+    counts = np.array([trained.get(number, 0) for number in range(len(names))])
+    is_tested = np.array([number in tested for number in range(len(names))], dtype=bool)
+    dominant = f"that more than {_DOMINANT:.0%} of the training rows have"
+    rare = f"with fewer than {_FEWEST_ROWS} training rows"
+    untested = "of the training rows without a test row"
+    metrics = "--class_weights balanced, and --metrics f1_macro,average_precision"
+    add = "add rows, or merge classes: --label_map OLD=NEW"
+    for name, is_concerned, description, fix in (
+        ("imbalance", counts > _DOMINANT * len(train), dominant, metrics),
+        ("few_rows_of_a_class", (counts > 0) & (counts < _FEWEST_ROWS), rare, add),
+        ("not_in_test", (counts > 1) & ~is_tested, untested, add),
+    ):
+        classes = sorted(np.flatnonzero(is_concerned).tolist(), key=counts.__getitem__)
+        listed = [
+            f"'{names[number]}' {counts[number] / len(train):.1%} ({counts[number]:,})"
+            for number in classes[:_MOST_NAMED]
+        ]
+        message = f"{counted(len(classes), noun)} {description}: {', '.join(listed)}"
+        message += ", ..." * (len(classes) > _MOST_NAMED)
+        if classes:
+            count = int(counts[classes].sum())
+            report.warning(message, name, fix=fix, count=count, examined=len(train))
+
+
+def _find_split_columns(source: DatasetDict, read: Collection[str], report: Report) -> None:
+    """Report the columns that name the split of each row, and are not read."""
+    for rows in source.values():
+        for name in rows.column_names:
+            if name.lower() in _SPLIT_COLUMNS and name not in read:
+                values = arrow.column(rows, name).unique().drop_null().to_pylist()
+                splits = {str(value).strip().lower() for value in values} - {""}
+                if len(splits) > 1 and splits <= KEYWORDS.keys():
+                    message = f"'{name}' names the split of each row, and is not read"
+                    fix = "write a file for each split: train.csv, validation.csv, test.csv"
+                    report.warning(message, "split_column", fix=fix)
+
+
+def _sample_rows(rows: Dataset) -> Dataset:
+    """Return training rows with one class each; of many, a sample for which there is memory."""
+    classes = len(targets.class_names(rows))
+    most = min(baselines.MOST_ROWS, baselines.MOST_SCORES // classes)
+    if len(rows) <= most:
+        return rows
+    return rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:most]))
+
+
+def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
+    """Report the words, and pairs of words, that nearly determine the class of training rows."""
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    names, labels = targets.class_names(rows), targets.strata(rows)
+    vectorizer = CountVectorizer(
+        binary=True, ngram_range=(1, 2), min_df=_FEWEST_TEXTS, token_pattern=_TOKEN
+    )
+    terms = _count_terms(vectorizer, rows[column][:])
+    if terms is None:
+        return
+    words = vectorizer.get_feature_names_out()
+    texts = np.asarray(terms.sum(axis=0), dtype=np.int64).ravel()
+    rules: list[tuple[int, int, str]] = []  # texts of the class with the term, all texts with it
+    for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
+        hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
+        low, _ = wilson(hits / texts, texts, _DEVIATIONS)
+        pairs = [(low >= precision) & (hits >= least * size) for precision, least in _REVEALING]
+        says_more = low > (1 + size / len(labels)) / 2  # than a word of a dominant class
+        for term in np.flatnonzero(np.any(pairs, axis=0) & says_more):
+            sentence = (
+                f"'{words[term]}' is in {hits[term] / size:.0%} of the "
+                f"training texts of '{names[label]}', and {hits[term] / texts[term]:.1%} of the "
+                f"{texts[term]:,} with it are '{names[label]}'"
+            )
+            rules.append((int(hits[term]), int(texts[term]), sentence))
+    if rules:
+        rules.sort(key=lambda rule: -rule[0])
+        message = "; ".join(sentence for _, _, sentence in rules[:_MOST_NAMED])
+        message += "; ..." * (len(rules) > _MOST_NAMED)
+        fix = "if a text has it only because its label was known, remove it from the texts"
+        count = max(count for _, count, _ in rules)
+        report.warning(message, "revealing_words", fix=fix, count=count, examined=len(rows))
+
+
+def _count_terms(vectorizer: Any, texts: Sequence[str]) -> Any:
+    """Return how often each text has each term, as a sparse matrix; None without any term."""
+    try:
+        return vectorizer.fit_transform(texts)
+    except ValueError as error:  # scikit-learn has no other way to say that no word is left
+        if "vocabulary" not in str(error) and "no terms remain" not in str(error):
+            raise
+        return None
+
+
+def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) -> None:
+    """Report the columns, of which ``read`` are read, that nearly determine the class of rows."""
+    labels = targets.strata(rows)
+    constant = float(np.bincount(labels).max()) / len(labels)
+    columns = {
+        name: arrow.column(rows, name).combine_chunks()
+        for name in rows.column_names
+        if name not in {ROW, "label", "text", digests.TEXTS}
+    }
+    if digests.TEXTS in rows.column_names:  # columns that were joined to one text
+        parts = arrow.column(rows, digests.TEXTS).combine_chunks()
+        columns |= {name: pc.list_element(parts, number) for number, name in enumerate(read)}
+    for name, values in columns.items():
+        if constant == 1 or pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
+            continue
+        accuracy = float((_predict_by_value(values.to_pandas(), labels) == labels).mean())
+        if accuracy - constant < _SAVED * (1 - constant):
+            continue
+        message = (
+            f"the column '{name}' alone determines the label of {accuracy:.1%} of the training "
+            f"rows (the most frequent class: {constant:.1%})"
+        )
+        details: Any = dict(count=round(accuracy * len(labels)), examined=len(labels))
+        if name in read:
+            fix = "unless it is known before the label is, leave it out of --text_columns"
+            report.warning(message, "revealing_column", fix=fix, **details)
+        else:
+            message += "; the model does not read it"
+            report.info(message, "revealing_column", **details)
+
+
+def _predict_by_value(values: pd.Series, labels: np.ndarray) -> np.ndarray:
+    """Return the most frequent class of each row's value in the half of the rows without it."""
+    half = np.random.default_rng(0).permutation(len(labels)) % 2
+    frame = pd.DataFrame({"code": pd.factorize(values)[0], "label": labels})
+    predicted = np.zeros(len(labels), np.int64)
+    for number in (0, 1):
+        counts = frame[half != number].value_counts()  # the most frequent pairs first
+        most_frequent = counts.reset_index().drop_duplicates("code").set_index("code")["label"]
+        constant = np.bincount(labels[half != number]).argmax()
+        codes = frame.loc[half == number, "code"]
+        predicted[half == number] = codes.map(most_frequent).fillna(constant)
+    return predicted
+
+
+def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
+    """Report the labels that the predictions of a cross-validated bag of words contradict."""
+    names, labels = targets.class_names(rows), targets.strata(rows)
+    probabilities = _cross_validate(rows[column][:], labels, len(names))
+    if probabilities is None:
+        return
+    scored = ScoredRows(labels, names, Probabilities(probabilities))
+    suspicion = mistakes.suspicion(scored)
+    right = share(int(scored.right.sum()), len(scored))
+    # else it mostly predicts the most frequent class, and contradicts all others
+    beats_constant = right.low > np.bincount(labels).max() / len(labels)
+    if suspicion is None or not beats_constant:
+        wrong = f"a bag of words trained on other rows is wrong about {1 - right.value:.0%} of them"
+        fix = "train, and read suspects.csv of the run: the model knows more"
+        report.info(f"the labels could not be checked: {wrong}", "suspected_labels", fix=fix)
+        return
+    positions = suspicion.rows
+    predicted = probabilities[positions]
+    report_rows(
+        report,
+        "suspected_labels",
+        f"whose label is contradicted by one of the {suspicion.confident:,} most confident "
+        "predictions of a bag of words that was trained on other rows: at most about "
+        f"{suspicion.wrong.value:.1%} of the labels are wrong",
+        f"read them, some are right and only unusual; {RELABEL}",
+        positions,
+        rows,
+        "train",
+        severity="warning" if suspicion.wrong.low > _SUSPICIOUS_LABELS else "info",
+        reasons=[f"label '{names[number]}' is contradicted" for number in labels[positions]],
+        suggestions=(
+            [names[number] for number in predicted.argmax(axis=1)],
+            [float(f"{probability:.3g}") for probability in predicted.max(axis=1)],
+        ),
+    )
+
+
+def _cross_validate(texts: Sequence[str], labels: np.ndarray, classes: int) -> np.ndarray | None:
+    """Return each row's class probabilities from the other four fifths, shape ``(rows, classes)``.
+
+    None if the texts hold no words.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from threadpoolctl import threadpool_limits
+
+    vectorizer = TfidfVectorizer(
+        ngram_range=(1, 2),
+        sublinear_tf=True,
+        min_df=2,  # a term of a single row says nothing of others
+        max_features=baselines.bounds(classes)[1],
+    )
+    terms = _count_terms(vectorizer, texts)
+    if terms is None:
+        return None
+    fold = np.random.default_rng(0).permutation(len(labels)) % _FOLDS
+    probabilities = np.zeros((len(labels), classes))
+    with threadpool_limits(1):  # more threads wait for each other: three times slower
+        for number in range(_FOLDS):
+            is_held_out = fold == number
+            predict = baselines.classifier(terms[~is_held_out], labels[~is_held_out], classes)
+            probabilities[is_held_out] = predict(terms[is_held_out])
+    return probabilities
