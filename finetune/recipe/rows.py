@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from datasets import DatasetDict
 
-from finetune.data import ROW, corrections, labels, requirements, sources
+from finetune.data import corrections, labels, requirements, sources
 from finetune.data.comma_list import split_values
 from finetune.data.row_index import Plan
 from finetune.runtime import hub
@@ -21,19 +21,12 @@ if TYPE_CHECKING:
 
 def split_plan(recipe: Recipe) -> Plan:
     """Return how the options of a recipe split rows."""
-    options = {option.name for option in dataclasses.fields(recipe)}
-    names = options & {field.name for field in dataclasses.fields(Plan)}
+    names = {field.name for field in dataclasses.fields(Plan)} & vars(recipe).keys()
     return Plan(
         seed=recipe.split_seed,
         drop=bool(getattr(recipe, "drop_invalid", False)),
         **{name: getattr(recipe, name) for name in names},
     )
-
-
-def split_columns(recipe: Recipe) -> dict[str, str]:
-    """Return the columns that rows are split by, by the options that name them."""
-    columns = {"--group_column": recipe.group_column, "--time_column": recipe.time_column}
-    return {flag: name for flag, name in columns.items() if name is not None}
 
 
 def correction_files(recipe: Recipe) -> dict[str, list[str]]:
@@ -48,15 +41,12 @@ def warn_of_missing_header(recipe: Recipe, dataset: DatasetDict, text: str, labe
         return
     for split, rows in dataset.items():
         if column := sources.names_are_values(rows, [text, label]):
-            columns = [name for name in rows.column_names if name != ROW]
-            names = {text: "text", label: "label"}
-            line = ",".join(names.get(name, f"column_{i}") for i, name in enumerate(columns, 1))
             recipe.report.warning(
                 f"the first line of the {split} data looks like a row, not like column names: "
                 f"'{column}' is both the name of a column and a value in it",
                 "missing_header",
                 split=split,
-                fix=f"add a line with the names of the columns on top, such as '{line}'",
+                fix="add a line with the names of the columns on top",
             )
 
 
@@ -91,13 +81,9 @@ def read_source(recipe: Recipe) -> DatasetDict:
     hub.require({**vars(recipe), "model": None}, embedded=bool(recipe.embedded))
     dataset = sources.number_rows(recipe.load())
     requirements.require_labelled(dataset, recipe.input_column, recipe.report)
-    requirements.require_rows(dataset, _target_names(recipe), recipe.report)
+    label_columns = recipe.target_names or [recipe.label_name]
+    requirements.require_rows(dataset, label_columns, recipe.report)
     return dataset
-
-
-def _target_names(recipe: Recipe) -> Sequence[str]:
-    """Return what the user calls the labels: their column, or those of several numbers."""
-    return recipe.target_names or [recipe.label_name]
 
 
 def make_splits(recipe: Recipe) -> DatasetDict:
@@ -109,7 +95,7 @@ def make_splits(recipe: Recipe) -> DatasetDict:
     from finetune.checking import tiers
 
     source, report = recipe.source, recipe.report
-    can_rename, split_by = hasattr(recipe, "label_map"), split_columns(recipe)
+    can_rename = hasattr(recipe, "label_map")
     report.add(*labels.find_similar_names(source, can_rename=can_rename))
     labels.check_label_map(recipe.unmapped_labels, source, report)
     report.raise_errors()
@@ -118,10 +104,12 @@ def make_splits(recipe: Recipe) -> DatasetDict:
         dataset, recipe.corrections = corrections.apply(
             dataset, source, recipe.input_column, report=report, **files
         )
-    targets = _target_names(recipe)
+    label_columns = recipe.target_names or [recipe.label_name]
+    split_by = {"--group_column": recipe.group_column, "--time_column": recipe.time_column}
+    columns = {flag: name for flag, name in split_by.items() if name is not None}
     requirements.require_splits(
-        dataset, source, targets, report, can_rename=can_rename, split_by=split_by
+        dataset, source, label_columns, report, can_rename=can_rename, split_by=columns
     )
-    read, columns = recipe.columns_read(), split_by.values()
-    report.add(*tiers.check_rows(source, dataset, read, targets, columns))
+    read = recipe.columns_read()
+    report.add(*tiers.check_rows(source, dataset, read, label_columns, columns.values()))
     return dataset
