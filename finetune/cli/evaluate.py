@@ -11,7 +11,6 @@ Hub the test split is evaluated, without one the validation split, else train.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -38,14 +37,10 @@ def main(words: Sequence[str]) -> int:
     parser = Parser("evaluate", __doc__)
     parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
     parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
-    options = {
-        option.name: option
-        for recipe in (ImageRecipe, TextRecipe)
-        for option in dataclasses.fields(recipe)
-    }
+    fields = {**ImageRecipe.__dataclass_fields__, **TextRecipe.__dataclass_fields__}
     for name in _READING:
-        description = options[name].metadata["help"].partition(" (unset")[0]
-        kind: dict[str, Any] = {"metavar": options[name].metadata.get("metavar", "VALUE")}
+        description = fields[name].metadata["help"].partition(" (unset")[0]
+        kind: dict[str, Any] = {"metavar": fields[name].metadata.get("metavar", "VALUE")}
         if name == "csv_quoting":
             kind = {"choices": QUOTING}
         elif name == "drop_invalid":
@@ -67,22 +62,21 @@ def main(words: Sequence[str]) -> int:
     parser.add_trust_recipe()
     arguments = parser.parse_args(words)
     run = load_run(arguments.run, arguments.trust_recipe)
-    reading = {name: value for name in _READING if (value := getattr(arguments, name)) is not None}
-    missing = hub.missing(sources(run, arguments.data))
-    if not missing:
+    if not hub.missing(sources(run, arguments.data)):
         hub.go_offline()
     import_at_once("datasets", "finetune.training.trainer")
     console.quiet()
-    _show(
-        evaluate(
-            run,
-            arguments.data,
-            per_device_eval_batch_size=arguments.per_device_eval_batch_size,
-            cpu_kernels=arguments.cpu_kernels,
-            progress=lambda event: None if sys.stderr.isatty() else console.tell(str(event)),
-            **reading,
-        )
+    evaluation = evaluate(
+        run,
+        arguments.data,
+        per_device_eval_batch_size=arguments.per_device_eval_batch_size,
+        cpu_kernels=arguments.cpu_kernels,
+        progress=lambda event: None if sys.stderr.isatty() else console.tell(str(event)),
+        **{name: value for name in _READING if (value := getattr(arguments, name)) is not None},
     )
+    _show(evaluation)
+    for note in evaluation.notes:
+        console.say(f"\n{note}")
     return 0
 
 
@@ -91,23 +85,19 @@ def _show(evaluation: Evaluation) -> None:
     from finetune.reporting.html import number
 
     source, rows = evaluation.source, counted(evaluation.rows, "row")
-    if (statistics := evaluation.statistics) is not None:
-        caption = f"\n{source}, {rows}, 95% confidence intervals"
-        console.show(tables.metrics(caption, statistics))
-        for values, table in (
-            (statistics.targets, tables.targets),
-            (statistics.classes, tables.classes),
-        ):
-            if values:
-                console.say()
-                console.show(table(statistics))
-        for note in [*statistics.notes, *evaluation.notes]:
-            console.say(f"\n{note}")
+    if (statistics := evaluation.statistics) is None:
+        console.say(f"\ntest set of {source}, {rows}")
+        names = [name for name, value in evaluation.metrics.items() if isinstance(value, float)]
+        scores = {"now": evaluation.metrics, "recorded": evaluation.recorded or {}}
+        lines = [[name, *(number(values[key]) for key in names)] for name, values in scores.items()]
+        console.table(["", *names], lines)
         return
-    console.say(f"\ntest set of {source}, {rows}")
-    names = [name for name, value in evaluation.metrics.items() if isinstance(value, float)]
-    scores = {"now": evaluation.metrics, "recorded": evaluation.recorded or {}}
-    lines = [[name, *(number(values[key]) for key in names)] for name, values in scores.items()]
-    console.table(["", *names], lines)
-    for note in evaluation.notes:
+    console.show(tables.metrics(f"\n{source}, {rows}, 95% confidence intervals", statistics))
+    if statistics.targets:
+        console.say()
+        console.show(tables.targets(statistics))
+    if statistics.classes:
+        console.say()
+        console.show(tables.classes(statistics))
+    for note in statistics.notes:
         console.say(f"\n{note}")
