@@ -13,39 +13,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from finetune.cli import console
 from finetune.cli.parser import Parser, import_at_once, load_run
 from finetune.errors import counted
-from finetune.models import cpu
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
-from finetune.recipe import ImageRecipe, TextRecipe
+from finetune.predicting.options import READING
 from finetune.runtime import hub
-from finetune.runtime.formats import QUOTING
 
 #: Options of a recipe that say how a file is read.
 _READING = (
-    *("text_column", "text_columns", "image_column", "label_column"),
-    *("label_separator", "label_map", "drop_invalid"),
-    *("csv_quoting", "csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits"),
+    *READING,
+    *("label_column", "label_separator", "label_map", "drop_invalid"),
+    *("dataset_config", "dataset_splits"),
 )
 
 
 def main(words: Sequence[str]) -> int:
     """``finetune evaluate RUN [--data FILE] [--per_device_eval_batch_size N]``."""
     parser = Parser("evaluate", __doc__)
-    parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
+    parser.add_run()
     parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
-    fields = {**ImageRecipe.__dataclass_fields__, **TextRecipe.__dataclass_fields__}
-    for name in _READING:
-        description = fields[name].metadata["help"].partition(" (unset")[0]
-        kind: dict[str, Any] = {"metavar": fields[name].metadata.get("metavar", "VALUE")}
-        if name == "csv_quoting":
-            kind = {"choices": QUOTING}
-        elif name == "drop_invalid":
-            kind = {"action": "store_const", "const": True}
-        parser.add_argument(f"--{name}", help=f"{description} (default: the run's)", **kind)
+    parser.add_reading(_READING)
     parser.add_argument(
         "--per_device_eval_batch_size",
         type=int,
@@ -53,13 +42,6 @@ def main(words: Sequence[str]) -> int:
         metavar="N",
         help="rows of a batch on one device (default: 32)",
     )
-    parser.add_argument(
-        "--cpu_kernels",
-        choices=cpu.CHOICES,
-        help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
-        "(default: as in the training)",
-    )
-    parser.add_trust_recipe()
     arguments = parser.parse_args(words)
     run = load_run(arguments.run, arguments.trust_recipe)
     if not hub.missing(sources(run, arguments.data)):

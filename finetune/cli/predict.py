@@ -34,11 +34,17 @@ from finetune.cli import console
 from finetune.cli.parser import Parser, import_at_once, load_run
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Event, Predicted, Progress, throttle
-from finetune.predicting.options import Options
+from finetune.predicting.options import CHOICES, READING, Options
 from finetune.recipe import TextRecipe
 from finetune.runtime import distributed, formats, hub
 
 _SHOWN_CLASSES = 5
+_FLAGS = {
+    "all_probabilities": "add the probability of every class",
+    "calibrated": "divide logits by the temperature of the run",
+    "csv_safe": "in .csv and .tsv output put an apostrophe before texts that a spreadsheet would "
+    "run as a formula (those that begin with = + - @, a tab or a line break)",
+}
 
 
 def main(words: Sequence[str]) -> int:
@@ -114,7 +120,7 @@ def main(words: Sequence[str]) -> int:
 def _parser() -> Parser:
     suffixes = ", ".join((*formats.FILES, ".txt"))
     parser = Parser("predict", (__doc__ or "").replace("FORMATS", suffixes))
-    parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
+    parser.add_run()
     parser.add_argument(
         "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
     )
@@ -131,9 +137,21 @@ def _parser() -> Parser:
         "(default: lines to the standard output)",
     )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted prediction")
-    parser.add_trust_recipe()
-    for option in fields(Options):
-        parser.add_argument(f"--{option.name}", **option.metadata)
+    parser.add_reading(READING)
+    for name, description in _FLAGS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=description)
+    parser.add_argument(
+        "--precision",
+        choices=CHOICES["precision"],
+        help="precision of the computation (default: bf16 for text classification where the "
+        "device supports it natively, else fp32)",
+    )
+    parser.add_argument(
+        "--batch_tokens",
+        type=int,
+        metavar="N",
+        help="tokens per batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
+    )
     return parser
 
 

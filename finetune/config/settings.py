@@ -270,11 +270,7 @@ def _read_config(parser: RecipeParser, config: str | None, report: Report) -> di
 
 
 def _load_yaml(config: str) -> dict[str, Any]:
-    """Return the values of a YAML file as strings, which the parser checks like flags.
-
-    Raises:
-        UserError: If it cannot be read, or has a key twice.
-    """
+    """Return the values of a YAML file as strings, which the parser checks like flags."""
     import yaml
 
     try:

@@ -15,6 +15,7 @@ from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting.options import find_mistakes
 from finetune.runs.run import Run
 from finetune.runtime import distributed
+from finetune.runtime.formats import SEPARATORS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +77,6 @@ def predict(
     import pyarrow as pa
 
     from finetune.data import arrow, memory
-    from finetune.predicting.inputs import Input
     from finetune.predicting.request import Request, text_names
 
     if options.get("csv_safe"):
@@ -90,7 +90,7 @@ def predict(
         frame = _frame(data, text_names(loaded.recipe(scores=False), options))
         if isinstance(data, pd.Series):
             frame.index = data.index
-    request = Request(loaded, Input.from_frame(frame), options)
+    request = Request(loaded, frame, options)
     report = _row_counter(progress, request.input.total)
     tables = [added for *_, added in request.predict(report)]
     for name in request.added:
@@ -130,8 +130,8 @@ def predict_file(
     import torch
 
     from finetune.predicting import output as writing
-    from finetune.predicting.inputs import STANDARD_INPUT, Input
-    from finetune.predicting.request import Request, read_options, text_names
+    from finetune.predicting.inputs import STANDARD_INPUT
+    from finetune.predicting.request import Request
 
     file = None if isinstance(output, (str, Path)) else output
     path = Path(output).expanduser() if isinstance(output, (str, Path)) else Path("-")
@@ -140,17 +140,15 @@ def predict_file(
     ranks, csv_safe = distributed.ranks(), bool(options.get("csv_safe"))
 
     def prepare() -> tuple[Request, str, writing.Parts | None, dict[int, int]]:
-        loaded = Run.load(run, trust_recipe=trust_recipe)
-        columns = text_names(loaded.recipe(scores=False), options)
-        rows = Input.open(str(source), read_options(loaded, source, options), columns)
-        request, suffix = Request(loaded, rows, options), path.suffix
+        request = Request(Run.load(run, trust_recipe=trust_recipe), source, options)
+        rows, suffix = request.input, path.suffix
         if file is not None:  # in the format of the input
-            formats = {
-                ".jsonl": ".jsonl",
-                **dict.fromkeys((".tsv", ".txt", STANDARD_INPUT), ".tsv"),
-            }
+            formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
             suffix = formats.get(rows.kind, ".csv")
-        writing.refuse_impossible(rows, suffix, csv_safe)
+        if csv_safe and suffix not in SEPARATORS:
+            raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
+        if suffix != ".parquet":
+            writing.refuse_bytes(rows)
         if file is not None or rows.total is None:  # standard input is read only once
             return request, suffix, None, {}
         parts = writing.Parts(path, request.facts())
@@ -197,9 +195,7 @@ def predict_file(
 def _row_counter(
     progress: Progress, total: int | None, before: int = 0, world_size: int = 1
 ) -> Callable[[int], object]:
-    """Return what reports the rows that one of several processes has done as those of all, with
-    those that were done before a resume.
-    """
+    """Return what reports the rows that one of several processes has done as those of all."""
 
     def report(rows_done: int) -> object:
         rows = before + rows_done * world_size

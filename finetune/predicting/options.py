@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,68 +17,41 @@ from finetune.training.manifest import MANIFEST
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
-def _option(default: Any, help: str, **argument: Any) -> Any:
-    return field(default=default, metadata={"help": help, **argument})
-
-
-def _name(help: str) -> Any:
-    return _option(None, help, metavar="NAME")
-
-
-def _flag(help: str) -> Any:
-    return _option(False, help, action="store_true")
+CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
+#: Options of a recipe that say how an input is read; those of the run by default.
+READING = (
+    *("text_column", "text_columns", "image_column"),
+    *("csv_quoting", "csv_separator", "encoding", "sheet"),
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a prediction; the metadata of a field are its ``argparse`` arguments."""
+    """Options of a prediction: those in :data:`READING`, and how it is computed and written.
 
-    text_column: str | None = _name(
-        "column with the text (default: the run's if INPUT has it, else text)"
-    )
-    text_columns: str | None = _name(
-        "columns with the texts, where the run reads several (default: the run's): "
-        "premise,hypothesis"
-    )
-    image_column: str | None = _name(
-        "column with the paths of images, relative to INPUT (default: the run's if INPUT has it, "
-        "else image or file)"
-    )
-    csv_quoting: str | None = _option(
-        None,
-        "quotation marks in a .csv or .tsv: minimal, around fields; none, part of the text "
-        "(default: the run's)",
-        choices=QUOTING,
-    )
-    csv_separator: str | None = _name(
-        "what separates the fields of a .csv or .tsv, ';' or tab (default: detected)"
-    )
-    encoding: str | None = _name("encoding of a file of text (default: detected)")
-    sheet: str | None = _name("sheet of a spreadsheet (default: the first with rows)")
-    all_probabilities: bool = _flag("add the probability of every class")
-    calibrated: bool = _flag("divide logits by the temperature of the run")
-    precision: str | None = _option(
-        None,
-        "precision of the computation (default: bf16 for text classification where the device "
-        "supports it natively, else fp32)",
-        choices=("fp32", "bf16"),
-    )
-    cpu_kernels: str | None = _option(
-        None,
-        "on a CPU: auto for the kernels of this toolkit, off for those of the libraries (default: "
-        "as in training)",
-        choices=cpu.CHOICES,
-    )
-    batch_tokens: int | None = _option(
-        None,
-        "tokens per batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
-        type=int,
-        metavar="N",
-    )
-    csv_safe: bool = _flag(
-        "in .csv and .tsv output put an apostrophe before texts that a spreadsheet would run as a "
-        "formula (those that begin with = + - @, a tab or a line break)"
-    )
+    Attributes:
+        all_probabilities: Whether to add the probability of every class.
+        calibrated: Whether to divide logits by the temperature of the run.
+        precision: ``fp32`` or ``bf16``; None for bf16 in text classification where the device
+            supports it natively, else fp32.
+        cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
+        batch_tokens: Tokens per batch, padding included; None for 1024 on a CPU, 65536 on a GPU.
+        csv_safe: Whether to escape what a spreadsheet would run as a formula.
+    """
+
+    text_column: str | None = None
+    text_columns: str | None = None
+    image_column: str | None = None
+    csv_quoting: str | None = None
+    csv_separator: str | None = None
+    encoding: str | None = None
+    sheet: str | None = None
+    all_probabilities: bool = False
+    calibrated: bool = False
+    precision: str | None = None
+    cpu_kernels: str | None = None
+    batch_tokens: int | None = None
+    csv_safe: bool = False
 
 
 def find_mistakes(
@@ -91,10 +64,9 @@ def find_mistakes(
         for name in options
         if name not in names
     ]
-    for option in fields(Options):
-        value, choices = options.get(option.name), option.metadata.get("choices")
-        if choices and value not in (None, *choices):
-            mistakes.append(f"--{option.name} {value}: expected {' or '.join(choices)}")
+    for name, choices in CHOICES.items():
+        if options.get(name) not in (None, *choices):
+            mistakes.append(f"--{name} {options[name]}: expected {' or '.join(choices)}")
     if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
         mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
     if output is None:

@@ -199,21 +199,13 @@ def _parquet_writer(path: Path, stack: contextlib.ExitStack) -> Writer:
     return write
 
 
-def refuse_impossible(source: Input, suffix: str, csv_safe: bool) -> None:
-    """Refuse what a format cannot hold, before anything is predicted.
-
-    Raises:
-        UserError: If bytes are to be text, or ``csv_safe`` is for another format than ``.csv`` and
-            ``.tsv``.
-    """
-    if csv_safe and suffix not in SEPARATORS:
-        raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
+def refuse_bytes(source: Input) -> None:
+    """Raise a ``UserError`` for a column of bytes, which a file of text cannot hold."""
     for column in source.rows.schema if isinstance(source.rows, pa.Table) else ():
-        # a field of a structure may have that name
-        if suffix != ".parquet" and re.search(r"binary(?!:)", str(column.type)):
+        if re.search(r"binary(?!:)", str(column.type)):  # a field of a structure may be called so
             raise UserError(
-                f"{source.name}: the column '{column.name}' holds bytes, which a text file cannot "
-                "store: write parquet, e.g. --output predicted.parquet"
+                f"{source.name}: the column '{column.name}' holds bytes: write parquet, e.g. "
+                "--output predicted.parquet"
             )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from finetune.data.columns import parse_names
@@ -24,18 +25,6 @@ from finetune.runs.run import Run
 from finetune.runtime import formats
 
 
-def read_options(run: Run, source: str | Path, options: Mapping[str, Any]) -> ReadOptions:
-    """Return how to read a file: as asked for, quotation marks by default as those of the run."""
-    is_delimited = formats.suffix(source) in formats.SEPARATORS
-    default = run.manifest.options.get("csv_quoting", "auto") if is_delimited else "auto"
-    return ReadOptions(
-        quoting=str(options.get("csv_quoting") or default),
-        separator=options.get("csv_separator"),
-        encoding=options.get("encoding"),
-        sheet=options.get("sheet"),
-    )
-
-
 def text_names(recipe: Recipe, options: Mapping[str, Any]) -> list[str]:
     """Return the names of the columns of an input without names, such as standard input."""
     if isinstance(recipe, TextRecipe) and recipe.text_columns is not None:
@@ -48,7 +37,7 @@ class Request:
 
     Args:
         run: Whose model predicts.
-        source: What is predicted.
+        source: A frame, or the name of a file, a folder, an image or the standard input.
         options: Those of :class:`~finetune.predicting.options.Options`, by name.
 
     Raises:
@@ -61,17 +50,35 @@ class Request:
         precision: Of the computation.
     """
 
-    def __init__(self, run: Run, source: Input, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run: Run, source: str | Path | pd.DataFrame, options: Mapping[str, Any]
+    ) -> None:
         run.require_model()
         if mistakes := find_mistakes(options):
             raise UserError(*mistakes)
-        self.run, self.input, self.options = run, source, Options(**options)
+        self.run, self.options = run, Options(**options)
         self._task, self._recipe = run.kind, run.recipe(scores=False)
-        self._refuse_impossible()
+        name = "" if isinstance(source, pd.DataFrame) else str(source)
+        is_delimited = formats.suffix(name) in formats.SEPARATORS
+        reading = ReadOptions(
+            quoting=str(
+                self.options.csv_quoting
+                or (is_delimited and run.manifest.options.get("csv_quoting"))
+                or "auto"
+            ),
+            separator=self.options.csv_separator,
+            encoding=self.options.encoding,
+            sheet=self.options.sheet,
+        )
+        if isinstance(source, pd.DataFrame):
+            self.input = Input.from_frame(source)
+        else:
+            self.input = Input.open(name, reading, text_names(self._recipe, options))
+        self._refuse_impossible(reading)
         self.columns_read = self._choose_columns()
         self.added = self._task.predicted_names(all_labels=self.options.all_probabilities)
         for number, name in enumerate(self.added):
-            while name in source.columns:
+            while name in self.input.columns:
                 name = f"predicted {name}"
             self.added[number] = name
         temperature = run.manifest.temperature if self.options.calibrated else None
@@ -80,8 +87,7 @@ class Request:
         trained_with = run.manifest.arguments.get("cpu_kernels", "auto")
         self._cpu_kernels = self.options.cpu_kernels or trained_with
 
-    def _refuse_impossible(self) -> None:
-        """Refuse options that the task or the input has no use for, all at once."""
+    def _refuse_impossible(self, reading: ReadOptions) -> None:
         path, mistakes = self.run.path, []
         if self.options.all_probabilities and not self._task.has_probabilities:
             mistakes.append(f"--all_probabilities: {path} predicts a number, it has no classes")
@@ -90,15 +96,13 @@ class Request:
         elif self.options.calibrated and self.run.manifest.temperature is None:
             mistakes.append(f"--calibrated: {path} has no temperature (status {self.run.status})")
         if self.input.kind in (STANDARD_INPUT, "folder", "frame"):
-            for flag, value in read_options(self.run, "", vars(self.options)).flags.items():
+            for flag, value in reading.flags.items():
                 mistakes.append(f"{flag} {value}: {self.input.name} is no file")
         if mistakes:
             raise UserError(*mistakes)
 
     def _choose_columns(self) -> list[str]:
-        """Return the columns to read: those asked for, else those of the run if the input has them,
-        else the usual ones.
-        """
+        """Return those asked for, else those of the run if the input has them, else usual ones."""
         recipe, options, names = self._recipe, self.options, self.input.columns
         has_images = isinstance(recipe, ImageRecipe)
         typed = options.text_column or options.text_columns
@@ -204,12 +208,7 @@ class Request:
             yield number, rows, self._added_columns(logits, has_value)
 
     def _values(self, number: int, rows: Any) -> list[Any]:
-        """Return what the model reads of each row: a value, or a tuple of several columns; None
-        where it is missing.
-
-        Raises:
-            UserError: If a value is no text where texts are read, with its row.
-        """
+        """Return what the model reads of each row: a value, a tuple, or None if it is missing."""
         columns = [cells(rows, name) for name in self.columns_read]
         if isinstance(self._recipe, ImageRecipe):
             return [self._image(value) for value in columns[0]]
@@ -244,9 +243,7 @@ class Request:
         return {"bytes": None, "path": str(folder / Path(value).expanduser())}
 
     def _added_columns(self, logits: np.ndarray, has_value: np.ndarray) -> pa.Table:
-        """Return the added columns of a chunk from the logits of those of its rows that have a
-        value; null for the others.
-        """
+        """Return the added columns of a chunk; null for its rows without a value."""
         predictions = self._task.predicted(
             logits, self._temperature, all_labels=self.options.all_probabilities
         )

@@ -127,11 +127,7 @@ def _available(name: str) -> str:
 
 
 def _import_package() -> None:
-    """Import the toolkit's ``recipes``, whatever else is named so on the import path.
-
-    Raises:
-        UserError: If this process has imported another package of that name.
-    """
+    """Import the toolkit's ``recipes``, whatever else is named so on the import path."""
     init = HOUSE / "recipes" / "__init__.py"
     if "recipes" not in sys.modules:
         import_source("recipes", init, init.read_bytes(), str(init))

@@ -196,11 +196,7 @@ def _inputs(
     targets: Any,
     is_trial: bool,
 ) -> dict[str, np.ndarray]:
-    """Return what a module takes: predictions, prediction scores (probabilities), references.
-
-    Whole numbers are refused in a trial where the rows have others: ``evaluate`` would make 0 of
-    0.9.
-    """
+    """Return what a module takes: predictions, prediction scores (probabilities), references."""
     features: Any = module.features
     if isinstance(features, list):  # of several, the library takes the first that fit
         features = features[0]
@@ -212,6 +208,7 @@ def _inputs(
         if name not in inputs:
             names = " or ".join(map(repr, inputs))
             raise UserError(f"{title} takes {name!r}: a task of {task.name} gives {names}")
+        # or `evaluate` would make 0 of 0.9
         if is_trial and inputs[name].dtype.kind == "f" and "int" in str(features[name]):
             raise UserError(
                 f"{title} takes {name} as {features[name]}, and a task of {task.name} gives "

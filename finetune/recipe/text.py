@@ -142,39 +142,38 @@ class TextRecipe(Recipe, TextOptions):
 
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
-        """The configuration of the model, as it is stored; None if the recipe builds its own."""
+        """The configuration of the model, as it is stored; None if the recipe builds its own.
+
+        The default of ``max_length`` is reduced to the positions of the model.
+
+        Raises:
+            UserError: If the model has no head for texts, or fewer positions than ``max_length``.
+        """
+        from finetune.models import families
         from finetune.models.pretrained import load_config
 
-        is_custom = type(self).build_model is not TextRecipe.build_model
-        return None if is_custom else load_config(self.model, self.model_revision)
+        if type(self).build_model is not TextRecipe.build_model:
+            return None
+        config = load_config(self.model, self.model_revision)
+        families.require_head(self.model, config)
+        positions = families.positions(config)
+        if positions is not None and self.max_length > positions:
+            limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"
+            if self.max_length != type(self).__dataclass_fields__["max_length"].default:
+                raise UserError(f"{limit}; expected as many or fewer tokens")
+            self.max_length = positions
+            self.note(f"{limit}: texts are read up to these")
+        return config
 
     def check(self) -> None:
         from finetune.models import families
 
-        self._fit_model()
+        config = self.model_config
         _ = self.windows
         if self.text_columns:
             self.encoder().refuse_too_short(len(self.columns_read()))
-        for remark in families.remarks(self.model_config) if self.model_config is not None else ():
+        for remark in families.remarks(config) if config is not None else ():
             self.note(remark)
-
-    def _fit_model(self) -> None:
-        """Refuse a model without a head for texts, or with too few positions for ``max_length``,
-        which is reduced if it is the default.
-        """
-        from finetune.models import families
-
-        if self.model_config is None:
-            return
-        families.require_head(self.model, self.model_config)
-        positions = families.positions(self.model_config)
-        if positions is None or self.max_length <= positions:
-            return
-        limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"
-        if self.max_length != type(self).__dataclass_fields__["max_length"].default:
-            raise UserError(f"{limit}; expected as many or fewer tokens")
-        self.max_length = positions
-        self.note(f"{limit}: texts are read up to these")
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -184,7 +183,7 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data.encoding import is_pair
         from finetune.models.pretrained import load_tokenizer
 
-        self._fit_model()  # before max_length is saved with the tokenizer
+        _ = self.model_config  # which may reduce max_length, saved with the tokenizer
         side = "left" if self.truncation == "tail" else "right"
         tokenizer = load_tokenizer(
             self.model, self.model_revision, truncation_side=side, max_length=self.max_length
