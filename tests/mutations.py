@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "--csv_safe has no effect on cells",
         "finetune/predicting/output.py",
-        "[escape(_cell(value)) for value in row] for row in rows(chunk, added)",
-        "[_cell(value) for value in row] for row in rows(chunk, added)",
+        "[escape(_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]",
+        "[_json(cell) if isinstance(cell, (list, dict)) else cell for cell in line]",
         ("F5",),
     ),
     Mutation(

@@ -56,7 +56,19 @@ def main(words: Sequence[str]) -> int:
     from finetune.pipeline import check
 
     try:
-        result = _examine(recipe, flags, deep=typed.deep, suspects=typed.suspects)
+        require_hub(catalog.find(recipe), flags)
+        import_at_once("datasets", "finetune.training.arguments")
+        from finetune.pipeline.suspects import of_findings, refuse_path
+
+        console.quiet()
+        suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
+        if suspects is not None:
+            refuse_path(suspects)
+        chosen = Settings.from_command_line(recipe, flags, ("--deep", "--json", "--suspects"))
+        result = check.examine(chosen, deep=typed.deep)
+        if suspects is not None:
+            count = of_findings(suspects, result.findings, chosen.recipe)
+            console.tell(f"{suspects}: {counted(count, 'row')} to look at")
     except UserError as error:
         if not typed.json:
             raise
@@ -68,30 +80,11 @@ def main(words: Sequence[str]) -> int:
     return result.status
 
 
-def _examine(recipe: str, flags: list[str], *, deep: bool, suspects: str | None) -> Check:
-    """Run the check, and write the suspects if that is asked for."""
-    require_hub(catalog.find(recipe), flags)
-    import_at_once("datasets", "finetune.training.arguments")
-
-    from finetune.pipeline import check
-    from finetune.pipeline.suspects import of_findings, refuse_path
-
-    console.quiet()
-    if suspects is not None:
-        refuse_path(Path(suspects).expanduser())
-    chosen = Settings.from_command_line(recipe, flags, ("--deep", "--json", "--suspects"))
-    result = check.examine(chosen, deep=deep)
-    if suspects is not None:
-        count = of_findings(Path(suspects).expanduser(), result.findings, chosen.recipe)
-        console.tell(f"{suspects}: {counted(count, 'row')} to look at")
-    return result
-
-
 def _show(result: Check, recipe: str) -> None:
     """Print the splits, the findings from the worst, and the verdict."""
     if result.splits:
         console.say(f"check {recipe}: {result.task.replace('_', ' ')}")
-        console.table(*_table(result))
+        console.table(["", "rows", "share", "classes"], _splits(result))
         if result.split_how:
             console.say(f"splits: {result.split_how}")
         console.say()
@@ -114,16 +107,15 @@ def _show(result: Check, recipe: str) -> None:
         console.say(f"to train: {result.command}")
 
 
-def _table(result: Check) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table of splits."""
+def _splits(result: Check) -> list[list[str]]:
+    """Return the rows of the table of splits."""
     total = sum(facts.rows for facts in result.splits.values())
     lines = []
     for split, facts in result.splits.items():
-        counts = [f"{name} {count:,}" for name, count in facts.classes.items()]
-        if len(counts) > _FEW_CLASSES:
-            ordered = sorted((count, name) for name, count in facts.classes.items() if count)
-            ends = " to ".join(f"{name} {count:,}" for count, name in (ordered[0], ordered[-1]))
-            counts = [f"{len(ordered):,} classes: {ends}"]
-        share = f"{facts.rows / max(1, total):.0%}"
-        lines.append([split, f"{facts.rows:,}", share, ", ".join(counts)])
-    return ["", "rows", "share", "classes"], lines
+        ordered = sorted((count, name) for name, count in facts.classes.items())
+        counts = ", ".join(f"{name} {count:,}" for name, count in facts.classes.items())
+        if len(ordered) > _FEW_CLASSES:
+            (least, rarest), (most, commonest) = ordered[0], ordered[-1]
+            counts = f"{len(ordered):,} classes: {rarest} {least:,} to {commonest} {most:,}"
+        lines.append([split, f"{facts.rows:,}", f"{facts.rows / max(1, total):.0%}", counts])
+    return lines

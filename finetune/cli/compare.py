@@ -34,9 +34,8 @@ def main(words: Sequence[str]) -> int:
     from finetune.pipeline.compare import compare
     from finetune.reporting import tables
 
-    names = itertools.chain(["comparison"], (f"comparison.{n}" for n in itertools.count(1)))
-    unused = (f"{name}.html" for name in names if not Path(f"{name}.html").exists())
-    page = arguments.output or next(unused)
+    names = (f"comparison{f'.{n}' * (n > 0)}.html" for n in itertools.count())
+    page = arguments.output or next(name for name in names if not Path(name).exists())
     runs = [load_run(path, arguments.trust_recipe) for path in arguments.runs]
     comparison = compare(runs, page)
     console.show(comparison.scores(comparison.headline))

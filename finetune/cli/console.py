@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 
 def say(text: str = "") -> None:
     """Print a line to standard output, from rank 0 only, above a progress bar if there is one."""
-    if distributed.ranks().rank == 0:
-        try:
-            with _above_bars():
-                print(visible(text), flush=True)
-        except OSError:  # a closed pipe or terminal: nobody reads any more; the training goes on
-            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if distributed.ranks().rank != 0:
+        return
+    above: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if "tqdm" in sys.modules:  # else there are no bars
+        from tqdm import tqdm
+
+        above = tqdm.external_write_mode(file=sys.stdout)
+    try:
+        with above:
+            print(visible(text), flush=True)
+    except OSError:  # a closed pipe or terminal: nobody reads any more; the training goes on
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def tell(text: str) -> None:
@@ -50,16 +56,6 @@ class _Terminal(io.TextIOBase):
 def data_file() -> IO[str]:
     """Return a file for rows on standard output."""
     return cast(IO[str], _Terminal()) if sys.stdout.isatty() else sys.stdout
-
-
-def _above_bars() -> contextlib.AbstractContextManager[object]:
-    """Take progress bars away while a line is printed; where there are none, tqdm is not loaded."""
-    if "tqdm" not in sys.modules:
-        return contextlib.nullcontext()
-    from tqdm import tqdm
-
-    bars: contextlib.AbstractContextManager[object] = tqdm.external_write_mode(file=sys.stdout)
-    return bars
 
 
 def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
@@ -87,14 +83,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def show(result: Table) -> None:
     """Print a table of results: its caption, then its columns, each with one of its notes."""
     say(result.caption)
-    noted = [any(cell.note for cell in cells) for cells in zip(*result.rows, strict=True)]
-
-    def words(row: Iterable[tuple[str, str]]) -> list[str]:
-        pairs = zip(row, noted, strict=True)
-        return [word for (text, note), is_noted in pairs for word in (text, note)[: 1 + is_noted]]
-
-    rows = [words((cell.text, cell.note) for cell in row) for row in result.rows]
-    table(words((name, "") for name in result.header), rows)
+    header: list[str] = []
+    columns: list[list[str]] = []
+    for name, *cells in zip(result.header, *result.rows, strict=True):
+        header.append(name)
+        columns.append([cell.text for cell in cells])
+        if any(cell.note for cell in cells):
+            header.append("")
+            columns.append([cell.note for cell in cells])
+    table(header, zip(*columns, strict=True))
 
 
 def quiet() -> None:

@@ -80,16 +80,14 @@ def _run(words: list[str]) -> int:
     if hint := suggestion(verb, ("--help", "--version"), 0.7) if verb.startswith("-") else "":
         raise UserError(f"unknown option {verb}{hint}")
     if verb not in VERBS:
-        verb, rest = "train", words
-        if not (
-            words[0] in catalog.names() or words[0].endswith(".py") or words[0].startswith("-")
-        ):
-            names = [*VERBS, *catalog.names()]
+        recipes = catalog.names()
+        if not (verb in recipes or verb.endswith(".py") or verb.startswith("-")):
             raise UserError(
-                f"unknown recipe or subcommand '{words[0]}'{suggestion(words[0], names)} "
-                f"(recipes: {', '.join(catalog.names())}; subcommands: {', '.join(VERBS)}; "
-                "a recipe of your own is the path of a .py file)"
+                f"unknown recipe or subcommand '{verb}'{suggestion(verb, [*VERBS, *recipes])} "
+                f"(recipes: {', '.join(recipes)}; subcommands: {', '.join(VERBS)}; a recipe of "
+                "your own is the path of a .py file)"
             )
+        verb, rest = "train", words
     return int(importlib.import_module(f"finetune.cli.{verb}").main(rest))
 
 

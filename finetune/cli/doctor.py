@@ -33,25 +33,16 @@ def main(words: Sequence[str]) -> int:
         raise UserError(f"--timeout {timeout}: expected 1 second or more")
     from finetune.pipeline import doctor
 
+    total = distributed.ranks().world_size
     if distributed.ranks().rank == 0:
         for title, facts in doctor.describe_machine().items():
             console.block(title, facts)
-        console.say()
-    lines = doctor.recommend(doctor.list_interfaces())
-    if lines:
-        console.say("for a job on several machines, on each with its own interface:\n")
-    for line in lines:
-        console.say(f"    {line}")  # unfolded, however narrow the terminal: it will be copied
-    if not lines:
-        console.say("nothing needs to be set")
-    if distributed.ranks().world_size > 1:
-        _time_all_reduces(timeout)
-    return 0
-
-
-def _time_all_reduces(timeout: int) -> None:
-    from finetune.pipeline import doctor
-
+    lines = [f"    {line}" for line in doctor.recommend(doctor.list_interfaces())]
+    title = "for a job on several machines, on each with its own interface:\n"
+    # unfolded, however narrow the terminal: it will be copied
+    console.say("\n".join(["", title, *lines] if lines else ["", "nothing needs to be set"]))
+    if total == 1:
+        return 0
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         distributed.join_process_group(None, timeout, use_cpu=False)
@@ -61,7 +52,6 @@ def _time_all_reduces(timeout: int) -> None:
             f"the ranks did not connect within {timeout} s ({str(error).splitlines()[0]}): is "
             f"{place} reached from every machine, and was each started with the same command?"
         ) from error
-    total = distributed.ranks().world_size
     console.say(f"\n{len(hosts)} of {total} ranks connected, on {', '.join(dict.fromkeys(hosts))}")
     # as nccl-tests define the speed of a link (doc/PERFORMANCE.md there)
     share = 2 * (total - 1) / total
@@ -72,3 +62,4 @@ def _time_all_reduces(timeout: int) -> None:
     ]
     console.table(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
     distributed.leave()
+    return 0

@@ -11,46 +11,30 @@ Hub the test split is evaluated, without one the validation split, else train.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from finetune.cli import console
 from finetune.cli.parser import Parser, import_at_once, load_run
 from finetune.errors import counted
-from finetune.models import cpu
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
-from finetune.recipe import ImageRecipe, TextRecipe
+from finetune.predicting.options import READING
 from finetune.runtime import hub
-from finetune.runtime.formats import QUOTING
 
 #: Options of a recipe that say how a file is read.
 _READING = (
-    *("text_column", "text_columns", "image_column", "label_column"),
-    *("label_separator", "label_map", "drop_invalid"),
-    *("csv_quoting", "csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits"),
+    *READING,
+    *("label_column", "label_separator", "label_map", "drop_invalid"),
+    *("dataset_config", "dataset_splits"),
 )
 
 
 def main(words: Sequence[str]) -> int:
     """``finetune evaluate RUN [--data FILE] [--per_device_eval_batch_size N]``."""
     parser = Parser("evaluate", __doc__)
-    parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
+    parser.add_run()
     parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
-    options = {
-        option.name: option
-        for recipe in (ImageRecipe, TextRecipe)
-        for option in dataclasses.fields(recipe)
-    }
-    for name in _READING:
-        description = options[name].metadata["help"].partition(" (unset")[0]
-        kind: dict[str, Any] = {"metavar": options[name].metadata.get("metavar", "VALUE")}
-        if name == "csv_quoting":
-            kind = {"choices": QUOTING}
-        elif name == "drop_invalid":
-            kind = {"action": "store_const", "const": True}
-        parser.add_argument(f"--{name}", help=f"{description} (default: the run's)", **kind)
+    parser.add_reading(_READING)
     parser.add_argument(
         "--per_device_eval_batch_size",
         type=int,
@@ -58,31 +42,23 @@ def main(words: Sequence[str]) -> int:
         metavar="N",
         help="rows of a batch on one device (default: 32)",
     )
-    parser.add_argument(
-        "--cpu_kernels",
-        choices=cpu.CHOICES,
-        help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
-        "(default: as in the training)",
-    )
-    parser.add_trust_recipe()
     arguments = parser.parse_args(words)
     run = load_run(arguments.run, arguments.trust_recipe)
-    reading = {name: value for name in _READING if (value := getattr(arguments, name)) is not None}
-    missing = hub.missing(sources(run, arguments.data))
-    if not missing:
+    if not hub.missing(sources(run, arguments.data)):
         hub.go_offline()
     import_at_once("datasets", "finetune.training.trainer")
     console.quiet()
-    _show(
-        evaluate(
-            run,
-            arguments.data,
-            per_device_eval_batch_size=arguments.per_device_eval_batch_size,
-            cpu_kernels=arguments.cpu_kernels,
-            progress=lambda event: None if sys.stderr.isatty() else console.tell(str(event)),
-            **reading,
-        )
+    evaluation = evaluate(
+        run,
+        arguments.data,
+        per_device_eval_batch_size=arguments.per_device_eval_batch_size,
+        cpu_kernels=arguments.cpu_kernels,
+        progress=lambda event: None if sys.stderr.isatty() else console.tell(str(event)),
+        **{name: value for name in _READING if (value := getattr(arguments, name)) is not None},
     )
+    _show(evaluation)
+    for note in evaluation.notes:
+        console.say(f"\n{note}")
     return 0
 
 
@@ -91,23 +67,19 @@ def _show(evaluation: Evaluation) -> None:
     from finetune.reporting.html import number
 
     source, rows = evaluation.source, counted(evaluation.rows, "row")
-    if (statistics := evaluation.statistics) is not None:
-        caption = f"\n{source}, {rows}, 95% confidence intervals"
-        console.show(tables.metrics(caption, statistics))
-        for values, table in (
-            (statistics.targets, tables.targets),
-            (statistics.classes, tables.classes),
-        ):
-            if values:
-                console.say()
-                console.show(table(statistics))
-        for note in [*statistics.notes, *evaluation.notes]:
-            console.say(f"\n{note}")
+    if (statistics := evaluation.statistics) is None:
+        console.say(f"\ntest set of {source}, {rows}")
+        names = [name for name, value in evaluation.metrics.items() if isinstance(value, float)]
+        scores = {"now": evaluation.metrics, "recorded": evaluation.recorded or {}}
+        lines = [[name, *(number(values[key]) for key in names)] for name, values in scores.items()]
+        console.table(["", *names], lines)
         return
-    console.say(f"\ntest set of {source}, {rows}")
-    names = [name for name, value in evaluation.metrics.items() if isinstance(value, float)]
-    scores = {"now": evaluation.metrics, "recorded": evaluation.recorded or {}}
-    lines = [[name, *(number(values[key]) for key in names)] for name, values in scores.items()]
-    console.table(["", *names], lines)
-    for note in evaluation.notes:
+    console.show(tables.metrics(f"\n{source}, {rows}, 95% confidence intervals", statistics))
+    if statistics.targets:
+        console.say()
+        console.show(tables.targets(statistics))
+    if statistics.classes:
+        console.say()
+        console.show(tables.classes(statistics))
+    for note in statistics.notes:
         console.say(f"\n{note}")

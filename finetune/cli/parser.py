@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 
 from finetune.cli import console
 from finetune.errors import UserError
-from finetune.recipe import catalog
+from finetune.models import cpu
+from finetune.recipe import ImageRecipe, TextRecipe, catalog
 from finetune.runs.run import Run
 from finetune.runtime import distributed
+from finetune.runtime.formats import QUOTING
 from finetune.training.options import describe_unknown
 
 
@@ -73,6 +75,30 @@ class Parser(argparse.ArgumentParser):
             f"{flag[:2]}{flag[2:].replace('-', '_')}{is_}{value}" for flag, is_, value in parts
         ]
         return super().parse_known_args(words, namespace)
+
+    def add_run(self) -> None:
+        """Add ``RUN``, and ``--trust_recipe``, of the subcommands that compute with a model."""
+        self.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
+        self.add_trust_recipe()
+        self.add_argument(
+            "--cpu_kernels",
+            choices=cpu.CHOICES,
+            help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
+            "(default: as in training)",
+        )
+
+    def add_reading(self, names: Sequence[str]) -> None:
+        """Add options of a recipe that say how other data is read."""
+        fields = {**ImageRecipe.__dataclass_fields__, **TextRecipe.__dataclass_fields__}
+        for name in names:
+            description = fields[name].metadata["help"].partition(" (unset")[0]
+            kind: dict[str, Any] = {"metavar": fields[name].metadata.get("metavar", "VALUE")}
+            if name == "csv_quoting":
+                kind = {"choices": QUOTING}
+            elif name == "drop_invalid":
+                kind = {"action": "store_const", "const": True}
+            help_text = f"{description} (default: the run's, or detected)"
+            self.add_argument(f"--{name}", help=help_text, **kind)
 
     def add_trust_recipe(self) -> None:
         """Add ``--trust_recipe``, of the subcommands that read a run."""

@@ -23,49 +23,104 @@ texts of a line, separated by tabs. A row is predicted if none of its texts is m
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import Any
 
 from finetune.cli import console
 from finetune.cli.parser import Parser, import_at_once, load_run
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Event, Predicted, Progress, throttle
-from finetune.predicting.options import Options, find_mistakes
+from finetune.predicting.options import CHOICES, READING, Options
 from finetune.recipe import TextRecipe
-from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 
 _SHOWN_CLASSES = 5
+_FLAGS = {
+    "all_probabilities": "add the probability of every class",
+    "calibrated": "divide logits by the temperature of the run",
+    "csv_safe": "in .csv and .tsv output put an apostrophe before texts that a spreadsheet would "
+    "run as a formula (those that begin with = + - @, a tab or a line break)",
+}
 
 
 def main(words: Sequence[str]) -> int:
     """``finetune predict RUN INPUT [flags]``."""
-    typed = _parser().parse_args(words)
+    parser = _parser()
+    typed = parser.parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
-    _refuse_contradictions(typed, options)
+    to_file, mistakes = typed.output is not None and typed.input != "-", []
+    if typed.text is not None and (typed.input or typed.output):
+        mistakes.append('--text "one sentence": not with INPUT or --output')
+    if typed.text is None and not typed.input:
+        mistakes.append(
+            "INPUT is missing: name a file, a folder of images, or - for the standard input, or "
+            'give --text "one sentence"'
+        )
+    if not to_file and (typed.resume or distributed.ranks().world_size > 1):
+        mistakes.append(
+            "--resume, and several processes, need --output and an INPUT that can be read again"
+        )
+    if mistakes:
+        raise UserError(*mistakes)
     run = load_run(typed.run, typed.trust_recipe)
     hub.go_offline()  # everything is in the run
     import_at_once("datasets", "finetune.predicting.request")
     console.quiet()
+    from finetune.pipeline.predict import predict, predict_file
+
     if typed.text is not None:
-        _answer(run, typed.text, options)
-    elif typed.output is None:
-        _write_to_screen(run, typed.input, options)
-    else:
-        _write_to_file(run, typed, options, words)
+        recipe = run.recipe(scores=False)
+        names = recipe.columns_read() if isinstance(recipe, TextRecipe) else []
+        if len(typed.text) != len(names):
+            raise UserError(
+                f"--text: the model of {run.path} reads {counted(len(names), 'text')} "
+                f"({', '.join(names)}), found {len(typed.text)}"
+            )
+        task = run.kind
+        most = None if options["all_probabilities"] else _SHOWN_CLASSES
+        options["all_probabilities"] = task.has_probabilities
+        row = [tuple(typed.text)] if len(names) > 1 else typed.text
+        sentence = task.sentence(predict(run, row, **options).iloc[0], most)
+        console.data_file().write(f"{sentence}\n")
+        return 0
+    if not typed.output and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="")
+    output = typed.output or console.data_file()
+    try:
+        with _bar() as bar:
+            prediction = predict_file(
+                run, typed.input, output, resume=typed.resume, progress=bar, **options
+            )
+    except KeyboardInterrupt as interruption:
+        if to_file:
+            again = [*words, *([] if typed.resume else ["--resume"])]
+            command = shlex.join([*distributed.launcher(), "-m", "finetune", "predict", *again])
+            interruption.args = (f"interrupted; to resume: {command}",)
+            console.say(f"\n{interruption}")
+        raise
+    # rows on the standard output have it alone
+    say = console.tell if typed.output is None else console.say
+    if typed.output is not None:
+        before = prediction.rows_before
+        say(
+            f"{counted(prediction.rows, 'row')} saved to {prediction.output}"
+            + (f" ({before:,} of them before resuming)" if before else "")
+            + f"; throughput: {prediction.samples_per_second:,.1f} samples/s in "
+            + prediction.precision
+        )
+    for note in prediction.notes:
+        say(note)
     return 0
 
 
 def _parser() -> Parser:
     suffixes = ", ".join((*formats.FILES, ".txt"))
     parser = Parser("predict", (__doc__ or "").replace("FORMATS", suffixes))
-    parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
+    parser.add_run()
     parser.add_argument(
         "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
     )
@@ -82,89 +137,22 @@ def _parser() -> Parser:
         "(default: lines to the standard output)",
     )
     parser.add_argument("--resume", action="store_true", help="resume an interrupted prediction")
-    parser.add_trust_recipe()
-    for option in fields(Options):
-        parser.add_argument(f"--{option.name}", **option.metadata)
-    return parser
-
-
-def _refuse_contradictions(typed: argparse.Namespace, options: dict[str, Any]) -> None:
-    """Refuse what can be refused before anything is read, all at once."""
-    from finetune.pipeline.predict import find_output_mistakes
-
-    mistakes = find_mistakes(options)
-    if typed.text is not None and (typed.input or typed.output):
-        mistakes.append('--text "one sentence": not with INPUT or --output')
-    if typed.text is None and not typed.input:
-        mistakes.append(
-            "INPUT is missing: name a file, a folder of images, or - for the standard input, or "
-            'give --text "one sentence"'
-        )
-    to_file = typed.output is not None and typed.input != "-"
-    if typed.resume and not to_file:
-        mistakes.append("--resume: needs --output, and an INPUT that can be read again")
-    if distributed.ranks().world_size > 1 and not to_file:
-        mistakes.append("several processes need an INPUT that can be read again, and --output")
-    if typed.output is not None:
-        mistakes += find_output_mistakes(typed.input or "", typed.output)
-    if mistakes:
-        raise UserError(*mistakes)
-
-
-def _answer(run: Run, texts: list[str], options: dict[str, Any]) -> None:
-    """Print the prediction of one row as a line."""
-    from finetune.pipeline.predict import predict
-
-    if not isinstance(recipe := run.recipe(scores=False), TextRecipe):
-        raise UserError(f"--text: the model of {run.path} does not read text")
-    names = recipe.columns_read()
-    if len(texts) != len(names):
-        raise UserError(
-            f"--text: the model of {run.path} reads {counted(len(names), 'text')} "
-            f"({', '.join(names)}), found {len(texts)}"
-        )
-    rows = [tuple(texts)] if recipe.text_columns else texts
-    task, most = run.kind, None if options["all_probabilities"] else _SHOWN_CLASSES
-    row = predict(run, rows, **{**options, "all_probabilities": task.has_probabilities}).iloc[0]
-    console.data_file().write(f"{task.sentence(row, most)}\n")
-
-
-def _write_to_screen(run: Run, source: str, options: dict[str, Any]) -> None:
-    """Write lines as they are predicted, in UTF-8; all else goes to standard error."""
-    from finetune.pipeline.predict import predict_file
-
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", newline="")
-    with _bar() as bar:
-        prediction = predict_file(run, source, console.data_file(), progress=bar, **options)
-    for note in prediction.notes:
-        console.tell(note)
-
-
-def _write_to_file(
-    run: Run, typed: argparse.Namespace, options: dict[str, Any], words: Sequence[str]
-) -> None:
-    from finetune.pipeline.predict import predict_file
-
-    try:
-        with _bar() as bar:
-            prediction = predict_file(
-                run, typed.input, typed.output, resume=typed.resume, progress=bar, **options
-            )
-    except KeyboardInterrupt as interruption:
-        words_again = [*words, *([] if typed.resume else ["--resume"])]
-        command = [*distributed.launcher(), "-m", "finetune", "predict", *words_again]
-        interruption.args = (f"interrupted; to resume: {shlex.join(command)}",)
-        console.say(f"\n{interruption}")
-        raise
-    before = prediction.rows_before
-    console.say(
-        f"{counted(prediction.rows, 'row')} saved to {prediction.output}"
-        + (f" ({before:,} of them before resuming)" if before else "")
-        + f"; throughput: {prediction.samples_per_second:,.1f} samples/s in {prediction.precision}"
+    parser.add_reading(READING)
+    for name, description in _FLAGS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=description)
+    parser.add_argument(
+        "--precision",
+        choices=CHOICES["precision"],
+        help="precision of the computation (default: bf16 for text classification where the "
+        "device supports it natively, else fp32)",
     )
-    for note in prediction.notes:
-        console.say(note)
+    parser.add_argument(
+        "--batch_tokens",
+        type=int,
+        metavar="N",
+        help="tokens per batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
+    )
+    return parser
 
 
 @contextlib.contextmanager

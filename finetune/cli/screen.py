@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
 import torch
 
 from finetune.cli import console
-from finetune.config.settings import Settings
 from finetune.data import sources, targets
 from finetune.data.windows import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
 from finetune.models.cpu import kernels as cpu
 from finetune.pipeline import events, provenance
-from finetune.recipe import Recipe, TextRecipe, catalog
+from finetune.recipe import TextRecipe, catalog
 from finetune.reporting import tables, wording
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
@@ -68,6 +66,18 @@ def _start(event: events.Started) -> None:
     changed = ", ".join(f"{name}={value}" for name, value in settings.overrides.items())
     epochs = arguments.num_train_epochs
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
+    described, kernels = "built by the recipe", ""
+    if base := getattr(recipe, "model", None):
+        described = pretrained.describe(base)
+    if model is not None:
+        described += f", {sum(tensor.numel() for tensor in model.parameters()):,} parameters"
+        if arguments.device.type == "cpu" and (names := ", ".join(cpu.names(model))):
+            kernels = f"{names}; --cpu_kernels off for those of the libraries"
+    precision = provenance.precision(arguments)
+    if arguments.precision == "auto":
+        precision += " (fastest on this device)"
+    if precision != "fp32":
+        precision += "; --precision fp32 for full precision"
     facts: dict[str, str | list[str]] = {
         "data": [source, *recipe.notes],
         "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()),
@@ -75,11 +85,11 @@ def _start(event: events.Started) -> None:
         "task": recipe.kind.name.replace("_", " ") + reason,
         name: balance,
         **(_texts(recipe) if isinstance(recipe, TextRecipe) else {}),
-        "model": _model(settings, model),
+        "model": described,
         "device": _device(arguments, settings.command),
-        "batch": _batch_sizes(arguments, _windows(recipe) is not None),
-        "cpu kernels": _cpu_kernels(arguments, model),
-        "precision": _precision(arguments),
+        "batch": _batch_sizes(arguments),
+        "cpu kernels": kernels,
+        "precision": precision,
         "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
         "embedded": f"overrides: {changed}" if changed else "",
         "directory": str(settings.output_dir),
@@ -122,41 +132,24 @@ def _end(event: events.Finished) -> None:
     console.say(f"saved to {run.path}{report}")
 
 
-def _model(settings: Settings, model: torch.nn.Module | None) -> str:
-    name = getattr(settings.recipe, "model", None)
-    described = pretrained.describe(name) if name else "built by the recipe"
-    if model is None:
-        return described
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    counted = f"{parameters / 1e6:,.1f}M" if parameters >= 1e6 else f"{parameters:,}"
-    return f"{described}, {counted} parameters"
-
-
 def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     me, devices = distributed.ranks(), distributed.devices_in_training(arguments.use_cpu)
     kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
     name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
-    mode = provenance.parallel_mode(arguments)
-    processes = counted(me.world_size, "process")
+    line = f"{name}, {provenance.parallel_mode(arguments)}, {counted(me.world_size, 'process')}"
     if distributed.machines() > 1:
-        processes += f" on {distributed.machines()} machines"
-    lines = [f"{name}, {mode}, {processes}"]
+        line += f" on {distributed.machines()} machines"
     if kind is None or kind.type == "cpu":
-        lines[0] += f", {counted(torch.get_num_threads(), 'thread')} each"
-    if me.world_size == 1 and devices > 1:
-        torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
-        lines.append(f"faster: {torchrun}; on one GPU only: CUDA_VISIBLE_DEVICES=0")
-    return lines
-
-
-def _windows(recipe: Recipe) -> np.ndarray | None:
-    """Return the document of each training window; None where texts are not read in windows."""
-    return documents_of(recipe.prepared["train"])
+        line += f", {counted(torch.get_num_threads(), 'thread')} each"
+    if me.world_size > 1 or devices == 1:
+        return [line]
+    torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
+    return [line, f"faster: {torchrun}; on one GPU only: CUDA_VISIBLE_DEVICES=0"]
 
 
 def _texts(recipe: TextRecipe) -> dict[str, str]:
     """Return how several columns are joined, and what becomes of long texts."""
-    facts, length, documents = {}, recipe.max_length, _windows(recipe)
+    facts, length, documents = {}, recipe.max_length, documents_of(recipe.prepared["train"])
     if recipe.text_columns:
         names = recipe.columns_read()
         facts["texts"] = f"{', '.join(names)}, {recipe.encoder().describe_joining(len(names))}"
@@ -173,37 +166,14 @@ def _texts(recipe: TextRecipe) -> dict[str, str]:
     return facts
 
 
-def _batch_sizes(arguments: FinetuneArguments, in_windows: bool) -> str:
+def _batch_sizes(arguments: FinetuneArguments) -> str:
     devices = distributed.devices_in_training(arguments.use_cpu)
-    unit = "process" if distributed.ranks().world_size == devices else "GPU"
     if arguments.max_tokens_per_batch is not None:
-        shares = devices * arguments.gradient_accumulation_steps
-        tokens = arguments.max_tokens_per_batch // shares
-        return (
-            f"at most {arguments.max_tokens_per_batch:,} tokens per step, padding included: "
-            f"about {tokens:,} per device"
-            + (" and micro-batch" if arguments.gradient_accumulation_steps > 1 else "")
-        )
+        return f"at most {arguments.max_tokens_per_batch:,} tokens per step, padding included"
+    unit = "process" if distributed.ranks().world_size == devices else "GPU"
     return (
         f"{arguments.per_device_train_batch_size} per device x "
         f"{arguments.gradient_accumulation_steps} accumulation x {counted(devices, unit)} = "
-        f"{counted(arguments.global_batch_size or 0, 'window' if in_windows else 'row')} per step"
+        f"{counted(arguments.global_batch_size or 0, 'row')} per step"
         f"{_ORDER[arguments.train_sampling_strategy]}"
     )
-
-
-def _cpu_kernels(arguments: FinetuneArguments, model: torch.nn.Module | None) -> str:
-    """Return the kernels that are on, and how to switch them off; nothing if they are not known."""
-    if arguments.device.type != "cpu" or model is None:
-        return ""
-    if arguments.cpu_kernels == "off":
-        return "off"
-    names = ", ".join(cpu.names(model))
-    return f"{names}; --cpu_kernels off for those of the libraries" if names else ""
-
-
-def _precision(arguments: FinetuneArguments) -> str:
-    chosen = provenance.precision(arguments)
-    other = "" if chosen == "fp32" else "; --precision fp32 for full precision"
-    is_chosen = arguments.precision == "auto"
-    return f"{chosen} (fastest on this device){other}" if is_chosen else chosen

@@ -64,10 +64,20 @@ class RecipeParser(HfArgumentParser):
     """
 
     def __init__(self, recipe: type[Recipe], more_flags: Sequence[str] = ()) -> None:
-        _refuse_clashes(recipe)
         self.recipe, self.more_flags = recipe, more_flags
         self.option_names = {field.name for field in dataclasses.fields(recipe)}
-        self.names = {*self.option_names, *training_names(), *RUN_OPTIONS}
+        arguments = training_names()
+        self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
+        title = catalog.display_name(recipe)
+        if clashes := sorted(self.option_names & {*arguments, *RUN_OPTIONS, *REFUSED}):
+            raise UserError(
+                f"{recipe.__name__}: the options {', '.join(clashes)} are training arguments "
+                "already; set their defaults in `training`, or choose other names"
+            )
+        for attribute, names in (("training", arguments), ("embedded", self.names)):
+            if unknown := [name for name in getattr(recipe, attribute) if name not in names]:
+                known = [describe_unknown(repr(name), names) for name in unknown]
+                raise UserError(*(f"{title}: `{attribute}`: {mistake}" for mistake in known))
         self.flags: dict[str, argparse.Action] = {}
         self.defaults: dict[str, Any] = {}
         self.groups: dict[str, str] = {}  # of the help
@@ -75,7 +85,7 @@ class RecipeParser(HfArgumentParser):
             [recipe, FinetuneArguments, RunOptions],  # type: ignore[list-item]
             allow_abbrev=False,
             add_help=False,
-            prog=f"python -m finetune {catalog.display_name(recipe)}",
+            prog=f"python -m finetune {title}",
         )
         of_data = {name for name, group in self.groups.items() if group == "data"}
         self.unread = set() if _reads_dataset(recipe) else of_data
@@ -105,10 +115,9 @@ class RecipeParser(HfArgumentParser):
             option_text = f"'{name.removeprefix('--')}'" if file else name
             action = self.flags.get(name)
             if action is None and name.startswith("--"):
-                names = [word.lstrip("-") if file else word for word in self.flags]
-                self.report_unknown(
-                    option_text, [*names, *self.more_flags, "--help"], report, place
-                )
+                known = [*self.flags, *self.more_flags, "--help"]
+                known = [word.lstrip("-") for word in known] if file else known
+                self.report_unknown(option_text, known, report, place)
             elif action is None:
                 report.error(f"{place}unexpected word '{flag}'")
             elif action.dest in REFUSED:
@@ -116,13 +125,12 @@ class RecipeParser(HfArgumentParser):
             else:
                 try:
                     namespace, rest = self.parse_known_args([flag, *values])
-                except UserError:
-                    expected = _expected(action, [value] if has_value else values)
-                    report.error(f"{place}{option_text}: {expected}")
-                else:
                     options |= vars(namespace)
                     for word in rest:
                         report.error(f"{place}unexpected word '{word}'")
+                except UserError:
+                    expected = _expected(action, [value] if has_value else values)
+                    report.error(f"{place}{option_text}: {expected}")
         return options
 
     def report_unknown(
@@ -184,27 +192,7 @@ def _reads_dataset(recipe: type[Recipe]) -> bool:
             return True
         if {"load", "read"} & vars(cls).keys():
             return bool(recipe.dataset)
-    raise AssertionError("every recipe derives from Recipe")
-
-
-def _refuse_clashes(recipe: type[Recipe]) -> None:
-    """Refuse a recipe whose options are training arguments, or whose ``training`` and ``embedded``
-    name arguments that do not exist.
-    """
-    arguments, options = training_names(), {field.name for field in dataclasses.fields(recipe)}
-    if clashes := sorted(options & {*arguments, *RUN_OPTIONS, *REFUSED}):
-        raise UserError(
-            f"{recipe.__name__}: the options {', '.join(clashes)} are training arguments already; "
-            "set their defaults in `training`, or choose other names"
-        )
-    mistakes = [
-        f"{catalog.display_name(recipe)}: `{attribute}`: {describe_unknown(repr(name), names)}"
-        for attribute, names in (("training", arguments), ("embedded", arguments | options))
-        for name in getattr(recipe, attribute)
-        if name not in names
-    ]
-    if mistakes:
-        raise UserError(*mistakes)
+    return True
 
 
 def _expected(action: argparse.Action, values: Sequence[str]) -> str:

@@ -173,14 +173,15 @@ class Settings:
     def resuming(self) -> str:
         """The command that resumes this run where it was interrupted."""
         command, checkpoint = self.command, self.values.resume_from_checkpoint
+        is_python = command.startswith("finetune.")
+        if checkpoint and is_python:
+            option = f"resume_from_checkpoint={checkpoint!r}"
+            return command.replace(option, "resume_from_checkpoint='last'")
+        if checkpoint:  # the last flag counts
+            return f"{command} --resume_from_checkpoint last"
         if self.values.resume:
             return command
-        if command.startswith("finetune."):
-            option = f"resume_from_checkpoint={checkpoint!r}"
-            resuming = command.replace(option, "resume_from_checkpoint='last'")
-            return resuming if checkpoint else f"{command[:-1]}, resume=True)"
-        # the last flag counts
-        return f"{command} --resume_from_checkpoint last" if checkpoint else f"{command} --resume"
+        return f"{command[:-1]}, resume=True)" if is_python else f"{command} --resume"
 
     @functools.cached_property
     def values(self) -> ArgumentValues:
@@ -212,26 +213,23 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     for name in (*_SOURCES, "config", "embedded", "push_to_hub"):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
     namespace, other_words = parser.parse_known_args(flags)
-    from_flags = {name: value for name, value in vars(namespace).items() if value is not None}
-    try:
-        config = _load_yaml(from_flags["config"]) if "config" in from_flags else {}
-    except UserError:
-        return
-    user_options = {**{name: value for name, value in config.items() if value}, **from_flags}
+    options = {name: value for name, value in vars(namespace).items() if value is not None}
+    may_have_mistakes = other_words or not options.keys() <= {*_SOURCES}
+    with contextlib.suppress(UserError):
+        options = {**(_load_yaml(options["config"]) if "config" in options else {}), **options}
     embedded, pushes = (
-        str(user_options.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
+        str(options.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
         for name in ("embedded", "push_to_hub")
     )
-    if pushes or "" in (from_flags.get(name) for name in _SOURCES):
+    if pushes or "" in (options.get(name) for name in _SOURCES):
         return
     defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-    merged = {**defaults, **(recipe.embedded if embedded else {}), **user_options}
+    merged = {**defaults, **(recipe.embedded if embedded else {}), **options}
     sources = {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
     is_local = bool(sources.get("dataset")) and not hub.names_repository(sources["dataset"])
-    may_have_mistakes = is_local or other_words or not from_flags.keys() <= {*_SOURCES}
     if not hub.missing(sources):
         hub.go_offline()
-    elif distributed.is_main_process() and not may_have_mistakes:
+    elif distributed.is_main_process() and not (may_have_mistakes or is_local):
         hub.require(sources, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
 
 
@@ -272,11 +270,7 @@ def _read_config(parser: RecipeParser, config: str | None, report: Report) -> di
 
 
 def _load_yaml(config: str) -> dict[str, Any]:
-    """Return the values of a YAML file as strings, which the parser checks like flags.
-
-    Raises:
-        UserError: If it cannot be read, or has a key twice.
-    """
+    """Return the values of a YAML file as strings, which the parser checks like flags."""
     import yaml
 
     try:

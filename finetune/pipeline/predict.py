@@ -12,15 +12,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 from finetune.errors import UserError
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
-from finetune.predicting import SUFFIXES
-from finetune.runs.run import PREDICTIONS, Run
+from finetune.predicting.options import find_mistakes
+from finetune.runs.run import Run
 from finetune.runtime import distributed
-from finetune.training.manifest import MANIFEST
+from finetune.runtime.formats import SEPARATORS
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from finetune.predicting.request import Request
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 
@@ -79,7 +77,6 @@ def predict(
     import pyarrow as pa
 
     from finetune.data import arrow, memory
-    from finetune.predicting.inputs import Input
     from finetune.predicting.request import Request, text_names
 
     if options.get("csv_safe"):
@@ -93,8 +90,9 @@ def predict(
         frame = _frame(data, text_names(loaded.recipe(scores=False), options))
         if isinstance(data, pd.Series):
             frame.index = data.index
-    request = Request(loaded, Input.from_frame(frame), options)
-    tables = [added for _, added in request.predict(_events(progress, request))]
+    request = Request(loaded, frame, options)
+    report = _row_counter(progress, request.input.total)
+    tables = [added for *_, added in request.predict(report)]
     for name in request.added:
         frame[name] = [value for table in tables for value in table.column(name).to_pylist()]
     return frame
@@ -132,51 +130,55 @@ def predict_file(
     import torch
 
     from finetune.predicting import output as writing
+    from finetune.predicting.inputs import STANDARD_INPUT
+    from finetune.predicting.request import Request
 
     file = None if isinstance(output, (str, Path)) else output
-    path, csv_safe = Path("-"), bool(options.get("csv_safe"))
-    if isinstance(output, (str, Path)):
-        path = Path(output).expanduser()
-        if mistakes := find_output_mistakes(source, output):
-            raise UserError(*mistakes)
-    ranks = distributed.ranks()
+    path = Path(output).expanduser() if isinstance(output, (str, Path)) else Path("-")
+    if mistakes := find_mistakes(options, source, path if file is None else None):
+        raise UserError(*mistakes)
+    ranks, csv_safe = distributed.ranks(), bool(options.get("csv_safe"))
 
-    def prepare() -> tuple[Request, writing.Parts | None, dict[int, int]]:
-        request = _open(Run.load(run, trust_recipe=trust_recipe), source, options)
-        suffix = path.suffix if file is None else writing.screen_format(request.input.kind)
-        writing.refuse_impossible(request.input, suffix, csv_safe)
-        if file is not None or request.input.total is None:  # standard input is read only once
-            return request, None, {}
+    def prepare() -> tuple[Request, str, writing.Parts | None, dict[int, int]]:
+        request = Request(Run.load(run, trust_recipe=trust_recipe), source, options)
+        rows, suffix = request.input, path.suffix
+        if file is not None:  # in the format of the input
+            formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
+            suffix = formats.get(rows.kind, ".csv")
+        if csv_safe and suffix not in SEPARATORS:
+            raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
+        if suffix != ".parquet":
+            writing.refuse_bytes(rows)
+        if file is not None or rows.total is None:  # standard input is read only once
+            return request, suffix, None, {}
         parts = writing.Parts(path, request.facts())
         if ranks.rank == 0:
             parts.begin(resume)
-        return request, parts, parts.complete(request.input.total)
+        return request, suffix, parts, parts.complete(rows.total)
 
     use_cpu = not torch.accelerator.is_available()
     distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
-    request, parts, complete = distributed.main_process_first(prepare, share=False)
-    before, missing, started = sum(complete.values()), 0, time.perf_counter()
-    events = _events(on_rank_zero(progress), request, before, ranks.world_size)
+    request, suffix, parts, complete = distributed.main_process_first(prepare, share=False)
+    before, missing, rows, started = sum(complete.values()), 0, 0, time.perf_counter()
+    report = _row_counter(on_rank_zero(progress), request.input.total, before, ranks.world_size)
     if parts is None:
-        rows, columns = 0, request.columns
         writer: contextlib.AbstractContextManager[writing.Writer]
-        if file is None:
-            writer = writing.open_writer(path, columns, csv_safe)
-        else:
-            suffix = writing.screen_format(request.input.kind)
-            writer = contextlib.nullcontext(writing.text_writer(file, suffix, columns, csv_safe))
+        writer = writing.open_writer(path, request.columns, csv_safe)
+        if file is not None:
+            text_writer = writing.text_writer(file, suffix, request.columns, csv_safe)
+            writer = contextlib.nullcontext(text_writer)
         with writer as write:
-            for chunk, added in request.predict(events):
+            for _, chunk, added in request.predict(report):
                 write(chunk, added)
-                rows, missing = rows + len(chunk), missing + added.column(0).null_count
+                rows, missing = rows + len(added), missing + added.column(0).null_count
                 if file is not None:
                     file.flush()
         seconds = time.perf_counter() - started
     else:
         rows = request.input.total or 0
         try:
-            for chunk, added in request.predict(events, ranks.rank, ranks.world_size, complete):
-                parts.write(chunk.number, added)
+            for number, _, added in request.predict(report, ranks.rank, ranks.world_size, complete):
+                parts.write(number, added)
         except UserError:
             if ranks.rank == 0:
                 parts.remove_if_empty()
@@ -190,38 +192,10 @@ def predict_file(
     return FilePrediction(path, rows, before, speed, request.precision, request.notes(missing))
 
 
-def find_output_mistakes(source: str | Path, output: str | Path) -> list[str]:
-    """Return a line for each reason why an output cannot be written."""
-    path, other = Path(output).expanduser(), Path(source).expanduser()
-    mistakes = []
-    if path.suffix not in SUFFIXES:
-        mistakes.append(f"--output {output}: expected a file ending in {', '.join(SUFFIXES)}")
-    if path.is_dir():
-        mistakes.append(f"--output {output} is a directory: name a file in it")
-    if path.name == PREDICTIONS and (path.parent / MANIFEST).exists():
-        mistakes.append(f"--output {output} holds the test predictions of a run: name another file")
-    if path.exists() and other.exists() and path.samefile(other):
-        mistakes.append(f"--output {output} is the input: name another file")
-    return mistakes
-
-
-def _open(run: Run, source: str | Path, options: Mapping[str, Any]) -> Request:
-    """Return a checked request for a file, images or standard input."""
-    from finetune.predicting.inputs import Input
-    from finetune.predicting.request import Request, read_options, text_names
-
-    reading = read_options(run, source, options)
-    columns = text_names(run.recipe(scores=False), options)
-    return Request(run, Input.open(str(source), reading, columns), options)
-
-
-def _events(
-    progress: Progress, request: Request, before: int = 0, world_size: int = 1
+def _row_counter(
+    progress: Progress, total: int | None, before: int = 0, world_size: int = 1
 ) -> Callable[[int], object]:
-    """Return what reports the rows that one of several processes has done as those of all, with
-    those that were done before a resume.
-    """
-    total = request.input.total
+    """Return what reports the rows that one of several processes has done as those of all."""
 
     def report(rows_done: int) -> object:
         rows = before + rows_done * world_size
@@ -242,15 +216,12 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     rows = [None if pd.api.types.is_scalar(row) and pd.isna(row) else row for row in data]
     if rows and all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
-    if len(columns) == 1:
-        kind, is_right = "a text", [row is None or isinstance(row, str) for row in rows]
-    else:
-        kind = f"a tuple of {len(columns)} texts ({', '.join(columns)})"
-        is_right = [isinstance(row, tuple) and len(row) == len(columns) for row in rows]
-    if not all(is_right):
-        number = is_right.index(False)
-        raise UserError(
-            f"the data, row {number + 1}: expected {kind}, found {reprlib.repr(rows[number])}"
-        )
-    cells = rows if len(columns) > 1 else [(row,) for row in rows]
-    return pd.DataFrame(cells, columns=columns, dtype=object)
+    for number, row in enumerate(rows, 1):
+        is_right = row is None or isinstance(row, str)
+        if len(columns) > 1:
+            is_right = isinstance(row, tuple) and len(row) == len(columns)
+        if not is_right:
+            kind = "a text" if len(columns) == 1 else f"a tuple of texts ({', '.join(columns)})"
+            raise UserError(f"the data, row {number}: expected {kind}, found {reprlib.repr(row)}")
+    lines = rows if len(columns) > 1 else [(row,) for row in rows]
+    return pd.DataFrame(lines, columns=columns, dtype=object)

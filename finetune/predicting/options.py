@@ -3,100 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from finetune.errors import suggestion
 from finetune.models import cpu
+from finetune.runs.run import PREDICTIONS
 from finetune.runtime.formats import QUOTING
+from finetune.training.manifest import MANIFEST
+
+#: Suffixes of the files that can be written.
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
-def _option(default: Any, **argument: Any) -> Any:
-    return field(default=default, metadata=argument)
+CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
+#: Options of a recipe that say how an input is read; those of the run by default.
+READING = (
+    *("text_column", "text_columns", "image_column"),
+    *("csv_quoting", "csv_separator", "encoding", "sheet"),
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a prediction; the metadata of a field are its ``argparse`` arguments."""
+    """Options of a prediction: those in :data:`READING`, and how it is computed and written.
 
-    text_column: str | None = _option(
-        None,
-        metavar="NAME",
-        help="column with the text (default: the run's if INPUT has it, else text)",
-    )
-    text_columns: str | None = _option(
-        None,
-        metavar="NAMES",
-        help="columns with the texts, where the run reads several (default: the run's): "
-        "premise,hypothesis",
-    )
-    image_column: str | None = _option(
-        None,
-        metavar="NAME",
-        help="column with the paths of images, relative to INPUT (default: the run's if INPUT has "
-        "it, else image or file)",
-    )
-    csv_quoting: str | None = _option(
-        None,
-        choices=QUOTING,
-        help="quotation marks in a .csv or .tsv: minimal, around fields; none, part of the text "
-        "(default: the run's)",
-    )
-    csv_separator: str | None = _option(
-        None,
-        metavar="CHARACTER",
-        help="what separates the fields of a .csv or .tsv, ';' or tab (default: detected)",
-    )
-    encoding: str | None = _option(
-        None, metavar="NAME", help="encoding of a file of text (default: detected)"
-    )
-    sheet: str | None = _option(
-        None, metavar="NAME", help="sheet of a spreadsheet (default: the first with rows)"
-    )
-    all_probabilities: bool = _option(
-        False, action="store_true", help="add the probability of every class"
-    )
-    calibrated: bool = _option(
-        False, action="store_true", help="divide logits by the temperature of the run"
-    )
-    precision: str | None = _option(
-        None,
-        choices=("fp32", "bf16"),
-        help="precision of the computation (default: bf16 for text classification where the "
-        "device supports it natively, else fp32)",
-    )
-    cpu_kernels: str | None = _option(
-        None,
-        choices=cpu.CHOICES,
-        help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
-        "(default: as in training)",
-    )
-    batch_tokens: int | None = _option(
-        None,
-        type=int,
-        metavar="N",
-        help="tokens per batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
-    )
-    csv_safe: bool = _option(
-        False,
-        action="store_true",
-        help="in .csv and .tsv output put an apostrophe before texts that a spreadsheet would run "
-        "as a formula (those that begin with = + - @, a tab or a line break)",
-    )
+    Attributes:
+        all_probabilities: Whether to add the probability of every class.
+        calibrated: Whether to divide logits by the temperature of the run.
+        precision: ``fp32`` or ``bf16``; None for bf16 in text classification where the device
+            supports it natively, else fp32.
+        cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
+        batch_tokens: Tokens per batch, padding included; None for 1024 on a CPU, 65536 on a GPU.
+        csv_safe: Whether to escape what a spreadsheet would run as a formula.
+    """
+
+    text_column: str | None = None
+    text_columns: str | None = None
+    image_column: str | None = None
+    csv_quoting: str | None = None
+    csv_separator: str | None = None
+    encoding: str | None = None
+    sheet: str | None = None
+    all_probabilities: bool = False
+    calibrated: bool = False
+    precision: str | None = None
+    cpu_kernels: str | None = None
+    batch_tokens: int | None = None
+    csv_safe: bool = False
 
 
-def find_mistakes(options: Mapping[str, Any]) -> list[str]:
-    """Return a line for each unknown option and each invalid value."""
+def find_mistakes(
+    options: Mapping[str, Any], source: str | Path = "", output: str | Path | None = None
+) -> list[str]:
+    """Return a line for each unknown option, invalid value, and reason against an output file."""
     names = [option.name for option in fields(Options)]
     mistakes = [
         f"unknown option '{name}'{suggestion(name, names)} (available: {', '.join(names)})"
         for name in options
         if name not in names
     ]
-    for option in fields(Options):
-        value, choices = options.get(option.name), option.metadata.get("choices")
-        if choices and value not in (None, *choices):
-            mistakes.append(f"--{option.name} {value}: expected {' or '.join(choices)}")
+    for name, choices in CHOICES.items():
+        if options.get(name) not in (None, *choices):
+            mistakes.append(f"--{name} {options[name]}: expected {' or '.join(choices)}")
     if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
         mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
+    if output is None:
+        return mistakes
+    path, other = Path(output).expanduser(), Path(source).expanduser()
+    if path.suffix not in SUFFIXES:
+        mistakes.append(f"--output {output}: expected a file ending in {', '.join(SUFFIXES)}")
+    if path.is_dir() or not path.parent.is_dir():
+        mistakes.append(f"--output {output}: expected a file in a directory that exists")
+    if path.name == PREDICTIONS and (path.parent / MANIFEST).exists():
+        mistakes.append(f"--output {output} holds the test predictions of a run: name another file")
+    if path.exists() and other.exists() and path.samefile(other):
+        mistakes.append(f"--output {output} is the input: name another file")
     return mistakes

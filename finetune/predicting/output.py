@@ -23,12 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from finetune.errors import UserError
-from finetune.predicting.inputs import CHUNK_ROWS, STANDARD_INPUT, Chunk, Input
+from finetune.predicting.inputs import CHUNK_ROWS, Input, cells
 from finetune.runtime.files import refuse_link, replacing, to_json, write_whole
 from finetune.runtime.formats import SEPARATORS, escape_formula
 
-#: Writes a chunk with the columns that are added to it.
-Writer = Callable[[Chunk, pa.Table], object]
+#: Writes rows, with the columns that are added to them.
+Writer = Callable[[pa.Table, pa.Table], object]
 _MANIFEST = "manifest.json"
 _CHUNKS_AT_ONCE = 16  # in memory; one row group of parquet
 
@@ -54,20 +54,18 @@ class Parts:
         Raises:
             UserError: If there is an interrupted prediction, and ``resume`` is false or it differs.
         """
-        if not self.output.parent.is_dir():
-            raise UserError(f"--output {self.output}: no such directory: {self.output.parent}")
         refuse_link(self.directory)
         manifest = self.directory / _MANIFEST
-        if not self.directory.exists():
-            self.directory.mkdir()
-            write_whole(manifest, to_json(self._facts, indent=2) + "\n")
-            return
-        if not resume:
+        if self.directory.exists() and not resume:
             raise UserError(
                 f"{self.directory} holds an interrupted prediction: add --resume to continue it, "
                 "or remove that directory"
             )
-        recorded = json.loads(manifest.read_text(encoding="utf-8")) if manifest.exists() else {}
+        if not manifest.exists():
+            self.directory.mkdir(exist_ok=True)
+            write_whole(manifest, to_json(self._facts, indent=2) + "\n")
+            return
+        recorded = json.loads(manifest.read_text(encoding="utf-8"))
         if changes := [
             f"--resume: {name} has changed (was {recorded.get(name)}, is {value}); remove "
             f"{self.directory} to start again"
@@ -114,14 +112,14 @@ class Parts:
         Returns:
             The number of rows without a prediction.
         """
-        missing, rows, count = 0, source.rows, _CHUNKS_AT_ONCE
+        missing, rows, size = 0, source.rows, CHUNK_ROWS * _CHUNKS_AT_ONCE
         assert isinstance(rows, pa.Table)
         with open_writer(self.output, columns, csv_safe, self.directory) as write:
-            for number in range(0, -(-len(rows) // CHUNK_ROWS), count):
-                start, end = number * CHUNK_ROWS, min((number + count) * CHUNK_ROWS, len(rows))
-                paths = [self._path(n // CHUNK_ROWS) for n in range(start, end, CHUNK_ROWS)]
-                predictions = pa.concat_tables(map(pq.read_table, paths))
-                write(Chunk(number, start, rows.slice(start, end - start)), predictions)
+            for start in range(0, len(rows), size):
+                some = rows.slice(start, size)
+                numbers = range(start // CHUNK_ROWS, -(-(start + len(some)) // CHUNK_ROWS))
+                predictions = pa.concat_tables(pq.read_table(self._path(n)) for n in numbers)
+                write(some, predictions)
                 missing += predictions.column(0).null_count
         shutil.rmtree(self.directory)
         return missing
@@ -164,22 +162,22 @@ def text_writer(
         csv_safe: Whether to put an apostrophe before what a spreadsheet would run as a formula.
     """
 
-    def rows(chunk: Chunk, added: pa.Table) -> Iterator[tuple[Any, ...]]:
-        names = columns[: len(columns) - added.num_columns]
-        predictions = [column.to_pylist() for column in added.columns]
-        return zip(*map(chunk.values, names), *predictions, strict=True)
+    def lines(rows: pa.Table, added: pa.Table) -> Iterator[tuple[Any, ...]]:
+        values = [cells(table, name) for table in (rows, added) for name in table.column_names]
+        return zip(*values, strict=True)
 
     if suffix == ".jsonl":
-        return lambda chunk, added: file.writelines(
-            _json(dict(zip(columns, row, strict=True))) + "\n" for row in rows(chunk, added)
+        return lambda rows, added: file.writelines(
+            _json(dict(zip(columns, line, strict=True))) + "\n" for line in lines(rows, added)
         )
     # the writer quotes fields that hold a character of its line end; a newline alone is written
-    lines = SimpleNamespace(write=lambda line: file.write(line.removesuffix("\r\n") + "\n"))
-    table = csv.writer(lines, delimiter=SEPARATORS[suffix], lineterminator="\r\n")
+    newlines = SimpleNamespace(write=lambda line: file.write(line.removesuffix("\r\n") + "\n"))
+    table = csv.writer(newlines, delimiter=SEPARATORS[suffix], lineterminator="\r\n")
     escape = escape_formula if csv_safe else lambda cell: cell
     table.writerow(map(escape, columns))
-    return lambda chunk, added: table.writerows(
-        [escape(_cell(value)) for value in row] for row in rows(chunk, added)
+    return lambda rows, added: table.writerows(
+        [escape(_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]
+        for line in lines(rows, added)
     )
 
 
@@ -187,9 +185,8 @@ def _parquet_writer(path: Path, stack: contextlib.ExitStack) -> Writer:
     """Return what writes rows as parquet, in which JSON is text."""
     file: pq.ParquetWriter | None = None
 
-    def write(chunk: Chunk, added: pa.Table) -> None:
+    def write(rows: pa.Table, added: pa.Table) -> None:
         nonlocal file
-        rows = chunk.rows if isinstance(chunk.rows, pa.Table) else pa.table(chunk.rows)
         columns = [
             column.cast(pa.string()) if column.type == pa.json_() else column
             for column in (*rows.columns, *added.columns)
@@ -202,27 +199,13 @@ def _parquet_writer(path: Path, stack: contextlib.ExitStack) -> Writer:
     return write
 
 
-def screen_format(kind: str) -> str:
-    """Return the format of the standard output, for an input of this kind."""
-    tabular = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
-    return tabular.get(kind, ".csv")
-
-
-def refuse_impossible(source: Input, suffix: str, csv_safe: bool) -> None:
-    """Refuse what a format cannot hold, before anything is predicted.
-
-    Raises:
-        UserError: If bytes are to be text, or ``csv_safe`` is for another format than ``.csv`` and
-            ``.tsv``.
-    """
-    if csv_safe and suffix not in SEPARATORS:
-        raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
+def refuse_bytes(source: Input) -> None:
+    """Raise a ``UserError`` for a column of bytes, which a file of text cannot hold."""
     for column in source.rows.schema if isinstance(source.rows, pa.Table) else ():
-        # a field of a structure may have that name
-        if suffix != ".parquet" and re.search(r"binary(?!:)", str(column.type)):
+        if re.search(r"binary(?!:)", str(column.type)):  # a field of a structure may be called so
             raise UserError(
-                f"{source.name}: the column '{column.name}' holds bytes, which a text file cannot "
-                "store: write parquet, e.g. --output predicted.parquet"
+                f"{source.name}: the column '{column.name}' holds bytes: write parquet, e.g. "
+                "--output predicted.parquet"
             )
 
 
@@ -230,10 +213,6 @@ def _flush(path: Path) -> None:
     """Put the content of a file on the disk before it gets its name."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _cell(value: Any) -> Any:
-    return _json(value) if isinstance(value, (list, dict)) else value
 
 
 def _json(value: Any) -> str:

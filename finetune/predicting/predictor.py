@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -35,26 +35,6 @@ _TOKENIZED_AT_ONCE = 256  # texts, or windows of them
 #: Tokenized rows that wait for the model, at most; a text of megabytes has more windows.
 _MOST_WAITING = 2048
 _LABELS = ("label", "labels", "label_ids")
-
-
-class _Chunk:
-    """Rows whose logits are returned together; a repeated text is computed once.
-
-    Attributes:
-        rows: The distinct rows.
-        places: The index in ``rows`` of each row of the chunk.
-        pool: The logits of ``rows``, those of several windows pooled.
-        is_done: Whether a row has logits, shape ``(rows,)``.
-    """
-
-    def __init__(self, rows: Sequence[Any], reads_text: bool, pooling: str) -> None:
-        self.rows, self.places = list(rows), np.arange(len(rows))
-        if reads_text:
-            numbers = {row: number for number, row in enumerate(dict.fromkeys(rows))}
-            self.rows, self.places = list(numbers), np.array([numbers[row] for row in rows], int)
-        self.pool, self.is_done = Pool(len(self.rows), pooling), np.zeros(len(self.rows), bool)
-
-
 #: Inputs of the model, the row of the chunk that each belongs to, and their tokens.
 _Inputs = tuple[Sequence[Mapping[str, Any]], np.ndarray, Sequence[int]]
 
@@ -64,25 +44,16 @@ class Predictor:
 
     Args:
         run: A run that holds a model.
-        precision: ``fp32`` or ``bf16``; None for :func:`default_precision`.
+        precision: ``fp32`` or ``bf16``.
         batch_tokens: Tokens per batch, padding included; None for the default of the device.
-        cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
-
-    Attributes:
-        recipe: The recipe of the run.
-        reads_text: Whether rows are texts, whose tokens can be counted.
+        cpu_kernels: ``auto`` or ``off``.
     """
 
     def __init__(
-        self,
-        run: Run,
-        precision: str | None = None,
-        batch_tokens: int | None = None,
-        cpu_kernels: str | None = None,
+        self, run: Run, precision: str, batch_tokens: int | None, cpu_kernels: str
     ) -> None:
-        self.recipe, self._task = run.recipe(scores=False), run.kind
-        self.reads_text = isinstance(self.recipe, TextRecipe)
-        self._device, self._bf16 = _device(), (precision or default_precision(run)) == "bf16"
+        self._recipe, self._task = run.recipe(scores=False), run.kind
+        self._device, self._bf16 = _device(), precision == "bf16"
         on_cpu = self._device.type == "cpu"
         self._batch_tokens = batch_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
         # a new thread of torch starts with as many threads of its own as there are cores
@@ -91,29 +62,18 @@ class Predictor:
             threads.use(None) if on_cpu else 1,
             initializer=partial(torch.set_num_threads, 1) if on_cpu else None,
         )
-        model = self.recipe.load_model(run.path, run.labels).eval()
-        self._inputs, arguments = (
-            inspect.signature(model.forward).parameters,
-            run.manifest.arguments,
-        )
-        self._removes_columns = arguments.get("remove_unused_columns", True)
+        model = self._recipe.load_model(run.path, run.labels).eval()
+        self._inputs = {*inspect.signature(model.forward).parameters, *_LABELS}
+        self._removes_columns = run.manifest.arguments.get("remove_unused_columns", True)
         if self._bf16:
             model.to(torch.bfloat16)
-        if on_cpu and (cpu_kernels or arguments.get("cpu_kernels", "auto")) == "auto":
+        if on_cpu and cpu_kernels == "auto":
             kernels.for_inference(model, bf16=self._bf16)
         self._model = model.to(self._device)
-        self._collate = self.recipe.data_collator()
-
-    def predict(self, rows: Sequence[Any]) -> np.ndarray:
-        """Return the logits of rows, shape ``(rows, outputs)``, float32; see :meth:`stream`."""
-        return next(self.stream([rows]))
+        self._collate = self._recipe.data_collator()
 
     def stream(
-        self,
-        chunks: Iterable[Sequence[Any]],
-        progress: Callable[[int], object] = lambda rows: None,
-        *,
-        reads_ahead: bool = True,
+        self, chunks: Iterable[list[Any]], *, reads_ahead: bool = True
     ) -> Iterator[np.ndarray]:
         """Yield the logits of each chunk, shape ``(rows, outputs)``, float32, in order.
 
@@ -122,43 +82,41 @@ class Predictor:
         Args:
             chunks: Rows as the recipe reads them: texts, or tuples of their parts where it reads
                 several columns; else the values of its ``input_column``.
-            progress: Called with the number of rows done so far.
             reads_ahead: Whether to read and tokenize the next chunk while the model computes.
 
         Raises:
             UserError: If the memory of the device is too small, or a row cannot be prepared.
         """
-        # batches of rows of chunks; one without rows comes after the last one of its chunk
-        waiting: deque[tuple[_Chunk, np.ndarray, Future[np.ndarray] | None]] = deque()
-        rows_waiting = finished = 0
-        pooling = self.recipe.pooling if isinstance(self.recipe, TextRecipe) else "mean"
+        # batches of rows of chunks; one without logits comes after the last one of its chunk
+        waiting: deque[tuple[Pool | None, np.ndarray, Future[np.ndarray] | None]] = deque()
+        rows_waiting = 0
+        pooling = self._recipe.pooling if isinstance(self._recipe, TextRecipe) else "mean"
 
         def take(most: int) -> Iterator[np.ndarray]:
-            nonlocal rows_waiting, finished
+            nonlocal rows_waiting
             while rows_waiting > most or (waiting and waiting[0][2] is None):
-                chunk, rows, logits = waiting.popleft()
-                if logits is not None:
-                    chunk.pool.add(rows, logits.result())
-                    chunk.is_done[rows] = True
+                pool, rows, logits = waiting.popleft()
+                if pool is None:
+                    yield np.zeros((0, self._task.width), np.float32)
+                elif logits is None:
+                    yield pool.outputs
+                else:
+                    pool.add(rows, logits.result())
                     rows_waiting -= len(rows)
-                    progress(finished + int(chunk.is_done.sum()))
-                    continue
-                finished += len(chunk.places)
-                progress(finished)
-                empty = np.zeros((0, self._task.width), np.float32)
-                yield chunk.pool.outputs[chunk.places] if chunk.rows else empty
 
         with self._executor() as executor:
             try:
                 for values in chunks:
-                    chunk = _Chunk(values, self.reads_text, pooling)
-                    for inputs, rows, lengths in self._prepare(chunk.rows):
-                        for batch in batches(lengths, self._batch_tokens):
+                    pool = Pool(len(values), pooling) if values else None
+                    for inputs, rows, lengths in self._prepare(values):
+                        order = np.argsort(-np.asarray(lengths), kind="stable")
+                        sizes = cut(np.asarray(lengths)[order], self._batch_tokens)
+                        for batch in split(order, sizes):
                             logits = executor.submit(self._forward, inputs, batch)
-                            waiting.append((chunk, rows[batch], logits))
-                            rows_waiting += len(batch)
+                            waiting.append((pool, rows[batch], logits))
+                        rows_waiting += len(order)
                         yield from take(_MOST_WAITING)
-                    waiting.append((chunk, np.array([], int), None))
+                    waiting.append((pool, np.array([], int), None))
                     yield from take(_MOST_WAITING if reads_ahead else 0)
                 yield from take(0)
             finally:
@@ -166,14 +124,13 @@ class Predictor:
 
     def _prepare(self, rows: list[Any]) -> Iterator[_Inputs]:
         """Yield what the model takes of rows, some at a time, that of the longest rows first."""
-        recipe = self.recipe
+        recipe = self._recipe
         if not isinstance(recipe, TextRecipe) or type(recipe).prepare is not TextRecipe.prepare:
             if rows:
                 yield self._prepare_by_recipe(rows)
             return
         by_length = np.argsort([-characters(row) for row in rows], kind="stable")
-        texts = [rows[number] for number in by_length]
-        inputs = _encode(recipe, texts)
+        inputs = _encode(recipe, [rows[number] for number in by_length])
         while some := list(islice(inputs, _TOKENIZED_AT_ONCE)):
             numbers, tokens = zip(*some, strict=True)
             yield tokens, by_length[list(numbers)], [len(row["input_ids"]) for row in tokens]
@@ -182,9 +139,9 @@ class Predictor:
         """Return what the model takes of rows that the recipe prepares as in training."""
         from datasets import Dataset, DatasetDict, Features, Image, List
 
-        name, features = self.recipe.input_column, None
+        name, features = self._recipe.input_column, None
         columns: dict[str, list[Any]] = {name: values}
-        if values and isinstance(values[0], tuple):  # the texts of several columns
+        if isinstance(values[0], tuple):  # the texts of several columns
             columns = {name: ["\n".join(row) for row in values], TEXTS: values}
         elif all(isinstance(value, dict) and "bytes" in value for value in values):
             features = Features({name: Image()})
@@ -194,19 +151,15 @@ class Predictor:
         rows = rows.add_column("label", [empty] * len(values), feature=label)
         for number in (ROW, "id"):  # which recipes have from `load` and may remove again
             rows = rows.add_column(number, np.arange(len(values)))
-        prepared = self.recipe.prepare(DatasetDict(test=rows))["test"]
+        prepared = self._recipe.prepare(DatasetDict(test=rows))["test"]
         documents = documents_of(prepared)
         if documents is None:
             documents = np.arange(len(prepared))
         if len(np.unique(documents)) != len(values):
-            raise UserError(
-                f"the recipe prepares {len(np.unique(documents)):,} of {len(values):,} rows: "
-                "prepare() may not leave rows out where they are predicted"
-            )
+            raise UserError("the recipe's prepare() leaves out rows that are to be predicted")
         if self._removes_columns:
-            prepared = prepared.select_columns(
-                [name for name in prepared.column_names if name in {*self._inputs, *_LABELS}]
-            )
+            names = [column for column in prepared.column_names if column in self._inputs]
+            prepared = prepared.select_columns(names)
         if "input_ids" in prepared.column_names:
             return prepared, documents, [len(tokens) for tokens in prepared["input_ids"]]
         length = max(1, self._batch_tokens // _ROWS_WITHOUT_LENGTH)
@@ -240,17 +193,6 @@ def _encode(recipe: TextRecipe, texts: list[Any]) -> Iterator[tuple[int, Mapping
         columns = encoder(texts[start : start + _TOKENIZED_AT_ONCE])
         for number, row in enumerate(zip(*columns.values(), strict=True), start):
             yield number, dict(zip(columns, row, strict=True))
-
-
-def batches(lengths: Sequence[int], budget: int) -> list[np.ndarray]:
-    """Group row numbers into batches of similar length, the longest first.
-
-    Args:
-        lengths: Tokens of each row.
-        budget: Tokens per batch, padding included; a longer row is a batch of its own.
-    """
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    return split(order, cut(np.asarray(lengths)[order], budget))
 
 
 def default_precision(run: Run) -> str:

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from finetune.data.columns import parse_names
 from finetune.data.images import decode
 from finetune.data.read_json import refuse_half_characters
 from finetune.data.read_text import ReadOptions
-from finetune.errors import Report, UserError, counted, suggestion
-from finetune.predicting.inputs import CHUNK_ROWS, STANDARD_INPUT, Chunk, Input
+from finetune.errors import UserError, counted, suggestion
+from finetune.predicting.inputs import CHUNK_ROWS, STANDARD_INPUT, Input, cells
 from finetune.predicting.options import Options, find_mistakes
 from finetune.predicting.predictor import Predictor, default_precision
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import formats
-
-_MOST_NAMED = 5
-
-
-def read_options(run: Run, source: str | Path, options: Mapping[str, Any]) -> ReadOptions:
-    """Return how to read a file: as asked for, quotation marks by default as those of the run."""
-    is_delimited = formats.suffix(source) in formats.SEPARATORS
-    default = run.manifest.options.get("csv_quoting", "auto") if is_delimited else "auto"
-    return ReadOptions(
-        quoting=str(options.get("csv_quoting") or default),
-        separator=options.get("csv_separator"),
-        encoding=options.get("encoding"),
-        sheet=options.get("sheet"),
-    )
 
 
 def text_names(recipe: Recipe, options: Mapping[str, Any]) -> list[str]:
@@ -50,7 +37,7 @@ class Request:
 
     Args:
         run: Whose model predicts.
-        source: What is predicted.
+        source: A frame, or the name of a file, a folder, an image or the standard input.
         options: Those of :class:`~finetune.predicting.options.Options`, by name.
 
     Raises:
@@ -63,60 +50,73 @@ class Request:
         precision: Of the computation.
     """
 
-    def __init__(self, run: Run, source: Input, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run: Run, source: str | Path | pd.DataFrame, options: Mapping[str, Any]
+    ) -> None:
         run.require_model()
         if mistakes := find_mistakes(options):
             raise UserError(*mistakes)
-        self.run, self.input, self.options = run, source, Options(**options)
+        self.run, self.options = run, Options(**options)
         self._task, self._recipe = run.kind, run.recipe(scores=False)
-        self._refuse_impossible()
+        name = "" if isinstance(source, pd.DataFrame) else str(source)
+        is_delimited = formats.suffix(name) in formats.SEPARATORS
+        reading = ReadOptions(
+            quoting=str(
+                self.options.csv_quoting
+                or (is_delimited and run.manifest.options.get("csv_quoting"))
+                or "auto"
+            ),
+            separator=self.options.csv_separator,
+            encoding=self.options.encoding,
+            sheet=self.options.sheet,
+        )
+        if isinstance(source, pd.DataFrame):
+            self.input = Input.from_frame(source)
+        else:
+            self.input = Input.open(name, reading, text_names(self._recipe, options))
+        self._refuse_impossible(reading)
         self.columns_read = self._choose_columns()
-        names = self._task.predicted_names(all_labels=self.options.all_probabilities)
-        self.added = [_free_name(name, source.columns) for name in names]
+        self.added = self._task.predicted_names(all_labels=self.options.all_probabilities)
+        for number, name in enumerate(self.added):
+            while name in self.input.columns:
+                name = f"predicted {name}"
+            self.added[number] = name
         temperature = run.manifest.temperature if self.options.calibrated else None
         self._temperature = float(temperature or 1.0)
         self.precision = self.options.precision or default_precision(run)
         trained_with = run.manifest.arguments.get("cpu_kernels", "auto")
         self._cpu_kernels = self.options.cpu_kernels or trained_with
 
-    def _refuse_impossible(self) -> None:
-        """Refuse options that the task or the input has no use for, all at once."""
+    def _refuse_impossible(self, reading: ReadOptions) -> None:
         path, mistakes = self.run.path, []
         if self.options.all_probabilities and not self._task.has_probabilities:
             mistakes.append(f"--all_probabilities: {path} predicts a number, it has no classes")
         if self.options.calibrated and not self._task.has_one_class:
             mistakes.append(f"--calibrated: {path} does not predict one class a row")
         elif self.options.calibrated and self.run.manifest.temperature is None:
-            mistakes.append(
-                f"--calibrated: {path} (status '{self.run.status}') has no temperature: none "
-                "improves its probabilities"
-            )
+            mistakes.append(f"--calibrated: {path} has no temperature (status {self.run.status})")
         if self.input.kind in (STANDARD_INPUT, "folder", "frame"):
-            for flag, value in read_options(self.run, "", vars(self.options)).flags.items():
+            for flag, value in reading.flags.items():
                 mistakes.append(f"{flag} {value}: {self.input.name} is no file")
         if mistakes:
             raise UserError(*mistakes)
 
     def _choose_columns(self) -> list[str]:
-        """Return the columns to read: those asked for, else those of the run if the input has them,
-        else the usual ones.
-        """
+        """Return those asked for, else those of the run if the input has them, else usual ones."""
         recipe, options, names = self._recipe, self.options, self.input.columns
-        is_folder, is_image = self.input.kind == "folder", isinstance(recipe, ImageRecipe)
-        text_options = options.text_column or options.text_columns
-        if is_image and text_options:
-            raise UserError(f"{self.run.path} reads images: --image_column, not --text_column")
-        is_text = isinstance(recipe, TextRecipe) or text_options
-        if not is_image and (options.image_column or (is_folder and is_text)):
-            raise UserError(
-                f"{self.run.path} reads no images: expected a table, with --text_column instead of "
-                "--image_column"
-            )
-        if is_folder:
+        has_images = isinstance(recipe, ImageRecipe)
+        typed = options.text_column or options.text_columns
+        is_text = isinstance(recipe, TextRecipe) or typed
+        if (
+            typed
+            if has_images
+            else options.image_column or (self.input.kind == "folder" and is_text)
+        ):
+            expected = "images and --image_column" if has_images else "a table and --text_column"
+            raise UserError(f"{self.run.path}: expected {expected}")
+        if self.input.kind == "folder":
             return ["file"]
         flag, columns = "--text_column", [options.text_column or recipe.input_column]
-        if not isinstance(recipe, TextRecipe):
-            flag = f"the model of {self.run.path} does not read text"
         if isinstance(recipe, ImageRecipe):
             usual = (recipe.image_column, "image", "file")
             default = next((name for name in usual if name in names), recipe.input_column)
@@ -145,16 +145,11 @@ class Request:
         """Return sentences for the user at the end, when ``missing`` rows have no prediction."""
         notes = [note for note in (self.run.unfinished, *self.input.notes) if note]
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
-            notes.append(
-                "the input already has columns of these names: the predictions are in "
-                + ", ".join(f"'{name}'" for name in renamed)
-            )
+            notes.append(f"the input already has columns of these names: see {', '.join(renamed)}")
         if missing:
             columns = " or ".join(f"'{name}'" for name in self.columns_read)
-            notes.append(
-                f"{counted(missing, 'row')} without a value in {columns}: their predictions are "
-                "empty"
-            )
+            rows = counted(missing, "row")
+            notes.append(f"{rows} without a value in {columns}: their predictions are empty")
         return notes
 
     def facts(self) -> dict[str, Any]:
@@ -179,7 +174,7 @@ class Request:
         rank: int = 0,
         world_size: int = 1,
         complete: Container[int] = (),
-    ) -> Iterator[tuple[Chunk, pa.Table]]:
+    ) -> Iterator[tuple[int, Any, pa.Table]]:
         """Predict the input chunk by chunk.
 
         Args:
@@ -189,7 +184,7 @@ class Request:
             complete: The numbers of the chunks that were predicted before.
 
         Yields:
-            A chunk of this process that was not predicted before, and the columns that are added.
+            Number and rows of a chunk of this process, and the columns that are added to them.
 
         Raises:
             UserError: If a row holds what the model cannot read.
@@ -197,60 +192,39 @@ class Request:
         predictor = Predictor(
             self.run, self.precision, self.options.batch_tokens, self._cpu_kernels
         )
-        chunks: deque[tuple[Chunk, np.ndarray]] = deque()
+        waiting: deque[tuple[int, Any, np.ndarray]] = deque()
 
-        def rows() -> Iterator[list[Any]]:
-            for chunk in self.input.chunks(rank, world_size):
-                if chunk.number not in complete:
-                    values = self._values(chunk)
-                    if self.input.kind == "folder" and not isinstance(self._recipe, ImageRecipe):
-                        for image in values:  # else Pillow's error would name no file
-                            decode(image, "an image")
-                    has_value = np.array([value is not None for value in values], bool)
-                    chunks.append((chunk, has_value))
-                    yield [value for value in values if value is not None]
+        def chunks() -> Iterator[list[Any]]:
+            for number, rows in self.input.chunks(rank, world_size, complete):
+                values = self._values(number, rows)
+                waiting.append((number, rows, np.array([value is not None for value in values])))
+                yield [value for value in values if value is not None]
 
-        reads_ahead = self.input.kind != STANDARD_INPUT  # a line is answered before the next comes
-        try:
-            for logits in predictor.stream(rows(), progress, reads_ahead=reads_ahead):
-                chunk, has_value = chunks.popleft()
-                yield chunk, self._added_columns(logits, has_value)
-        except UserError as error:
-            if "cannot be decoded" not in str(error):
-                raise
-            raise UserError(*self._find_undecodable() or error.mistakes) from error
+        done, reads_ahead = 0, self.input.kind != STANDARD_INPUT  # a line is answered at once
+        for logits in predictor.stream(chunks(), reads_ahead=reads_ahead):
+            number, rows, has_value = waiting.popleft()
+            done += len(has_value)
+            progress(done)
+            yield number, rows, self._added_columns(logits, has_value)
 
-    def _find_undecodable(self) -> list[str]:
-        """Return a line for each of the first images that cannot be decoded, and their number."""
-        report = Report()
-        for chunk in () if isinstance(self._recipe, TextRecipe) else self.input.chunks():
-            for value in self._values(chunk):
-                if isinstance(value, dict) and "bytes" in value:
-                    with report.collect():
-                        decode(value, "an image")
-        lines = report.sentences("error")
-        rest = [f"{len(lines):,} images cannot be decoded"] if len(lines) > _MOST_NAMED else []
-        return [*lines[:_MOST_NAMED], *rest]
-
-    def _values(self, chunk: Chunk) -> list[Any]:
-        """Return what the model reads of each row: a value, or a tuple of several columns; None
-        where it is missing.
-
-        Raises:
-            UserError: If a value is no text where texts are read, with its place.
-        """
-        columns = [chunk.values(name) for name in self.columns_read]
-        if self.input.kind == "folder" or isinstance(self._recipe, ImageRecipe):
+    def _values(self, number: int, rows: Any) -> list[Any]:
+        """Return what the model reads of each row: a value, a tuple, or None if it is missing."""
+        columns = [cells(rows, name) for name in self.columns_read]
+        if isinstance(self._recipe, ImageRecipe):
             return [self._image(value) for value in columns[0]]
-        is_utf8 = self.input.kind != "frame"
+        if self.input.kind == "folder":
+            images = [self._image(value) for value in columns[0]]
+            for image in images:  # else Pillow's error would name no file
+                decode(image, "an image")
+            return images
         for name, values in zip(self.columns_read, columns, strict=True):
-            for number, value in enumerate(values if isinstance(self._recipe, TextRecipe) else ()):
-                if value is None or (isinstance(value, str) and (is_utf8 or value.isascii())):
-                    continue
-                place = f"{self.input.name}, {self.input.place(chunk.start + number)}"
-                if not isinstance(value, str):
+            is_text = isinstance(self._recipe, TextRecipe)
+            for row, value in enumerate(values if is_text else (), number * CHUNK_ROWS + 1):
+                place = f"{self.input.name}, row {row}"
+                if value is not None and not isinstance(value, str):
                     raise UserError(f"{place}: expected a text in '{name}', found {value!r}")
-                refuse_half_characters(value, place)
+                if value is not None and self.input.kind == "frame":
+                    refuse_half_characters(value, place)
         if len(columns) == 1:
             return columns[0]
         return [None if None in row else row for row in zip(*columns, strict=True)]
@@ -258,10 +232,7 @@ class Request:
     def _image(self, value: Any) -> Any:
         """Return an image as ``datasets`` takes it: of a path its bytes and its path."""
         if isinstance(value, (int, float, list)):
-            raise UserError(
-                f"{self.input.name}: expected paths of images in '{self.columns_read[0]}', found "
-                f"{value!r}"
-            )
+            raise UserError(f"{self.input.name}: expected paths of images, found {value!r}")
         if not isinstance(value, (str, Path)):
             return value
         folder = Path(self.input.name).absolute()
@@ -272,9 +243,7 @@ class Request:
         return {"bytes": None, "path": str(folder / Path(value).expanduser())}
 
     def _added_columns(self, logits: np.ndarray, has_value: np.ndarray) -> pa.Table:
-        """Return the added columns of a chunk from the logits of those of its rows that have a
-        value; null for the others.
-        """
+        """Return the added columns of a chunk; null for its rows without a value."""
         predictions = self._task.predicted(
             logits, self._temperature, all_labels=self.options.all_probabilities
         )
@@ -284,17 +253,10 @@ class Request:
             if isinstance(values, np.ndarray):  # as float32: 0.9812, not 0.9811999797821045
                 values = [float(str(value)) for value in values.astype(np.float32)]
                 kind = pa.float64()
-            cells = np.full(len(has_value), None, object)
-            cells[has_value] = np.fromiter(values, object, len(logits))
-            columns.append(pa.array(cells.tolist(), kind))
+            column = np.full(len(has_value), None, object)
+            column[has_value] = np.fromiter(values, object, len(logits))
+            columns.append(pa.array(column.tolist(), kind))
         return pa.table(columns, names=self.added)
-
-
-def _free_name(name: str, names: Sequence[str]) -> str:
-    """Return the name of an added column: ``predicted label`` if the input has ``label``."""
-    while name in names:
-        name = f"predicted {name}"
-    return name
 
 
 def _stamp(path: Path) -> str:

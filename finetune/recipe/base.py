@@ -121,7 +121,6 @@ class Recipe(RecipeOptions):
         return self.row_source.load(self.report)
 
     def _find_source(self) -> Source:
-        """Return the source that the options name."""
         from finetune.data.files_of_splits import parse_split_names
         from finetune.data.read import ReadOptions
         from finetune.data.sources import Source
@@ -384,9 +383,7 @@ class Recipe(RecipeOptions):
 
     @functools.cached_property
     def metric_names(self) -> list[str]:
-        """The names of what :meth:`compute_metrics` returns; its data is loaded for it."""
-        if not self.known_scoring:
-            return list(self.own_metrics)
+        """The names of what :attr:`known_scoring` computes; the data is loaded for it."""
         self.kind.refuse_metrics(self.known_scoring)
         return self._scoring.names(self.kind)
 

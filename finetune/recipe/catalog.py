@@ -62,10 +62,8 @@ def find(name: str, *, reload: bool = True) -> type[Recipe]:
     if name.endswith(".py"):
         path = Path(name).expanduser().resolve()
         _import_package()  # a recipe may derive from one of them
-        module = code_files.imported(path)
-        if module is None or (reload and code_files.has_changed(module, path, "recipe")):
-            module = code_files.import_file(path, "recipe")
-        return _only_recipe(module, name)
+        module = None if reload else code_files.imported(path)
+        return _only_recipe(module or code_files.import_file(path, "recipe"), name)
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
@@ -129,11 +127,7 @@ def _available(name: str) -> str:
 
 
 def _import_package() -> None:
-    """Import the toolkit's ``recipes``, whatever else is named so on the import path.
-
-    Raises:
-        UserError: If this process has imported another package of that name.
-    """
+    """Import the toolkit's ``recipes``, whatever else is named so on the import path."""
     init = HOUSE / "recipes" / "__init__.py"
     if "recipes" not in sys.modules:
         import_source("recipes", init, init.read_bytes(), str(init))

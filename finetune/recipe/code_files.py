@@ -24,9 +24,8 @@ _SHA256 = "__sha256__"  # of the source, an attribute of a module that is import
 
 def is_path(name: object) -> bool:
     """Return whether a name is that of a file or directory rather than of something installed."""
-    return isinstance(name, os.PathLike) or (
-        isinstance(name, str) and ("/" in name or os.sep in name or name.endswith(".py"))
-    )
+    is_text = isinstance(name, str) and ("/" in name or os.sep in name or name.endswith(".py"))
+    return is_text or isinstance(name, os.PathLike)
 
 
 def absolute(name: str) -> Path:
@@ -46,7 +45,7 @@ def imported(path: Path) -> ModuleType | None:
 
 def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = None) -> ModuleType:
     """Import a file, which can import what is beside it: ``from .costs import COSTS``, and in a
-    recipe ``import costs``.
+    recipe ``import costs``. One that was imported from the same source is not imported again.
 
     Args:
         path: The file, absolute.
@@ -57,6 +56,8 @@ def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = No
         UserError: If it cannot be imported.
     """
     source, sha256 = read_source(path, kind)
+    if (module := imported(path)) and getattr(module, _SHA256, sha256) == sha256:
+        return module
     if tell is not None:
         tell(f"importing the {kind} {path} (sha256 {sha256})")
     finder = _BesideFile(str(path.parent))
@@ -70,12 +71,6 @@ def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = No
     module = import_source(f"{package}.{path.stem}", path, source, path_below_cwd(path))
     setattr(module, _SHA256, sha256)
     return module
-
-
-def has_changed(module: ModuleType, path: Path, kind: str) -> bool:
-    """Return whether a file differs from what :func:`import_file` imported."""
-    imported_hash = getattr(module, _SHA256, None)
-    return imported_hash is not None and imported_hash != read_source(path, kind)[1]
 
 
 def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 
     from finetune.data.image_batches import Augmentation
 
-_BATCH_NORM = (
-    "layers of BatchNorm normalise by the rows that a device computes at once: this model is not "
-    "launch-invariant, its result depends on the number of processes and on accumulation"
-)
-
 
 class ImageRecipe(Recipe, ImageOptions):
     """Images with one label each, on an image classifier from ``transformers``."""
@@ -57,13 +52,13 @@ class ImageRecipe(Recipe, ImageOptions):
         from finetune.data.label_columns import LabelOptions, parse_label_map
         from finetune.recipe import rows
 
-        columns_by_kind = {"image": [self.image_column], "label": [self.label_column]}
-        (image,), (label,) = columns.find_columns(dataset["train"], columns_by_kind)
+        named = {"image": [self.image_column], "label": [self.label_column]}
+        (image,), (label,) = columns.find_columns(dataset["train"], named)
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
-        columns_by_kind = {"--image_column": [image], "--label_column": [label]}
-        columns.require_columns(dataset, columns_by_kind, self.report)
+        sources = {"--image_column": [image], "--label_column": [label]}
+        columns.require_columns(dataset, sources, self.report)
         dataset = columns.drop_own_columns(dataset, [image, label], self.report)
         dataset = DatasetDict(
             {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
@@ -124,7 +119,7 @@ class ImageRecipe(Recipe, ImageOptions):
         problem_type = self.presumed_kind.problem_type
         model = load_classifier(self.model, labels, self.model_revision, problem_type)
         if count := batch_norms(model):
-            self.note(f"{count} {_BATCH_NORM}")
+            self.note(f"{count} layers of BatchNorm: results depend on the number of processes")
         return model
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:

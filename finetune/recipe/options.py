@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
@@ -207,37 +207,28 @@ def declare(cls: Any) -> None:
 
 # ---- mistakes in values --------------------------------------------------------------------------
 
-
-def _is_size(size: float) -> bool:
-    return 0 < size < 1 or (size >= 2 and float(size).is_integer())
-
-
-_SIZE = "a share above 0 and below 1, or a number of rows, 2 or more"
 _LAST_SEED = 2**32 - 3  # two more are made of it
-_ROWS: tuple[Callable[[Any], bool], str] = (lambda rows: rows >= 1, "a number of rows, 1 or more")
-_DROPOUT: tuple[Callable[[Any], bool], str] = (
-    lambda probability: 0 <= probability < 1,
-    "a probability, 0 or more and below 1",
-)
 #: Options of which only one may be set.
 EXCLUSIVE = (
     ("group_column", "time_column"),
     ("label_column", "label_columns"),
     ("text_column", "text_columns"),
 )
-#: Which values of the right type an option may have, and what a message calls them.
-_RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "train_samples": _ROWS,
-    "eval_samples": _ROWS,
-    "test_size": (_is_size, _SIZE),
-    "validation_size": (_is_size, _SIZE),
-    "split_seed": (lambda seed: 0 <= seed <= _LAST_SEED, f"a number from 0 to {_LAST_SEED}"),
-    "label_separator": (bool, "a character such as ';'"),
-    "max_length": (lambda tokens: tokens >= 3, "at least 3 tokens"),
-    "preprocessing_num_workers": (lambda processes: processes >= 1, "1 process or more"),
-    "hidden_dropout": _DROPOUT,
-    "attention_dropout": _DROPOUT,
-    "crop_scale": (lambda share: 0 < share <= 1, "a share of the area, above 0, at most 1"),
+_DROPOUT = "a probability, 0 or more and below 1"
+_SIZE = "a share above 0 and below 1, or a number of rows, 2 or more"
+#: What a message calls the values of the right type that an option may have; a test of them.
+_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "train_samples": ("a number of rows, 1 or more", lambda rows: rows >= 1),
+    "eval_samples": ("a number of rows, 1 or more", lambda rows: rows >= 1),
+    "test_size": (_SIZE, lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0)),
+    "validation_size": (_SIZE, lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0)),
+    "split_seed": (f"a number from 0 to {_LAST_SEED}", lambda seed: 0 <= seed <= _LAST_SEED),
+    "label_separator": ("a character such as ';'", bool),
+    "max_length": ("at least 3 tokens", lambda tokens: tokens >= 3),
+    "preprocessing_num_workers": ("1 process or more", lambda processes: processes >= 1),
+    "hidden_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
+    "attention_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
+    "crop_scale": ("a share of the area, above 0, at most 1", lambda share: 0 < share <= 1),
 }
 
 
@@ -253,48 +244,42 @@ def validate(recipe: Any) -> None:
 
         recipe.dataset = memory.store(recipe.dataset)
     report, hints, forms = Report(), get_type_hints(type(recipe)), comma_lists(recipe)
+    values, defaults = dict[str, Any](), dict[str, Any]()
     for field in dataclasses.fields(recipe):
-        name = field.name
+        name, defaults[field.name] = field.name, field.default
         with report.collect():
             value = format_option(getattr(recipe, name), forms.get(name, ""), f"--{name}")
-            is_allowed, expected = _RANGES.get(name, (lambda _: True, ""))
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value
+            setattr(recipe, name, value)
+            values[name] = value
+            expected, is_allowed = _RANGES.get(name, ("", lambda _: True))
             if mistake := find_type_mistake(f"--{name}", value, hints[name]):
                 report.error(mistake)
             elif value is not None and not is_allowed(value):
                 report.error(f"--{name} {value}: expected {expected}")
-            setattr(recipe, name, os.fspath(value) if isinstance(value, os.PathLike) else value)
     report.raise_errors()
-    if mistakes := _find_contradictions(recipe):
-        raise UserError(*mistakes)
-
-
-def _find_contradictions(recipe: Any) -> Sequence[str]:
-    """Return a line for each two options that contradict each other."""
-    values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
-    defaults = {field.name: field.default for field in dataclasses.fields(recipe)}
-    mistakes = [
-        f"--{name} {values[name]} and --{other} {values[other]}: give one of the two"
-        for name, other in EXCLUSIVE
-        if values.get(name) not in (None, defaults.get(name), recipe.embedded.get(name))
-        and values.get(other) is not None
-    ]
+    for name, other in EXCLUSIVE:
+        is_set = values.get(name) not in (None, defaults.get(name), recipe.embedded.get(name))
+        if is_set and values.get(other) is not None:
+            report.error(
+                f"--{name} {values[name]} and --{other} {values[other]}: give one of the two"
+            )
     if values["metrics"] and recipe.own_metrics:
-        mistakes.append(f"--metrics {values['metrics']}: the recipe computes its own")
+        report.error(f"--metrics {values['metrics']}: the recipe computes its own")
     shares = [size for size in (values["test_size"], values["validation_size"]) if size]
     if sum(share for share in shares if share < 1) >= 1:
-        mistakes.append(
-            f"--test_size {shares[0]:g} and --validation_size {shares[1]:g}: nothing is left to "
-            "train on; expected shares of less than 1 together"
+        report.error(
+            f"--test_size {shares[0]:g} and --validation_size {shares[1]:g}: expected shares of "
+            "less than 1 together, or nothing is left to train on"
         )
-    if values.get("text_columns") and values["long_texts"] == "windows":
-        mistakes.append("--long_texts windows: reads one column, not --text_columns")
-    elif values.get("text_columns") and values["truncation"] == "head_tail":
-        mistakes.append("--truncation head_tail: expected head or tail with --text_columns")
-    if values.get("label_order") is not None:
-        names, task = split_values(values["label_order"]), values["task"]
-        option_text = f"--label_order {values['label_order']}"
-        if task not in ("auto", "ordinal"):
-            mistakes.append(f"{option_text}: the classes of --task {task} have no order")
-        elif len(names) < 3 or len(set(names)) < len(names):
-            mistakes.append(f"{option_text}: expected three different classes or more, with commas")
-    return mistakes
+    for name, value in (("long_texts", "windows"), ("truncation", "head_tail")):
+        if values.get("text_columns") and values[name] == value:
+            report.error(f"--{name} {value}: reads one column, not --text_columns")
+    if (order := values.get("label_order")) is not None:
+        names, task = split_values(order), values["task"]
+        if task not in ("auto", "ordinal") or len(names) < 3 or len(set(names)) < len(names):
+            report.error(
+                f"--label_order {order}: expected --task ordinal, and three different classes or "
+                "more, with commas"
+            )
+    report.raise_errors()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from datasets import DatasetDict
 
-from finetune.data import ROW, corrections, labels, sources
+from finetune.data import corrections, labels, sources
 from finetune.data.columns import require_labelled, require_rows
 from finetune.data.comma_list import split_values
 from finetune.data.row_index import Plan
@@ -22,19 +22,12 @@ if TYPE_CHECKING:
 
 def split_plan(recipe: Recipe) -> Plan:
     """Return how the options of a recipe split rows."""
-    options = {option.name for option in dataclasses.fields(recipe)}
-    names = options & {field.name for field in dataclasses.fields(Plan)}
+    names = {field.name for field in dataclasses.fields(Plan)} & vars(recipe).keys()
     return Plan(
         seed=recipe.split_seed,
         drop=bool(getattr(recipe, "drop_invalid", False)),
         **{name: getattr(recipe, name) for name in names},
     )
-
-
-def split_columns(recipe: Recipe) -> dict[str, str]:
-    """Return the columns that rows are split by, by the options that name them."""
-    columns = {"--group_column": recipe.group_column, "--time_column": recipe.time_column}
-    return {flag: name for flag, name in columns.items() if name is not None}
 
 
 def correction_files(recipe: Recipe) -> dict[str, list[str]]:
@@ -49,15 +42,12 @@ def warn_of_missing_header(recipe: Recipe, dataset: DatasetDict, text: str, labe
         return
     for split, rows in dataset.items():
         if column := sources.names_are_values(rows, [text, label]):
-            columns = [name for name in rows.column_names if name != ROW]
-            names = {text: "text", label: "label"}
-            line = ",".join(names.get(name, f"column_{i}") for i, name in enumerate(columns, 1))
             recipe.report.warning(
                 f"the first line of the {split} data looks like a row, not like column names: "
                 f"'{column}' is both the name of a column and a value in it",
                 "missing_header",
                 split=split,
-                fix=f"add a line with the names of the columns on top, such as '{line}'",
+                fix="add a line with the names of the columns on top",
             )
 
 
@@ -92,13 +82,8 @@ def read_source(recipe: Recipe) -> DatasetDict:
     hub.require({**vars(recipe), "model": None}, embedded=bool(recipe.embedded))
     dataset = sources.number_rows(recipe.load())
     require_labelled(dataset, recipe.input_column, recipe.report)
-    require_rows(dataset, _target_names(recipe), recipe.report)
+    require_rows(dataset, recipe.target_names or [recipe.label_name], recipe.report)
     return dataset
-
-
-def _target_names(recipe: Recipe) -> Sequence[str]:
-    """Return what the user calls the labels: their column, or those of several numbers."""
-    return recipe.target_names or [recipe.label_name]
 
 
 def make_splits(recipe: Recipe) -> DatasetDict:
@@ -117,8 +102,7 @@ def make_splits(recipe: Recipe) -> DatasetDict:
         dataset, recipe.corrections = corrections.apply(
             dataset, source, recipe.input_column, report=report, **files
         )
-    targets = _target_names(recipe)
-    require_rows(dataset, targets, report, source)
-    split_by = split_columns(recipe).values()
+    require_rows(dataset, recipe.target_names or [recipe.label_name], report, source)
+    split_by = [name for name in (recipe.group_column, recipe.time_column) if name is not None]
     check_rows(source, dataset, recipe.columns_read(), split_by, report)
     return dataset

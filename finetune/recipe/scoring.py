@@ -126,10 +126,10 @@ class Scoring:
         Raises:
             UserError: If a module of the user's cannot compute, or does not return numbers.
         """
-        task, scores = task or SingleLabel(), dict[str, float]()
+        outputs, targets = np.asarray(prediction.predictions), prediction.label_ids
+        scores = dict[str, float]()
         for name in self.arguments:
-            metric = _Metric(name, self.arguments[name], task)
-            scores |= metric.compute(prediction.predictions, prediction.label_ids)
+            scores |= self._compute(name, task or SingleLabel(), outputs, targets)
         return scores
 
     def names(self, task: Task[Any]) -> list[str]:
@@ -144,101 +144,84 @@ class Scoring:
         """
         if self.arguments == task.metrics:
             return [*self.arguments]
+        _load.cache_clear()  # a file may have been edited since, in a notebook
         report, owners = Report(), dict[str, str]()
-        reserved = {*shipped(), *_VARIANTS, *DIRECTIONS, "loss"}
-        for name, options in self.arguments.items():
+        reserved, custom = {*shipped(), *_VARIANTS, *DIRECTIONS, "loss"}, files_of(self.arguments)
+        for name in self.arguments:
             with report.collect():
-                metric = _Metric(name, options, task, refresh=True)
-                for score in metric.compute(*task.example_outputs(), is_trial=True):
+                for score in self._compute(name, task, *task.example_outputs(), is_trial=True):
                     is_taken = score in reserved or score.startswith(("eval_", "test_"))
-                    owner = owners.setdefault(score, metric.title)
-                    if (metric.is_custom and is_taken) or owner != metric.title:
+                    is_taken = is_taken and name in custom
+                    if is_taken or owners.setdefault(score, name) != name:
                         raise UserError(
-                            f"{metric.title} computes '{score}', which is a name of the toolkit "
+                            f"the metric '{name}' computes '{score}', a name of the toolkit "
                             "or of another metric: return it by another name"
                         )
         report.raise_errors()
         return [*owners]
 
-
-class _Metric:
-    """One metric of a scoring, for one task.
-
-    Attributes:
-        is_custom: Whether it is a module of the user's.
-        title: Its name in messages.
-    """
-
-    def __init__(
-        self, name: str, options: Mapping[str, Any], task: Task[Any], *, refresh: bool = False
-    ) -> None:
-        module, self._arguments = module_of(name, options)
-        self._name, self._task, self.is_custom = name, task, is_path(module)
-        self._path = Path(module) if self.is_custom else shipped()[module]
-        self.title = path_below_cwd(self._path) if self.is_custom else f"'{name}'"
-        is_refreshed = refresh and self.is_custom
-        self._module = _load(self._path, task.metric_config, refresh=is_refreshed)
-
-    def compute(self, outputs: Any, targets: Any, *, is_trial: bool = False) -> dict[str, float]:
-        """Return what it computes, by name; one number alone has the name of the metric.
+    def _compute(
+        self, name: str, task: Task[Any], outputs: np.ndarray, targets: Any, is_trial: bool = False
+    ) -> dict[str, float]:
+        """Return what a metric computes, by name; one number alone has the name of the metric.
 
         In a trial the rows are made up: then any error is a mistake of the user.
-
-        Raises:
-            UserError: If a module of the user's fails, or does not return numbers by name.
         """
-        inputs = self._inputs(np.asarray(outputs), targets, is_trial)
+        folder, options = module_of(name, self.arguments[name])
+        is_custom = is_path(folder)
+        path = Path(folder) if is_custom else shipped()[folder]
+        title = path_below_cwd(path) if is_custom else f"'{name}'"
+        module = _load(path, task.metric_config)
+        inputs = _inputs(module, title, task, outputs, targets, is_trial)
         try:
-            scores = self._module.compute(**inputs, **self._arguments)
+            scores: Any = module.compute(**inputs, **options)
         except (Exception, SystemExit) as error:
-            if self.is_custom and not isinstance(error, UserError):
-                raise UserError(describe_error(error, self._path, self.title)) from error
+            if is_custom:
+                raise UserError(describe_error(error, path, title)) from error
             if is_trial and isinstance(error, TypeError | ValueError):
                 reason = str(error).partition("\n")[0]
-                raise UserError(f"{self.title} cannot be computed: {reason}") from error
+                raise UserError(f"{title} cannot be computed: {reason}") from error
             raise
-        if self.is_custom:
-            scores = _numbers(scores, self.title)
-        is_named = len(scores) == 1 and not (self.is_custom and self._name == self._path.stem)
-        return {self._name: next(iter(scores.values()))} if is_named else dict(scores)
-
-    def _inputs(self, outputs: np.ndarray, targets: Any, is_trial: bool) -> dict[str, np.ndarray]:
-        """Return what the module takes: predictions, prediction scores (probabilities), references.
-
-        Whole numbers are refused in a trial where the rows have others: ``evaluate`` would make 0
-        of 0.9.
-        """
-        features: Any = self._module.features
-        if isinstance(features, list):  # of several, the library takes the first that fit
-            features = features[0]
-        task, decided = self._task, self._task.decide(outputs)
-        inputs = {"predictions": decided, "references": np.asarray(targets).astype(decided.dtype)}
-        if task.has_probabilities and "prediction_scores" in features:
-            inputs["prediction_scores"] = task.probabilities(outputs)
-        for name in features:
-            if name not in inputs:
-                names = [*inputs, *["prediction_scores"] * task.has_probabilities]
+        if is_custom and not (isinstance(scores, Mapping) and scores):
+            raise UserError(f"{title} returns {scores!r:.60}: expected a dict of numbers by name")
+        for key, value in scores.items() if is_custom else ():
+            is_number = np.ndim(value) == 0 and isinstance(np.asarray(value).item(), Real)
+            if not (isinstance(key, str) and is_number):
                 raise UserError(
-                    f"{self.title} takes {name!r}: a metric of a task of {task.name} gets "
-                    f"{' or '.join(map(repr, names))}"
+                    f"{title} returns {value!r:.60} as {key!r}: expected a number by name"
                 )
-            if is_trial and inputs[name].dtype.kind == "f" and "int" in str(features[name]):
-                raise UserError(
-                    f"{self.title} takes {name} as {features[name]}, and a task of {task.name} "
-                    f"gives {inputs[name].dtype}"
-                )
-        return {name: inputs[name] for name in features}
+        if len(scores) == 1 and not (is_custom and name == path.stem):
+            return {name: float(next(iter(scores.values())))}
+        return {key: float(value) for key, value in scores.items()}
 
 
-def _numbers(scores: Any, title: str) -> dict[str, float]:
-    """Return what a module computed as numbers by name, or refuse it."""
-    if not isinstance(scores, Mapping) or not scores:
-        raise UserError(f"{title} returns {scores!r:.60}: expected a dict of numbers by name")
-    for name, value in scores.items():
-        is_number = np.ndim(value) == 0 and isinstance(np.asarray(value).item(), Real)
-        if not isinstance(name, str) or not name or not is_number:
-            raise UserError(f"{title} returns {value!r:.60} as {name!r}: expected a number by name")
-    return {name: float(value) for name, value in scores.items()}
+def _inputs(
+    module: EvaluationModule,
+    title: str,
+    task: Task[Any],
+    outputs: np.ndarray,
+    targets: Any,
+    is_trial: bool,
+) -> dict[str, np.ndarray]:
+    """Return what a module takes: predictions, prediction scores (probabilities), references."""
+    features: Any = module.features
+    if isinstance(features, list):  # of several, the library takes the first that fit
+        features = features[0]
+    decided = task.decide(outputs)
+    inputs = {"predictions": decided, "references": np.asarray(targets).astype(decided.dtype)}
+    if task.has_probabilities and "prediction_scores" in features:
+        inputs["prediction_scores"] = task.probabilities(outputs)
+    for name in features:
+        if name not in inputs:
+            names = " or ".join(map(repr, inputs))
+            raise UserError(f"{title} takes {name!r}: a task of {task.name} gives {names}")
+        # or `evaluate` would make 0 of 0.9
+        if is_trial and inputs[name].dtype.kind == "f" and "int" in str(features[name]):
+            raise UserError(
+                f"{title} takes {name} as {features[name]}, and a task of {task.name} gives "
+                f"{inputs[name].dtype}"
+            )
+    return {name: inputs[name] for name in features}
 
 
 def choose_best(recipe: Recipe, user_options: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +241,7 @@ def choose_best(recipe: Recipe, user_options: Mapping[str, Any]) -> dict[str, An
     defaults, scoring, names = recipe.defaults(), recipe.known_scoring, [*recipe.own_metrics]
     if recipe.metrics != type(recipe).metrics:
         defaults.pop("metric_for_best_model", None)
-    if "splits" in vars(recipe):
+    if scoring and "splits" in vars(recipe):
         names = recipe.metric_names
     elif recipe.metrics and not files_of(scoring):
         names = [*scoring]
@@ -268,10 +251,9 @@ def choose_best(recipe: Recipe, user_options: Mapping[str, Any]) -> dict[str, An
         defaults["metric_for_best_model"] = names[0]
     merged = {**defaults, **user_options}
     metric = str(merged["metric_for_best_model"] or "loss").removeprefix("eval_")
-    if metric not in (computed := ["loss", *names]):
+    if metric not in ("loss", *names):
         raise UserError(
-            f"--metric_for_best_model: the recipe computes no '{metric}'"
-            f"{suggestion(metric, computed)} (it computes: {', '.join(computed)})"
+            f"--metric_for_best_model {metric}: expected one of loss, {', '.join(names)}"
         )
     is_greater, direction = merged.get("greater_is_better"), {**DIRECTIONS, "loss": -1}.get(metric)
     if scoring and direction is not None and is_greater not in (None, direction > 0):
@@ -309,22 +291,12 @@ def load(name: str, config: str | None = None) -> EvaluationModule:
     return _load(shipped()[name], config)
 
 
-def _load(path: Path, config: str | None, *, refresh: bool = False) -> EvaluationModule:
-    """Return the metric of a file; with ``refresh`` it is imported again, as in a notebook.
-
-    Raises:
-        UserError: If it cannot be imported, or defines no metric.
-    """
+@functools.cache
+def _load(path: Path, config: str | None) -> EvaluationModule:
     from evaluate import EvaluationModule
 
-    module = None if refresh else code_files.imported(path)
-    module = module or code_files.import_file(path, "metric")
+    module = code_files.import_file(path, "metric")
     cls: Any = only_class(module, EvaluationModule, path_below_cwd(path))
-    return _instantiate(cls, config)
-
-
-@functools.cache
-def _instantiate(cls: Any, config: str | None) -> EvaluationModule:
     metric: EvaluationModule = cls(config_name=config, keep_in_memory=True)
     metric.download_and_prepare()
     return metric

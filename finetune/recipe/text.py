@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.data.comma_list import split_values
-from finetune.errors import UserError, counted
+from finetune.errors import UserError
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import TextOptions
 from finetune.runtime import extras
@@ -62,8 +62,16 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data import columns, parts
         from finetune.recipe import rows
 
-        self._find_columns(dataset["train"])
-        texts, is_one, labels = self.columns_read(), self.text_columns is None, self._labels_read()
+        texts = self.columns_read() if self.text_columns or self.text_column else []
+        labels = self._labels_read()
+        if not (texts and labels[0]):  # find those that the options leave open
+            named = {"text": texts, "label": labels}
+            texts, labels = columns.find_columns(dataset["train"], named)
+            self.text_column = self.text_column if self.text_columns else texts[0]
+            self.label_column = self.label_column if self.label_columns else labels[0]
+            names = " and ".join(map(repr, texts))
+            self.note(f"columns: {names} is the text, {labels[0]!r} the label")
+        is_one = self.text_columns is None
         sources = {
             "--text_column" if is_one else "--text_columns": texts,
             "--label_columns" if self.label_columns else "--label_column": labels,
@@ -74,29 +82,14 @@ class TextRecipe(Recipe, TextOptions):
         dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
         if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
-        is_open, label_options = self.task == "auto", self.label_options()
-        dataset, task = rows.add_labels(self, dataset, texts, label_options)
+        is_open = self.task == "auto"
+        dataset, task = rows.add_labels(self, dataset, texts, self.label_options())
         self.task = task  # type: ignore[assignment]
         if self.label_columns and task == "regression":
-            self.target_names = label_options.columns
+            self.target_names = labels
         if is_open and task == "single_label" and super().is_ordinal(dataset["train"]):
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
         return dataset if is_one else parts.combined(dataset, texts)
-
-    def _find_columns(self, rows: Dataset) -> None:
-        """Find the columns of the text and of the label that the options leave open."""
-        from finetune.data import columns
-
-        texts = self.columns_read() if self.text_columns or self.text_column else []
-        labels = self._labels_read()
-        if texts and labels[0]:
-            return
-        texts, labels = columns.find_columns(rows, {"text": texts, "label": labels})
-        if not self.text_columns:
-            self.text_column = texts[0]
-        if not self.label_columns:
-            self.label_column = labels[0]
-        self.note(f"columns: {' and '.join(map(repr, texts))} is the text, {labels[0]!r} the label")
 
     def columns_read(self) -> list[str]:
         from finetune.data.columns import parse_names
@@ -130,7 +123,7 @@ class TextRecipe(Recipe, TextOptions):
         if len(names or [text_column]) != len(columns) and (names or text_column is not None):
             raise UserError(
                 f"--text_column {', '.join(names) or text_column}: {reader} reads "
-                f"{counted(len(columns), 'column')} ({', '.join(columns)}); name as many"
+                f"{len(columns)} ({', '.join(columns)}); name as many"
             )
 
     def is_ordinal(self, rows: Dataset) -> bool:
@@ -148,37 +141,33 @@ class TextRecipe(Recipe, TextOptions):
 
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
-        """The configuration of the model, as it is stored; None if the recipe builds its own."""
-        from finetune.models.pretrained import load_config
+        """The configuration of the model, as it is stored; None if the recipe builds its own.
 
-        is_custom = type(self).build_model is not TextRecipe.build_model
-        return None if is_custom else load_config(self.model, self.model_revision)
+        The default of ``max_length`` is reduced to the positions of the model.
 
-    def check(self) -> None:
-        self._fit_model()
-        _ = self.windows
-        if self.text_columns:
-            self.encoder().refuse_too_short(len(self.columns_read()))
-
-    def _fit_model(self) -> None:
-        """Refuse a model without a head for texts, or with too few positions for ``max_length``,
-        which is reduced if it is the default.
+        Raises:
+            UserError: If the model has no head for texts, or fewer positions than ``max_length``.
         """
         from finetune.models import families
+        from finetune.models.pretrained import load_config
 
-        if self.model_config is None:
-            return
-        families.require_head(self.model, self.model_config)
-        positions = families.positions(self.model_config)
-        if positions is None or self.max_length <= positions:
-            return
-        if self.max_length != type(self).__dataclass_fields__["max_length"].default:
-            raise UserError(
-                f"--max_length {self.max_length}: {self.model} has {positions} positions; expected "
-                f"{positions} or fewer tokens"
-            )
-        self.max_length = positions
-        self.note(f"--max_length {positions}: {self.model} has no more positions")
+        if type(self).build_model is not TextRecipe.build_model:
+            return None
+        config = load_config(self.model, self.model_revision)
+        families.require_head(self.model, config)
+        positions = families.positions(config)
+        if positions is not None and self.max_length > positions:
+            limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"
+            if self.max_length != type(self).__dataclass_fields__["max_length"].default:
+                raise UserError(f"{limit}; expected as many or fewer tokens")
+            self.max_length = positions
+            self.note(f"{limit}: texts are read up to these")
+        return config
+
+    def check(self) -> None:
+        _ = self.model_config, self.windows
+        if self.text_columns:
+            self.encoder().refuse_too_short(len(self.columns_read()))
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -188,7 +177,7 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data.encoding import is_pair
         from finetune.models.pretrained import load_tokenizer
 
-        self._fit_model()  # before max_length is saved with the tokenizer
+        _ = self.model_config  # which may reduce max_length, saved with the tokenizer
         side = "left" if self.truncation == "tail" else "right"
         tokenizer = load_tokenizer(
             self.model, self.model_revision, truncation_side=side, max_length=self.max_length
