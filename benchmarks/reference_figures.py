@@ -32,7 +32,7 @@ from trees import TORCHRUN, processor, run
 RECORD = Path(__file__).with_suffix(".json")
 STEPS, TOLERANCE = 24, 1e-6
 #: Ends of the names in the history that are about speed, and differ from run to run.
-_SPEED = ("runtime", "per_second", "flos", "memory_mib")
+_SPEED = ("runtime", "per_second", "flos")
 Figures = dict[str, float | str]
 
 

@@ -34,8 +34,8 @@ _FORMATS = {
     "grad_norm": "grad_norm {:.3g}",
     "rows_per_second": "{:,.0f} samples/s",
 }
-#: The speed of an evaluation, as the library names it, and the memory, which a line leaves out.
-_UNSEEN = ("runtime", "samples_per_second", "steps_per_second", "preparation_time", "memory_mib")
+#: The speed of an evaluation, as the library names it, which a line leaves out.
+_UNSEEN = ("runtime", "samples_per_second", "steps_per_second", "preparation_time")
 
 
 @dataclass(frozen=True)

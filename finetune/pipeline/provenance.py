@@ -113,7 +113,7 @@ def outcome(trainer: Trainer, loss: float, seconds: float, steps_before: int) ->
 
     Loss, seconds and speed are those since it was started or resumed.
     """
-    state, early_stopping = trainer.state, trainer.early_stopping
+    state = trainer.state
     return {
         "steps": state.global_step,
         "steps_before": steps_before,
@@ -122,7 +122,7 @@ def outcome(trainer: Trainer, loss: float, seconds: float, steps_before: int) ->
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "speed": trainer.throughput.summary(),
         "best_step": state.best_global_step if state.best_model_checkpoint else None,
-        "stopped_early": (early_stopping.reason or None) if early_stopping is not None else None,
+        "stopped_early": trainer.selection.stop_reason or None,
         "history": thinned(state.log_history),
     }
 

@@ -44,7 +44,7 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed, files, lock, signals
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
-from finetune.training.callbacks import Bar, Logs
+from finetune.training.callbacks import Bar
 from finetune.training.checkpoint import clear_way, occupy
 from finetune.training.saving import explained
 from finetune.training.trainer import Trainer, build_trainer
@@ -185,8 +185,8 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar())
-    trainer.add_callback(
-        Logs(lambda state, values: progress(Logged(state.global_step, state.max_steps, values)))
+    trainer.throughput.take = lambda state, values: progress(
+        Logged(state.global_step, state.max_steps, values)
     )
     return trainer
 
@@ -211,7 +211,7 @@ def _train_and_predict(
     trainer.require_finite_weights()
     try:
         with thresholds.unfolded_if_stopped(trainer, recipe.kind):
-            validation = trainer.predict_evaluated()
+            validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
             validation, calibration = thresholds.folded(trainer, recipe.kind, validation)
             with explained(trainer.args, "writing the model"):
                 trainer.save_model()

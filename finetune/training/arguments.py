@@ -198,18 +198,17 @@ def _matching_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults that let the model be evaluated when it is saved, where the user changes one
     of the two: only then can the best one be kept.
     """
-    pair = {"eval_strategy": "save_strategy", "save_strategy": "eval_strategy"}
-    strategies = {name: str(user_options[name]) for name in pair if name in user_options}
+    names = ("eval_strategy", "save_strategy")
+    strategies = {name: str(user_options[name]) for name in names if name in user_options}
     if "no" in strategies.values():
         return {"load_best_model_at_end": False}
     if len(strategies) != 1 or strategies.get("save_strategy") == "best":
         return {}
-    steps = {
-        other: user_options[name]
-        for name, other in (("eval_steps", "save_steps"), ("save_steps", "eval_steps"))
-        if name in user_options
-    }
-    return {**steps, **dict.fromkeys(pair, *strategies.values())}
+    defaults: dict[str, Any] = dict.fromkeys(names, *strategies.values())
+    for name, other in (("eval_steps", "save_steps"), ("save_steps", "eval_steps")):
+        if name in user_options:
+            defaults[other] = user_options[name]
+    return defaults
 
 
 def shards(values: Any) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -98,59 +97,33 @@ class StopRequests(TrainerCallback):
         return bool(self._flag.item())
 
 
-class EarlyStopping(TrainerCallback):
-    """Stop after ``patience`` evaluations in a row without a better ``metric_for_best_model``.
-
-    Unlike the library's it counts them in the history, so that the count survives an interruption.
-
-    Attributes:
-        reason: Why the training stopped before its end, a sentence; empty if it did not.
-    """
-
-    def __init__(self, patience: int) -> None:
-        self.patience, self.reason = patience, ""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop a run at once that had stopped, and was interrupted before its results."""
-        self.reason = ""
-        self.on_evaluate(args, state, control)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop if this was one evaluation without improvement too many."""
-        metric = args.metric_for_best_model.removeprefix("eval_")
-        name, sign = f"eval_{metric}", 1 if args.greater_is_better else -1
-        evaluations = [entry for entry in state.log_history if name in entry]
-        best = max(evaluations, key=lambda entry: sign * entry[name], default=None)
-        if best is None:
-            return
-        count = len(evaluations) - 1 - evaluations.index(best)
-        if count < self.patience:
-            return
-        control.should_training_stop = True
-        if state.global_step < state.max_steps:
-            self.reason = (
-                f"stopped early at step {state.global_step:,} of {state.max_steps:,}: validation "
-                f"{metric} has not improved on {best[name]:.4f} (step {best['step']:,}) for "
-                f"{counted(count, 'evaluation')}"
-            )
-
-
-class SaveEpochs(TrainerCallback):
-    """Save every n-th epoch, the last and the best, if ``save_strategy`` is epoch.
+class ModelSelection(TrainerCallback):
+    """Saves every n-th epoch, the last and the best, and stops where no better one comes.
 
     The best is saved too because ``load_best_model_at_end`` can only load what was saved.
+    Evaluations are counted in the history, so that the count survives an interruption.
+
+    Args:
+        interval: Epochs from one checkpoint to the next, with ``--save_strategy epoch``.
+        patience: Evaluations in a row without a better ``metric_for_best_model`` that stop the
+            training; None to go on.
+
+    Attributes:
+        stop_reason: Why the training stopped before its end, a sentence; empty if it did not.
     """
 
-    def __init__(self, interval: int) -> None:
-        self.interval = interval
+    def __init__(self, interval: int, patience: int | None) -> None:
+        self.interval, self.patience, self.stop_reason = interval, patience, ""
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look for the best checkpoint of a resumed run in its directory, which may have moved."""
         if state.best_global_step:
             here = str(Path(args.output_dir or "", f"checkpoint-{state.best_global_step}"))
             paths = (here, state.best_model_checkpoint or here)
             complete = [path for path in paths if Path(path, Checkpoint.NAME).exists()]
             state.best_model_checkpoint = complete[0] if complete else None
+        self.stop_reason = ""
+        self._count_since_best(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save if this is an n-th epoch; the library saves the last one."""
@@ -158,28 +131,45 @@ class SaveEpochs(TrainerCallback):
             control.should_save = round(state.epoch or 0) % self.interval == 0
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save an epoch that is the best so far."""
-        if args.save_strategy != SaveStrategy.EPOCH or not args.load_best_model_at_end:
-            return
-        value = kwargs["metrics"].get(f"eval_{args.metric_for_best_model.removeprefix('eval_')}")
-        best, sign = state.best_metric, 1 if args.greater_is_better else -1
-        if value is not None and (best is None or sign * value > sign * best):
+        """Save an epoch that is the best so far, and stop if none has been for too long."""
+        count = self._count_since_best(args, state, control)
+        if count == 0 and args.save_strategy == SaveStrategy.EPOCH and args.load_best_model_at_end:
             control.should_save = True
+
+    def _count_since_best(self, args: Any, state: TrainerState, control: Any) -> int | None:
+        """Return the evaluations since the best, which may stop the training; None without one."""
+        metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
+        name, sign = f"eval_{metric}", 1 if args.greater_is_better else -1
+        evaluations = [entry for entry in state.log_history if name in entry]
+        if not evaluations:
+            return None
+        best = max(evaluations, key=lambda entry: sign * entry[name])
+        count = len(evaluations) - 1 - evaluations.index(best)
+        if self.patience is not None and count >= self.patience:
+            control.should_training_stop = True
+            if state.global_step < state.max_steps:
+                self.stop_reason = (
+                    f"stopped early at step {state.global_step:,} of {state.max_steps:,}: "
+                    f"validation {metric} has not improved on {best[name]:.4f} (step "
+                    f"{best['step']:,}) for {counted(count, 'evaluation')}"
+                )
+        return count
 
 
 class Throughput(TrainerCallback):
-    """Adds samples/s and memory to each logged loss, and reports steps and batches as an activity.
+    """Adds samples/s to each logged loss, and reports steps and batches as an activity.
 
     ``rows_per_second`` is that of all processes; evaluations and saving do not count.
-    ``memory_mib`` is that of the GPU at its peak, or else the resident memory at the moment.
 
     Attributes:
         sampler: That of the training, which knows the rows of each step.
         lengths: Tokens of each row, shape ``(rows,)``; None where rows have no length.
+        take: Called with the state and each entry of the history, on rank 0.
     """
 
     sampler: GlobalBatchSampler
     lengths: np.ndarray | None = None
+    take: Callable[[TrainerState, Mapping[str, Any]], object] | None = None
 
     def __init__(self) -> None:
         self._batches = 0
@@ -220,18 +210,14 @@ class Throughput(TrainerCallback):
         self._batches %= total
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Put speed and memory into the history."""
+        """Put the speed into the history, and hand a copy of it over."""
+        entry = state.log_history[-1]
         seconds = self._seconds - self._logged_seconds
-        if "loss" not in state.log_history[-1] or not seconds:
-            return
-        memory = psutil.Process().memory_info().rss
-        if torch.cuda.is_available():
-            memory = max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
-        state.log_history[-1] |= {
-            "rows_per_second": (self._rows - self._logged_rows) / seconds,
-            "memory_mib": memory / 2**20,
-        }
-        self._logged_rows, self._logged_seconds = self._rows, self._seconds
+        if "loss" in entry and seconds:
+            entry["rows_per_second"] = (self._rows - self._logged_rows) / seconds
+            self._logged_rows, self._logged_seconds = self._rows, self._seconds
+        if self.take is not None and state.is_world_process_zero:
+            self.take(state, {n: v for n, v in entry.items() if n not in ("total_flos", "step")})
 
     def summary(self) -> dict[str, float]:
         """Return samples/s and tokens/s since the training was started or resumed."""
@@ -292,24 +278,8 @@ class Profile(TrainerCallback):
         write_whole(directory / "operators.txt", f"{self.steps} steps\n{table}\n")
 
 
-class Logs(TrainerCallback):
-    """Hands what the trainer logs to ``take``: the state and the values, on rank 0.
-
-    The values are those of the history, with what :class:`Throughput` adds.
-    """
-
-    def __init__(self, take: Callable[[TrainerState, Mapping[str, Any]], object]) -> None:
-        self.take = take
-
-    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Hand over a copy."""
-        if state.is_world_process_zero:
-            logs: dict[str, Any] = state.log_history[-1]
-            self.take(state, {n: v for n, v in logs.items() if n not in ("total_flos", "step")})
-
-
 class Bar(ProgressCallback):
     """The library's progress bar, without the dictionaries that it writes above it."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Leave them to :class:`Logs`."""
+        """Leave them to :class:`Throughput`."""

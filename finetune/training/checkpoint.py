@@ -60,7 +60,7 @@ class Checkpoint(File):
         configuration: What a training that resumes from here has to share; see
             :mod:`finetune.pipeline.changes`.
         pending: What the step still had to do when it was saved, and the loss since the last log;
-            see :meth:`finetune.training.saving.CheckpointTrainer.pending`.
+            see :meth:`finetune.training.saving.CheckpointTrainer.begin_training`.
     """
 
     NAME = "checkpoint.json"

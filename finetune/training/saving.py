@@ -57,7 +57,7 @@ class CheckpointTrainer(transformers.Trainer):
         self.stop_requests = StopRequests(self.begin_training)
         self._resumed: Path | None = None
         self._torch_state: torch.Tensor | None = None
-        self._grad_norm: Any = None
+        self._grad_norm: tuple[int, Any] | None = None  # and its step
         self._overflows = 0
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -218,30 +218,26 @@ class CheckpointTrainer(transformers.Trainer):
         """
         self.require_finite()
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
-        self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self._grad_norm = None if norm is None else (self.state.global_step + 1, whole)
         if self.args.device.type == "cpu":
-            self.require_finite(self.state.global_step + 1)
+            self.require_finite()
         return norm
 
-    def require_finite(self, step: int | None = None) -> None:
-        """Check the gradient norm of the last step; of a loss that is not finite it is not, too.
+    def require_finite(self) -> None:
+        """Raise ``Diverged`` if the gradient norm of the last step, or its loss, is not finite.
 
-        Args:
-            step: Its number; that of the state by default.
-
-        Raises:
-            Diverged: If it is not finite; on every process, as the norm is that of all.
+        It does so on every process, as the norm is that of all.
         """
-        norm, self._grad_norm = self._grad_norm, None
-        if norm is None:
+        if self._grad_norm is None:
             return
+        (step, norm), self._grad_norm = self._grad_norm, None
         if math.isfinite(norm):
             self._overflows = 0
             return
         self._overflows += 1
         if self.accelerator.scaler is not None and self._overflows < _MOST_OVERFLOWS:
             return  # the loss scaler skips the step
-        step = self.state.global_step if step is None else step
         paths = checkpoint.list_checkpoints(Path(self.args.output_dir or ""), complete=True)
         last = f"The last checkpoint, {paths[0].name}, is good. " if paths else ""
         raise Diverged(
@@ -252,9 +248,7 @@ class CheckpointTrainer(transformers.Trainer):
 
 
 @contextmanager
-def explained(
-    arguments: FinetuneArguments, work: str, *, is_training: bool = False
-) -> Iterator[None]:
+def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
     """Raise one sentence with what helps where the disk is full, or an allocation failed.
 
     Where Linux runs out of memory it kills the process, and nothing can be said.
@@ -262,7 +256,6 @@ def explained(
     Args:
         arguments: Of the training.
         work: What fails, like ``writing checkpoint-9``.
-        is_training: Whether it is a step of the training.
 
     Raises:
         RunError: Instead of the error of the library.
@@ -279,19 +272,14 @@ def explained(
                 "--resume; smaller: --save_total_limit 1, or --save_only_model true"
             ) from error
         is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if not is_memory and not any(text in str(error) for text in _MEMORY):
-            raise
-        rows = arguments.per_device_eval_batch_size or 1
-        advice = f"--per_device_eval_batch_size {max(1, rows // 2)}"
-        if is_training:  # those first that change no result
-            rows = arguments.per_device_train_batch_size or 1
-            factor = next((number for number in range(2, rows + 1) if rows % number == 0), 2)
-            advice = (
-                f"--gradient_accumulation_steps {arguments.gradient_accumulation_steps * factor} "
-                "(the same global batch), --gradient_checkpointing true, --precision bf16, a "
-                "smaller --max_length or --global_batch_size"
-            )
-        raise RunError(f"out of memory on {arguments.device} in {work}: try {advice}") from error
+        if is_memory or any(text in str(error) for text in _MEMORY):
+            raise RunError(
+                f"out of memory on {arguments.device} in {work}: try a larger "
+                "--gradient_accumulation_steps (the same global batch), --gradient_checkpointing "
+                "true, --precision bf16, a smaller --max_length, --global_batch_size or "
+                "--per_device_eval_batch_size"
+            ) from error
+        raise
 
 
 def _is_full(error: BaseException | None) -> bool:

@@ -6,11 +6,9 @@ everything that the documentation of ``transformers.Trainer`` says holds here.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from finetune.data import batches
 from finetune.errors import UserError
@@ -31,7 +29,7 @@ from finetune.runtime import lock
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import EarlyStopping, Profile, SaveEpochs, Throughput
+from finetune.training.callbacks import ModelSelection, Profile, Throughput
 from finetune.training.checkpoint import clear_way, occupy
 from finetune.training.loss import GlobalLoss
 from finetune.training.manifest import MANIFEST
@@ -65,8 +63,6 @@ class Trainer(CheckpointTrainer):
             refuse_weights(arguments)
         smoothing = arguments.label_smoothing_factor
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
-        self._keeps_outputs = False
-        self._evaluated: dict[int, EvalLoopOutput] = {}  # by step: the last, and the best
         arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
         del arguments.builds_trainer
@@ -76,13 +72,11 @@ class Trainer(CheckpointTrainer):
         if self.is_fsdp_enabled:
             self._shard_embeddings_once()
         self.throughput = Throughput()
-        self.early_stopping: EarlyStopping | None = None
-        if arguments.early_stopping_patience is not None:
-            self.early_stopping = EarlyStopping(arguments.early_stopping_patience)
+        patience = arguments.early_stopping_patience
+        self.selection = ModelSelection(arguments.save_every, patience)
         self.profile = Profile(arguments.profile) if arguments.profile else None
-        optional = (self.early_stopping, self.profile)
-        callbacks = [SaveEpochs(arguments.save_every), self.throughput, self.stop_requests]
-        for callback in filter(None, (*optional, *callbacks)):  # the last overrules the others
+        callbacks = (self.profile, self.selection, self.throughput, self.stop_requests)
+        for callback in filter(None, callbacks):  # the last overrules the others
             self.add_callback(callback)
         if arguments.process_index > 0:  # it would print once on every machine
             self.remove_callback(PrinterCallback)
@@ -167,10 +161,8 @@ class Trainer(CheckpointTrainer):
                     logging.getLogger("finetune").warning(clear_way(directory))
                 occupy(directory)
         self._resumed = Path(path) if path else None
-        self._evaluated = {}
         try:
-            with _quiet_workers(self.args.dataloader_num_workers):
-                output = super().train(path, *args, **kwargs)
+            output = super().train(path, *args, **kwargs)
         finally:
             if self.moves_runs_aside and self.args.should_save:
                 lock.release(directory)
@@ -197,7 +189,7 @@ class Trainer(CheckpointTrainer):
         work = (
             f"step {self.state.global_step + 1:,}, a micro-batch of {' x '.join(map(str, shape))}"
         )
-        with explained(self.args, work, is_training=True):
+        with explained(self.args, work):
             return super().training_step(model, inputs, *args)
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
@@ -256,10 +248,7 @@ class Trainer(CheckpointTrainer):
         self.compute_metrics, self.args.eval_do_concat_batches = compute, False
         work = f"an evaluation, with batches of {self.args.per_device_eval_batch_size} rows"
         try:
-            with (
-                _quiet_workers(self.args.dataloader_num_workers),
-                explained(self.args, work),
-            ):
+            with explained(self.args, work):
                 output = super().evaluation_loop(dataloader, *args, **options)
         finally:
             self.compute_metrics = compute_metrics
@@ -267,19 +256,13 @@ class Trainer(CheckpointTrainer):
         if prediction is None:  # without labels, or of the loss only
             arrays: Any = output
             prediction = rows.restore(EvalPrediction(arrays.predictions, arrays.label_ids))
-        output = output._replace(predictions=prediction.predictions, label_ids=prediction.label_ids)
-        if self._keeps_outputs:
-            best = self._evaluated.keys() & {self.state.best_global_step}
-            self._evaluated = {step: self._evaluated[step] for step in best}
-            self._evaluated[self.state.global_step] = output
-        return output
+        return output._replace(predictions=prediction.predictions, label_ids=prediction.label_ids)
 
-    def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> dict[str, float]:
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Save what is trained where a signal stops an evaluation in training."""
-        self._keeps_outputs = self.is_in_train and eval_dataset is None
         python_state, torch_state = random.getstate(), torch.get_rng_state()
         try:
-            return super().evaluate(eval_dataset, *args, **options)
+            return super().evaluate(*args, **options)
         except Stopped:
             if self.is_in_train:  # a resumed run evaluates first, from the same states
                 random.setstate(python_state)
@@ -289,21 +272,7 @@ class Trainer(CheckpointTrainer):
                 self.save_stopped()
             raise
         finally:  # a library that the first evaluation imports may draw, as rich does
-            self._keeps_outputs = False
             random.setstate(python_state)
-
-    def predict_evaluated(self) -> PredictionOutput:
-        """Predict the evaluation rows with the model as ``train()`` left it.
-
-        Where ``train()`` evaluated that very model, as it does at the end of an epoch, the outputs
-        of then are returned, and nothing is computed twice.
-        """
-        is_best_kept = self.args.load_best_model_at_end and self.state.best_model_checkpoint
-        step = (is_best_kept and self.state.best_global_step) or self.state.global_step
-        output = self._evaluated.get(step)
-        if output is None or output.predictions is None:
-            return self.predict(self.eval_dataset, metric_key_prefix="eval")
-        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
     def _shard_embeddings_once(self) -> None:
         """Leave the module around the input embeddings out of the units that FSDP shards.
@@ -323,19 +292,6 @@ class Trainer(CheckpointTrainer):
             if any(child is embeddings for child in module.modules())
         }
         plugin.transformer_cls_names_to_wrap = sorted(set(units) - parents)
-
-
-@contextlib.contextmanager
-def _quiet_workers(workers: int | None) -> Iterator[None]:
-    """Keep each forked worker from warning that tokenizers do not run in parallel in it."""
-    is_ours = bool(workers) and "TOKENIZERS_PARALLELISM" not in os.environ
-    if is_ours:
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        yield
-    finally:
-        if is_ours:
-            del os.environ["TOKENIZERS_PARALLELISM"]
 
 
 def build_trainer(

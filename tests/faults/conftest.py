@@ -117,7 +117,7 @@ def whole(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 def history(run: Path) -> list[dict[str, Any]]:
     """What was logged, without the speed."""
-    speed = ("runtime", "per_second", "flos", "memory_mib")
+    speed = ("runtime", "per_second", "flos")
     return [
         {name: value for name, value in entry.items() if not name.endswith(speed)}
         for entry in Run.load(run).manifest.history

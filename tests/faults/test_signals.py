@@ -66,9 +66,9 @@ def test_a_signal_saves_and_the_rest_is_what_it_would_have_been(
 def test_a_signal_while_the_test_rows_are_predicted(
     faulty: Faulty, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Six evaluations of one batch each come before."""
+    """Seven predictions of the validation rows, of one batch each, come before."""
     run = tmp_path / "run"
-    assert faulty(run, fault="batch 7,SIGTERM") == 75
+    assert faulty(run, fault="batch 8,SIGTERM") == 75
     assert faulty(run, "--resume") == 0
     assert_same(run, whole())
 
