@@ -12,7 +12,7 @@ LABELS = np.array([0] * 2 + [1] * 6 + [2] * 16)
 
 
 def test_balanced_weights_are_those_of_scikit_learn() -> None:
-    found = weights.of_classes("balanced", NAMES, LABELS)
+    found = weights.class_weights("balanced", NAMES, LABELS)
     expected = compute_class_weight("balanced", classes=np.arange(3), y=LABELS)
     np.testing.assert_allclose(found, expected, rtol=1e-15)
     assert found is not None
@@ -20,7 +20,7 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
 
 
 def test_named_weights_keep_their_ratios_and_are_1_on_average() -> None:
-    found = weights.of_classes("bad=9, good=0.5", NAMES, LABELS)
+    found = weights.class_weights("bad=9, good=0.5", NAMES, LABELS)
     assert found is not None
     np.testing.assert_allclose(found / found[1], [9, 1, 0.5])
     assert found[LABELS].mean() == pytest.approx(1)
@@ -28,8 +28,8 @@ def test_named_weights_keep_their_ratios_and_are_1_on_average() -> None:
 
 def test_positive_weights_are_the_negatives_for_each_positive() -> None:
     targets = np.array([[1, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]], dtype=np.float32)
-    np.testing.assert_allclose(weights.of_positives("balanced", NAMES, targets), [3, 1, 1])
-    np.testing.assert_allclose(weights.of_positives("bad=2.5", NAMES, targets), [2.5, 1, 1])
+    np.testing.assert_allclose(weights.class_weights("balanced", NAMES, targets), [3, 1, 1])
+    np.testing.assert_allclose(weights.class_weights("bad=2.5", NAMES, targets), [2.5, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_positive_weights_are_the_negatives_for_each_positive() -> None:
 def test_what_is_no_weight_is_refused(text: str, problems: list[str]) -> None:
     expected = "(expected balanced, none or NAME=WEIGHT,NAME=WEIGHT with 'bad', 'fair', 'good')"
     with pytest.raises(UserError) as error:
-        weights.of_classes(text, NAMES, LABELS)
+        weights.class_weights(text, NAMES, LABELS)
     mistakes = [f"--class_weights {problem} {expected}" for problem in problems]
     assert list(error.value.mistakes) == mistakes
 
 
 def test_a_weight_without_effect_is_refused() -> None:
     with pytest.raises(UserError, match="no training row is of the class 'new'"):
-        weights.of_classes("new=3", [*NAMES, "new"], LABELS)
+        weights.class_weights("new=3", [*NAMES, "new"], LABELS)

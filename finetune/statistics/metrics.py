@@ -7,7 +7,7 @@ estimated in the same way by :func:`custom_replicates`, on the scale of any numb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from finetune.statistics.estimates import (
 )
 from finetune.statistics.functions import Function
 from finetune.statistics.probabilities import PRECISION, ROC
-from finetune.statistics.scored import Kind, ScoredLabels, ScoredNumbers, ScoredRows
+from finetune.statistics.scored import Kind, ScoredLabels, ScoredRows
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
@@ -215,9 +215,11 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
 
 
 def describe_gaps(
-    rows: Any, names: Iterable[str], scores: Mapping[str, Mapping[str, float]]
+    rows: Any, names: Collection[str], scores: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
-    """Return a sentence for each metric of a recipe that is not defined or has no interval."""
+    """Return a sentence for each metric of a recipe that is not defined or has no interval, and for
+    each target of which one row makes up most of the squared error.
+    """
     sentences = []
     for name in names:
         if np.isnan(scores[name]["value"]):
@@ -227,23 +229,18 @@ def describe_gaps(
             if rows.kind != "numbers" and (rare := rare_classes(rows)):
                 reason = f"fewer than {FEWEST_OF_CLASS} are of {list_names(rare)}, or not of it"
             sentences.append(f"{name} has no confidence interval, too few rows: {reason}")
+    squared = [name for name in names if rows.kind == "numbers" and name in _OF_SQUARES]
+    if squared and len(rows) >= estimates.FEWEST_ROWS:
+        squares = (rows.outputs.astype(np.float64) - rows.targets) ** 2
+        largest, total = squares.argmax(axis=0), np.finfo(np.float64).tiny + squares.sum(axis=0)
+        for target, part in enumerate(squares.max(axis=0) / total):
+            if part > _DOMINANT:
+                sentences.append(
+                    f"one test row (label {rows.targets[largest[target], target]:.6g}) makes up "
+                    f"{part:.0%} of the squared error: the confidence intervals of "
+                    f"{', '.join(squared)} say little"
+                )
     return sentences
-
-
-def describe_outliers(rows: ScoredNumbers, metrics: Metrics) -> list[str]:
-    """Return a sentence for each target of which one row makes up most of the squared error."""
-    squares = (rows.outputs.astype(np.float64) - rows.targets) ** 2
-    names = [name for name, metric in metrics.items() if metric.name in _OF_SQUARES]
-    if not names or len(rows) < estimates.FEWEST_ROWS:
-        return []
-    largest = squares.argmax(axis=0)
-    parts = squares.max(axis=0) / np.maximum(squares.sum(axis=0), np.finfo(np.float64).tiny)
-    return [
-        f"one test row (label {rows.targets[largest[target], target]:.6g}) makes up "
-        f"{parts[target]:.0%} of the squared error: the confidence intervals of "
-        f"{', '.join(names)} say little"
-        for target in np.flatnonzero(parts > _DOMINANT)
-    ]
 
 
 def describe_classes(rows: ScoredRows | ScoredLabels) -> dict[str, Any]:

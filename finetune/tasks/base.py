@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from finetune.data import labels as class_labels
-from finetune.data.prediction_columns import LABEL, PREDICTION, probability_of
+from finetune.data.prediction_columns import LABEL, PREDICTION, PROBABILITY, probability_of
 from finetune.errors import UserError, suggestion
+from finetune.statistics import metrics
 from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import MODULE, Metrics, Scoring, module_of
 from finetune.statistics.scored import Kind, Scored
+from finetune.tasks import weights
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,23 +153,23 @@ class Task(ABC, Generic[S]):
         Raises:
             UserError: what is wrong with ``text``.
         """
-        if text == "none":
-            return None
+        if self.has_probabilities or text == weights.NONE:
+            return weights.class_weights(text, self.labels, targets)
         raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
 
-    def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
+    def global_loss(self, rows: RowLoss, weight_of_class: np.ndarray | None) -> GlobalLoss:
         """Return the loss of a step; an evaluation weighs no rows.
 
         Args:
             rows: Logits and targets to the loss of each row.
-            weights: What :meth:`class_weights` returned.
+            weight_of_class: What :meth:`class_weights` returned.
         """
         from finetune.training.loss import GlobalLoss
 
         return GlobalLoss(
             self.unweighted.get(self.loss_function, rows),
             training_loss=rows,
-            class_weights=() if weights is None else tuple(weights.tolist()),
+            class_weights=() if weight_of_class is None else tuple(weight_of_class.tolist()),
         )
 
     def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
@@ -250,13 +252,14 @@ class Task(ABC, Generic[S]):
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         """Return the columns of ``predictions.parquet`` from ``label`` on."""
 
-    @abstractmethod
     def predicted_names(self, *, all_labels: bool) -> list[str]:
         """Return the names of the columns that ``predict`` adds.
 
         Args:
             all_labels: Whether to add the probability of every label.
         """
+        probabilities = map(probability_of, self.labels if all_labels else ())
+        return [LABEL, *[PROBABILITY] * self.has_one_class, *probabilities]
 
     @abstractmethod
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
@@ -299,7 +302,6 @@ class Task(ABC, Generic[S]):
         ]:
             raise UserError(*mistakes)
 
-    @abstractmethod
     def statistics(
         self, rows: S, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
@@ -310,12 +312,22 @@ class Task(ABC, Generic[S]):
             recipe_metrics: Those that are in the table of metrics.
             temperature: That was fitted on validation rows; None without one.
         """
+        scores = metrics.estimate(rows, metrics.with_standard(self.label_kind, recipe_metrics))
+        notes = metrics.describe_gaps(rows, recipe_metrics, scores)
+        details = self.describe(rows, recipe_metrics, temperature)
+        return {"rows": len(rows), "metrics": scores, "notes": notes, **details}
+
+    @abstractmethod
+    def describe(
+        self, rows: S, recipe_metrics: Metrics, temperature: float | None
+    ) -> dict[str, Any]:
+        """Return those of :meth:`statistics` that only labels of this kind have."""
 
     def find_difference(self, other: Task[Any]) -> str:
         """Return what is different in another task, so that their predictions cannot be compared:
         tasks, or names of labels, of ordinal ones also their order; empty if they can.
         """
-        if not (isinstance(self, type(other)) or isinstance(other, type(self))):
+        if self.label_kind != other.label_kind:
             return f"different tasks: {self.name} and {other.name}"
         has_order = self.name == other.name == "ordinal"  # metrics count how far off a class is
         first, second = (

@@ -37,12 +37,19 @@ FEWEST_ORDERED = 3
 SURELY_CLASSES = 20
 _MOST_WORDS = 3  # of a label beside a separator
 _MOST_SEPARATORS = 20  # that are tried
+_USUAL_SEPARATORS = (";", "|")
 
 
 def read_columns(
     dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Report
 ) -> dict[str, list[LabelColumn]]:
     """Return the columns of labels of each split, missing where a text or a label of a row is.
+
+    Args:
+        dataset: With the columns.
+        texts: Columns of texts.
+        options: How labels are written.
+        report: See :func:`~finetune.data.columns.find_valid_rows`.
 
     Raises:
         UserError: If values are missing, unless such rows are left out.
@@ -207,7 +214,7 @@ def find_separator(words: Sequence[str]) -> tuple[str, str] | None:
         }
         cells = {word: parts for word, parts in cells.items() if all(parts)}
         parts = {*itertools.chain(*cells.values())}
-        is_usual = sign in (";", "|") or (sign == "," and all(map(str.isdecimal, parts)))
+        is_usual = sign in _USUAL_SEPARATORS or (sign == "," and all(map(str.isdecimal, parts)))
         are_few = 2 * len(cells) > len(words) and len(parts) <= len(cells)
         are_short = all(len(part.split()) <= _MOST_WORDS for part in parts)
         seems_to = sign.strip() and are_short and (is_usual or are_few)

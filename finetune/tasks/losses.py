@@ -80,7 +80,7 @@ def binary_cross_entropy(
     Returns:
         Shape ``(rows,)``.
     """
-    return _weighted(_binary(logits, targets), targets, positive_weights).mean(dim=-1)
+    return _mean_over_labels(logits, targets, positive_weights, is_focal=False)
 
 
 def binary_focal(
@@ -89,8 +89,7 @@ def binary_focal(
     """Return :func:`focal` of each label by itself, with a sigmoid, as mean over the labels;
     arguments are those of :func:`binary_cross_entropy`.
     """
-    focused = _focused(_binary(logits, targets))
-    return _weighted(focused, targets, positive_weights).mean(dim=-1)
+    return _mean_over_labels(logits, targets, positive_weights, is_focal=True)
 
 
 # ---- numbers: standardized, (rows, targets) to the mean over the targets of each row, (rows,) ----
@@ -122,13 +121,6 @@ def _precise(logits: torch.Tensor) -> torch.Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _binary(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    from torch.nn.functional import binary_cross_entropy_with_logits
-
-    precise = _precise(logits)
-    return binary_cross_entropy_with_logits(precise, targets.to(precise.dtype), reduction="none")
-
-
 def _focused(losses: torch.Tensor) -> torch.Tensor:
     """Return cross-entropies, logarithms of ``1 / p``, times ``(1 - p) ** 2``."""
     import torch
@@ -136,9 +128,20 @@ def _focused(losses: torch.Tensor) -> torch.Tensor:
     return (-torch.expm1(-losses)) ** _GAMMA * losses
 
 
-def _weighted(
-    losses: torch.Tensor, targets: torch.Tensor, positive_weights: torch.Tensor | None
+def _mean_over_labels(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    positive_weights: torch.Tensor | None,
+    *,
+    is_focal: bool,
 ) -> torch.Tensor:
-    if positive_weights is None:
-        return losses
-    return losses * (1 + targets.to(losses.dtype) * (positive_weights.to(losses) - 1))
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    precise = _precise(logits)
+    has = targets.to(precise.dtype)
+    losses = binary_cross_entropy_with_logits(precise, has, reduction="none")
+    if is_focal:
+        losses = _focused(losses)
+    if positive_weights is not None:
+        losses = losses * (1 + has * (positive_weights.to(losses) - 1))
+    return losses.mean(dim=-1)

@@ -17,7 +17,7 @@ from finetune.statistics.calibration import fit_threshold
 from finetune.statistics.metrics import Metrics
 from finetune.statistics.probabilities import Probabilities
 from finetune.statistics.scored import ScoredLabels
-from finetune.tasks import losses, weights
+from finetune.tasks import losses
 from finetune.tasks.base import Affine, RowLoss, Task
 
 if TYPE_CHECKING:
@@ -70,23 +70,20 @@ class MultiLabel(Task[ScoredLabels]):
         shares = zip(self.labels, targets.mean(axis=0), strict=True)
         return [f"{name} {share:.0%}" for name, share in shares]
 
-    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
-        return weights.of_positives(text, self.labels, targets)
-
-    def global_loss(self, rows: RowLoss, weights: np.ndarray | None) -> GlobalLoss:
+    def global_loss(self, rows: RowLoss, weight_of_class: np.ndarray | None) -> GlobalLoss:
         from torch import float32, tensor
 
-        if weights is not None:  # arguments of the loss: a label that a row lacks counts 1
-            chosen: Any = self.losses[self.loss_function or next(iter(self.losses))]
-            positive = tensor(weights, dtype=float32)
-            evaluated = self.unweighted.get(self.loss_function, rows)
+        loss = super().global_loss(rows, None)
+        if weight_of_class is None:
+            return loss
+        chosen: Any = self.losses[self.loss_function or next(iter(self.losses))]
+        positive = tensor(weight_of_class, dtype=float32)
 
-            def weighted(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-                loss: torch.Tensor = chosen(logits, targets, positive.to(logits.device))
-                return loss
+        def weighted(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            losses: torch.Tensor = chosen(logits, targets, positive.to(logits.device))
+            return losses
 
-            return replace(super().global_loss(evaluated, None), training_loss=weighted)
-        return super().global_loss(rows, None)
+        return replace(loss, training_loss=weighted)
 
     # ---- from outputs to predictions -------------------------------------------------------------
 
@@ -142,9 +139,6 @@ class MultiLabel(Task[ScoredLabels]):
             columns[probability_of(name)] = rows.probabilities.column(index)
         return columns
 
-    def predicted_names(self, *, all_labels: bool) -> list[str]:
-        return [LABEL, *(map(probability_of, self.labels) if all_labels else ())]
-
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
         probabilities = self.probabilities(outputs)
         return [self._list_names(probabilities > 0.5), *(probabilities.T if all_labels else ())]
@@ -159,18 +153,14 @@ class MultiLabel(Task[ScoredLabels]):
 
     # ---- what predictions are worth --------------------------------------------------------------
 
-    def statistics(
+    def describe(
         self, rows: ScoredLabels, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        scores = metrics.estimate(rows, metrics.with_standard("labels", recipe_metrics))
         together = rows.labels.T.astype(np.float32) @ rows.labels.astype(np.float32)
         is_short = len(together) <= metrics.MOST_TOGETHER
         return {
-            "rows": len(rows),
-            "metrics": scores,
             "classes": metrics.describe_classes(rows),
             "together": together.astype(int).tolist() if is_short else None,
-            "notes": metrics.describe_gaps(rows, recipe_metrics, scores),
         }
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:

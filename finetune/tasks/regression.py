@@ -11,9 +11,9 @@ import numpy as np
 from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.data.targets import values as label_values
 from finetune.errors import UserError
-from finetune.statistics import baselines
+from finetune.statistics import baselines, metrics
 from finetune.statistics.baselines import Source
-from finetune.statistics.metrics import Metrics, describe_gaps, describe_outliers, estimate
+from finetune.statistics.metrics import Metrics
 from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks import losses
 from finetune.tasks.base import Task, Tell
@@ -155,10 +155,9 @@ class Regression(Task[ScoredNumbers]):
         """Return numbers near the mean of the training rows, none of which is a whole number."""
         mean, deviation = np.array(self.mean or 1.0), np.array(self.deviation or 1.0)
         steps = np.array([[-0.531], [0.273], [0.497], [0.719]])
-        targets, outputs = (
-            np.broadcast_to(mean + deviation * offsets, (len(steps), self.width)).astype(np.float32)
-            for offsets in (steps, steps[[0, 2, 1, 3]] + 0.113)
-        )
+        shape = len(steps), self.width
+        targets = np.broadcast_to(mean + deviation * steps, shape).astype(np.float32)
+        outputs = targets[[0, 2, 1, 3]] + np.float32(0.113) * deviation.astype(np.float32)
         return outputs, self.decide(targets)
 
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredNumbers:
@@ -199,16 +198,14 @@ class Regression(Task[ScoredNumbers]):
 
     # ---- what predictions are worth --------------------------------------------------------------
 
-    def statistics(
+    def describe(
         self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        scores, targets = estimate(rows, recipe_metrics), {}
+        targets = {}
         for number, name in enumerate(self.labels):
             of_target = ScoredNumbers(rows.targets[:, number], rows.outputs[:, number])
-            targets[name] = estimate(of_target, recipe_metrics)
-        notes = describe_gaps(rows, recipe_metrics, scores)
-        notes += describe_outliers(rows, recipe_metrics)
-        return {"rows": len(rows), "metrics": scores, "targets": targets or None, "notes": notes}
+            targets[name] = metrics.estimate(of_target, recipe_metrics)
+        return {"targets": targets or None}
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         return baselines.of_numbers(source)

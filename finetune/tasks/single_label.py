@@ -22,7 +22,7 @@ from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import Metrics
 from finetune.statistics.probabilities import Probabilities
 from finetune.statistics.scored import ScoredRows
-from finetune.tasks import losses, weights
+from finetune.tasks import losses
 from finetune.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -58,9 +58,6 @@ class SingleLabel(Task[ScoredRows]):
 
     def targets(self, labels: Any) -> np.ndarray:
         return np.asarray(labels, dtype=np.int64)
-
-    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
-        return weights.of_classes(text, self.labels, targets)
 
     def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
         shares = np.bincount(targets, minlength=len(self.labels)) / len(targets)
@@ -110,9 +107,6 @@ class SingleLabel(Task[ScoredRows]):
             columns[of_rank(PROBABILITY, place)] = probabilities[:, place - 1]
         return columns
 
-    def predicted_names(self, *, all_labels: bool) -> list[str]:
-        return [LABEL, PROBABILITY, *(map(probability_of, self.labels) if all_labels else ())]
-
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
         probabilities = Probabilities(outputs, "softmax", temperature).rows()
         best = [self.labels[index] for index in probabilities.argmax(axis=1)]
@@ -120,10 +114,9 @@ class SingleLabel(Task[ScoredRows]):
 
     # ---- what predictions are worth --------------------------------------------------------------
 
-    def statistics(
+    def describe(
         self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        scores = metrics.estimate(rows, metrics.with_standard("classes", recipe_metrics))
         matrix, confidence = rows.confusion, calibration.describe_calibration(rows)
         if temperature is not None:
             confidence["temperature"] = temperature
@@ -131,14 +124,11 @@ class SingleLabel(Task[ScoredRows]):
             mended = self.scored(rows.labels, rows.outputs, temperature)
             confidence["after"] = calibration.describe_calibration(mended)
         return {
-            "rows": len(rows),
-            "metrics": scores,
             "classes": metrics.describe_classes(rows),
             "confusion": matrix.tolist() if len(matrix) <= metrics.MOST_CONFUSED else None,
             "top_k": metrics.describe_top_k(rows),
             "calibration": confidence,
             "ordered": metrics.describe_order(rows) if self.is_ordered else None,
-            "notes": metrics.describe_gaps(rows, recipe_metrics, scores),
         }
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:

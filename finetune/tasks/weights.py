@@ -16,58 +16,42 @@ BALANCED, NONE = "balanced", "none"
 _LEAST, _MOST = 1e-6, 1e6
 
 
-def of_classes(text: str, names: Sequence[str], labels: np.ndarray) -> np.ndarray | None:
-    """Return the weight of each class, on average 1 over the training rows.
+def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.ndarray | None:
+    """Return how much each class, or each label, counts in the loss of training.
 
-    Balanced weights are those of scikit-learn's ``compute_class_weight``, the rows divided by the
-    rows of a class and the number of classes that occur. A class that does not occur, or is not
-    named, has the weight 1 before the mean is made 1; that mean changes no loss that is divided by
-    the sum of the weights.
+    Of one class a row, balanced weights are those of scikit-learn's ``compute_class_weight``: the
+    rows divided by the rows of a class and the number of classes that occur. Weights are then
+    scaled to the mean 1 over the training rows, which changes no loss that is divided by their sum.
 
-    Args:
-        text: Of the option.
-        names: Of the classes.
-        labels: The class of each training row, shape ``(rows,)``.
-
-    Returns:
-        Shape ``(classes,)``, float64; None if there are no weights.
-
-    Raises:
-        UserError: one line for each mistake in ``text``.
-    """
-    rows = np.bincount(labels, minlength=len(names))
-    if text == NONE:
-        return None
-    if text == BALANCED:
-        return np.where(rows, len(labels) / (np.count_nonzero(rows) * np.maximum(rows, 1)), 1.0)
-    weights = _parse_weights(text, names, rows)
-    return np.asarray(weights * len(labels) / float(weights @ rows))
-
-
-def of_positives(text: str, names: Sequence[str], targets: np.ndarray) -> np.ndarray | None:
-    """Return how much the rows that have a label count in its loss; those without count 1.
-
-    Balanced weights are the rows without a label divided by those with it, as in torch's
+    Of any number of labels, a weight is that of the rows that have the label, and those without
+    count 1. Balanced weights are the rows without a label divided by those with it, as in torch's
     ``BCEWithLogitsLoss``; 1 for a label that no row has, or that every row has.
 
     Args:
-        text: Of the option.
-        names: Of the labels.
-        targets: Which labels each training row has, 0 or 1, shape ``(rows, labels)``.
+        text: Of the option. What it does not name has the weight 1.
+        names: Of the classes or labels.
+        targets: The class of each training row, ``(rows,)``, or 0 and 1, ``(rows, labels)``.
 
     Returns:
-        Shape ``(labels,)``, float64; None if there are no weights.
+        Shape ``(names,)``, float64; None if there are no weights.
 
     Raises:
         UserError: one line for each mistake in ``text``.
     """
-    rows = np.count_nonzero(targets, axis=0)
     if text == NONE:
         return None
+    has_one_class = targets.ndim == 1
+    if has_one_class:
+        rows = np.bincount(targets, minlength=len(names))
+    else:
+        rows = np.count_nonzero(targets, axis=0)
     if text == BALANCED:
-        negatives = len(targets) - rows
-        return np.where(rows * negatives, negatives / np.maximum(rows, 1), 1.0)
-    return _parse_weights(text, names, rows)
+        total, fewest = len(targets), np.maximum(rows, 1)
+        if has_one_class:
+            return np.where(rows, total / (np.count_nonzero(rows) * fewest), 1.0)
+        return np.where(rows * (total - rows), (total - rows) / fewest, 1.0)
+    weights = _parse_weights(text, names, rows)
+    return weights * len(targets) / float(weights @ rows) if has_one_class else weights
 
 
 def _parse_weights(text: str, names: Sequence[str], rows: np.ndarray) -> np.ndarray:
