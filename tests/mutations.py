@@ -70,8 +70,8 @@ MUTATIONS = (
     Mutation(
         "a quotation mark that is never closed merges the rows up to the end of the file",
         "finetune/data/read_text.py",
-        "            strict=True,",
-        "            strict=False,",
+        "        strict=True,",
+        "        strict=False,",
         ("C3",),
     ),
     Mutation(
@@ -364,8 +364,8 @@ MUTATIONS = (
     Mutation(
         "files in Windows-1252 are read as Latin-1",
         "finetune/data/read_text.py",
-        'return "cp1250" if _CENTRAL_EUROPEAN.search(text) else "cp1252"',
-        'return "cp1250" if _CENTRAL_EUROPEAN.search(text) else "latin-1"',
+        '    return "cp1252"',
+        '    return "latin-1"',
         ("C2",),
     ),
     Mutation(

@@ -33,18 +33,10 @@ def stored(schema: pa.Schema) -> pa.Schema:
     """Return a schema in types that ``datasets`` knows, text and lists in one of their several.
 
     Raises:
-        ValueError: if it knows none for a column.
+        ValueError: If it knows none for a column, with the type.
     """
     for number, field in enumerate(schema):
-        new = pa.field(field.name, _plain(field.type))
-        try:
-            Features.from_arrow_schema(pa.schema([new]))
-        except ValueError as error:
-            raise ValueError(
-                f"the column '{field.name}' is of the Arrow type {field.type}, which datasets does "
-                "not have: convert it, or leave the column out"
-            ) from error
-        schema = schema.set(number, new)
+        schema = schema.set(number, pa.field(field.name, _plain(field.type)))
     return Features.from_arrow_schema(schema).arrow_schema
 
 
@@ -61,9 +53,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
         return pa.binary()
     if pa.types.is_map(kind):
-        return pa.list_(
-            pa.struct([("key", _plain(kind.key_type)), ("value", _plain(kind.item_type))])
-        )
+        pair = [("key", _plain(kind.key_type)), ("value", _plain(kind.item_type))]
+        return pa.list_(pa.struct(pair))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_plain(kind.value_type))
     if pa.types.is_struct(kind):
@@ -104,13 +95,12 @@ def pieces(
         name: Of the column.
         wanted: The numbers of the rows to be read, or None for all.
     """
-    stored, mapping = rows.data.column(name), indices(rows)
+    mapping, end = indices(rows), 0
     numbers = np.arange(len(rows)) if wanted is None else wanted
     places = numbers if mapping is None else mapping[numbers]
     order = np.argsort(places, kind="stable")
     numbers, places = numbers[order], places[order]
-    end = 0
-    for chunk in stored.chunks:
+    for chunk in rows.data.column(name).chunks:
         begin, end = end, end + len(chunk)
         low, high = np.searchsorted(places, [begin, end])
         for start in range(low, high, _AT_ONCE):

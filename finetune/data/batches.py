@@ -18,8 +18,7 @@ def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
         lengths: Tokens of each row, the longest first.
         budget: Tokens per batch, rows padded to its first; a longer row is a batch of its own.
     """
-    sizes: list[int] = []
-    start = 0
+    sizes, start = list[int](), 0
     while start < len(lengths):
         sizes.append(min(max(1, budget // max(1, int(lengths[start]))), len(lengths) - start))
         start += sizes[-1]

@@ -11,16 +11,12 @@ TOKENIZED, MEMORY = "finetune-tokenized", "finetune-memory"
 
 
 def place(folder: str, name: str) -> Path:
-    """Return the directory of an entry in one of our folders; it may not be there."""
+    """Return the path of an entry in one of our folders; it may not be there."""
     return hub.caches()["datasets"] / folder / name
 
 
 def make(directory: Path) -> None:
-    """Make the directory of an entry, unless it is there.
-
-    Raises:
-        UserError: If it cannot be made.
-    """
+    """Make the directory of an entry, unless it is there; refuse a cache that cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

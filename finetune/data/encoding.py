@@ -86,16 +86,15 @@ class Frame:
         self.size = len(ids) - texts * len(sample_ids)
         self._bounds = [0]  # where the texts begin and end in the example
         for _ in range(texts):
-            starts = range(self._bounds[-1], len(ids) - len(sample_ids) + 1)
-            begins = [
-                start for start in starts if ids[start : start + len(sample_ids)] == sample_ids
-            ]
-            if not (begins and sample_ids):
-                raise UserError(
-                    f"{type(tokenizer).__name__} does not put its special tokens around those of "
-                    "the text: use --long_texts cut, --truncation head and one --text_column"
-                )
-            self._bounds += [begins[0], begins[0] + len(sample_ids)]
+            begin, size = self._bounds[-1], len(sample_ids)
+            while ids[begin : begin + size] != sample_ids or not size:
+                if begin == len(ids):
+                    raise UserError(
+                        f"{type(tokenizer).__name__} does not put its special tokens around those "
+                        "of the text: use --long_texts cut, --truncation head, one --text_column"
+                    )
+                begin += 1
+            self._bounds += [begin, begin + size]
 
     def row(self, *texts: list[int]) -> Columns:
         """Return the row of the tokens of as many texts."""
@@ -131,29 +130,23 @@ class Encoder:
         """Return the outputs of the tokenizer for rows, all of the same number of parts.
 
         Raises:
-            UserError: If a text spells out the token that ends it, or the tokenizer has none.
+            UserError: If a text spells out the token that ends it.
         """
         columns = _columns(rows)
         encoded = self._encode(columns)
         if rows and self.end is not None:
-            number, token = self.end
-            plain = self._encode([["a"]] * len(columns))
-            if not (count := plain["input_ids"][0].count(number)):
-                raise UserError(f"expected a tokenizer that adds '{token}', where the model reads")
-            self.refuse_ends(rows, encoded["input_ids"], count)
+            (example,) = self._encode([["a"]] * len(columns))["input_ids"]
+            self.refuse_ends(rows, encoded["input_ids"], example.count(self.end[0]))
         return encoded
 
     def refuse_ends(self, rows: Sequence[Read], tokens: Sequence[list[int]], count: int) -> None:
         """Refuse rows whose tokens have the token that ends a text more than ``count`` times."""
-        if self.end is None:
-            return
-        number, token = self.end
         for row, ids in zip(rows, tokens, strict=True):
-            if ids.count(number) > count:
+            if self.end is not None and ids.count(self.end[0]) > count:
                 text = shorten(row if isinstance(row, str) else " ".join(row), 60)
                 raise UserError(
-                    f"the text '{text}' spells out '{token}', the token that ends a text for this "
-                    "model: take it out of the texts"
+                    f"the text '{text}' spells out '{self.end[1]}', the token that ends a text for "
+                    "this model: take it out of the texts"
                 )
 
     def describe_joining(self, parts: int) -> str:
@@ -201,19 +194,17 @@ class Encoder:
         frame = Frame(self.tokenizer, 2) if are_pair else self.frame
         room, rows = self.max_length - self._frame_size(len(columns)), []
         for parts in self._tokens(columns):
+            lengths = [len(ids) for ids in parts]
             if self.truncation == "head_tail":
                 (ids,), head = parts, self.max_length // _HEAD
-                shortened = [
-                    ids if len(ids) <= room else ids[:head] + ids[len(ids) - room + head :]
-                ]
+                tail = max(head, len(ids) - room + head)
+                rows.append(frame.row(ids[:head] + ids[tail:]))
             elif are_pair:
-                shortened = self._truncate(parts, [len(ids) for ids in parts], room)
+                rows.append(frame.row(*self._truncate(parts, lengths, room)))
             else:
-                first, *rest = self._truncate(parts, [min(len(ids), room) for ids in parts], room)
-                shortened = [
-                    [*first, *itertools.chain(*([*self._separator, *ids] for ids in rest))]
-                ]
-            rows.append(frame.row(*shortened))
+                first, *rest = self._truncate(parts, [min(n, room) for n in lengths], room)
+                joined = itertools.chain(first, *([*self._separator, *ids] for ids in rest))
+                rows.append(frame.row([*joined]))
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _clip(self, text: str) -> str:

@@ -25,31 +25,27 @@ def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
         columns: In the order in which the model reads them.
     """
 
-    def combine(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        texts = [list(row) for row in zip(*(batch[name] for name in columns), strict=True)]
-        return {"text": ["\n".join(row) for row in texts], TEXTS: texts}
+    def combine(*texts: Sequence[str]) -> dict[str, list[Any]]:
+        rows = [list(row) for row in zip(*texts, strict=True)]
+        return {"text": ["\n".join(row) for row in rows], TEXTS: rows}
 
-    splits = {}
+    splits = DatasetDict()
     for split, rows in dataset.items():
         features = {name: kind for name, kind in rows.features.items() if name not in columns}
         splits[split] = rows.map(
             combine,
             batched=True,
+            input_columns=[*columns],
             remove_columns=[*columns],
             features=Features({**features, "text": Value("string"), TEXTS: List(Value("string"))}),
             new_fingerprint=Hasher.hash([rows._fingerprint, [*columns], "parts"]),
             desc="combining columns",
         )
-    return DatasetDict(splits)
+    return splits
 
 
 def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
-    """Refuse rows that are not read as the options of the recipe say.
-
-    Raises:
-        UserError: If rows have several columns of text and ``text_columns`` is not set, or if they
-            have one and it is.
-    """
+    """Refuse rows of several texts where ``text_columns`` is not set, and of one where it is."""
     if any((TEXTS in rows.column_names) != several for rows in dataset.values()):
         raise UserError(
             f"the recipe loads rows with{'out' if several else ''} the column '{TEXTS}' of several "
@@ -58,19 +54,12 @@ def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
 
 
 def read_by_model(rows: dict[str, list[Any]] | Dataset, *, several: bool) -> list[Read]:
-    """Return what the model reads of raw rows: their ``text``, or their ``texts``.
-
-    Args:
-        rows: Raw rows.
-        several: Whether several columns of text are read.
+    """Return what the model reads of raw rows: their ``text``, or their ``several`` texts.
 
     Raises:
         UserError: If ``text`` and ``texts`` differ: a recipe has changed one of them.
     """
-    joined = list(rows["text"][:])
-    if not several:
-        return joined
-    texts = list(rows[TEXTS][:])
-    if joined != ["\n".join(row) for row in texts]:
+    texts = list(rows[TEXTS if several else "text"][:])
+    if several and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
         raise UserError(f"the recipe changes 'text' and not '{TEXTS}', which is tokenized")
     return texts

@@ -90,7 +90,7 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
         numbers = (record.first_line for record in _records(path, layout))
         next(numbers)  # the line of the names of the columns
     elif suffix in (".jsonl", ".ndjson"):
-        numbers = read_json.record_lines(path, layout.encoding or "")
+        numbers = read_json.record_lines(path, layout.encoding)
     numbers_of_rows = list(itertools.islice(numbers, max(rows) + 1))
     noun = "line" if suffix in formats.TEXTS and suffix != ".json" else "row"
     return noun, [numbers_of_rows[row] for row in rows]
@@ -102,8 +102,9 @@ def read_whole_text(path: Path, options: ReadOptions) -> str:
     Raises:
         UserError: If it is no text.
     """
-    with _explain(path), read_text.open_bytes(path) as file:
-        return file.read().decode(read_text.encoding_of(path, options.encoding))
+    with _explain(path):
+        encoding = read_text.encoding_of(path, options.encoding)
+        return "".join(read_text.text_lines(path, encoding))
 
 
 def existing(name: str) -> Path:
@@ -167,7 +168,7 @@ def _tables(path: Path, layout: ReadOptions) -> Iterator[pa.Table]:
     if suffix in formats.SEPARATORS or suffix == formats.SPREADSHEET:
         return read_text.tables(record.fields for record in _records(path, layout))
     reader = read_text.line_tables if suffix == ".txt" else read_json.tables
-    return reader(path, layout.encoding or "")
+    return reader(path, layout.encoding)
 
 
 def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
@@ -283,8 +284,6 @@ def _explain(path: Path) -> Iterator[None]:
     except DatasetGenerationError as error:
         with _explain(path):
             raise error.__cause__ or OSError(str(error)) from None
-    except UnicodeDecodeError as error:
-        raise read_text.undecodable(path, error) from error
     except _UNREADABLE as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EROFS):
             raise caches.unwritable(error) from error

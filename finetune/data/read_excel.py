@@ -62,7 +62,6 @@ def records(path: Path, sheet: str) -> Iterator[Record]:
     with CalamineWorkbook.from_path(path) as book:
         for number, values in enumerate(book.get_sheet_by_name(sheet).iter_rows(), start=1):
             cells = [_as_text(value) for value in values]
-            place = f"{path}, sheet '{sheet}', row {number}"
             if not any(cells):
                 continue
             if not header:
@@ -71,9 +70,9 @@ def records(path: Path, sheet: str) -> Iterator[Record]:
                 header = [*cells]
                 refuse_repeated(path, header)
             elif any(cells[len(header) :]):
-                raise UserError(f"{place}: a value is in a column without a name")
-            elif cells[: len(header)] == header and len(header) > 1:
-                raise UserError(f"{place}: the names of the columns again: remove that row")
+                raise UserError(
+                    f"{path}, sheet '{sheet}', row {number}: a value is in a column without a name"
+                )
             cells += [""] * len(header)  # of a row that is shorter
             yield Record(number, number, cells[: len(header)])
 

@@ -7,7 +7,6 @@ returns as the values that it stands for.
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import json
 import operator
@@ -18,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from finetune.data.read_text import batches, open_bytes
+from finetune.data.read_text import batches, text_lines
 from finetune.errors import UserError
 from finetune.runtime import formats, hub
 
@@ -29,7 +28,7 @@ _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 Row = dict[str, Any]
 
 
-def tables(path: Path, encoding: str) -> Iterator[pa.Table]:
+def tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
     """Yield the rows of a file, all with the same columns and types.
 
     These are known at the end only, so the rows wait in a temporary file until then.
@@ -83,30 +82,29 @@ def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array | pa.Chun
     return column.cast(kind)
 
 
-def record_lines(path: Path, encoding: str) -> Iterator[int]:
+def record_lines(path: Path, encoding: str | None) -> Iterator[int]:
     """Yield the line of each row of JSON lines."""
     return (number for number, _ in _lines(path, encoding))
 
 
-def _lines(path: Path, encoding: str) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank, numbered from 1."""
-    with open_bytes(path) as binary:
-        for number, line in enumerate(io.TextIOWrapper(binary, encoding, newline="\n"), start=1):
-            if not line.isspace():
-                yield number, line
+    lines = enumerate(text_lines(path, encoding), start=1)
+    return ((number, line) for number, line in lines if not line.isspace())
 
 
-def _rows(path: Path, encoding: str) -> Iterator[tuple[Row, int]]:
+def _rows(path: Path, encoding: str | None) -> Iterator[tuple[Row, int]]:
     """Yield each row, and about how many characters it has."""
     if formats.suffix(path) == ".json":
         beginning = [line for _, line in itertools.islice(_lines(path, encoding), 2)]
-        is_document = True
-        with contextlib.suppress(ValueError, RecursionError):  # the first line of a longer array
-            is_document = len(beginning) < 2 or not isinstance(json.loads(beginning[0]), dict)
-        if is_document:
-            with open_bytes(path) as binary:
-                text = io.TextIOWrapper(binary, encoding).read()
-            rows = _document_rows(text, path)
+        if len(beginning) < 2 or beginning[0].lstrip().startswith("["):
+            text = "".join(text_lines(path, encoding))
+            rows = _parse(text, path)
+            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+                raise UserError(
+                    f"{path}: expected an array of objects, as DataFrame.to_json(orient='records') "
+                    f"writes it, found {text.strip()[:_SHOWN]!r}"
+                )
             yield from ((row, len(text) // len(rows)) for row in rows)
             return
     for number, line in _lines(path, encoding):
@@ -117,26 +115,6 @@ def _rows(path: Path, encoding: str) -> Iterator[tuple[Row, int]]:
                 "array of objects is read from a .json)"
             )
         yield row, len(line)
-
-
-def _document_rows(text: str, path: Path) -> list[Row]:
-    """Return the rows of an array of objects, of an object with one such array, or of columns by
-    name, as ``DataFrame.to_json`` writes them.
-    """
-    content = _parse(text, path)
-    values = [*content.values()] if isinstance(content, dict) else [content]
-    arrays = [rows for rows in values if isinstance(rows, list) and rows]
-    arrays = [rows for rows in arrays if all(isinstance(row, dict) for row in rows)]
-    if len(arrays) == 1:
-        return list(arrays[0])
-    if values and isinstance(content, dict) and all(isinstance(column, dict) for column in values):
-        keys = values[0].keys()
-        if keys and all(column.keys() == keys for column in values):
-            return [{name: column[key] for name, column in content.items()} for key in keys]
-    raise UserError(
-        f"{path}: expected an array of objects, found {text.strip()[:_SHOWN]!r}: write one object "
-        "per line, as .jsonl"
-    )
 
 
 def _parse(text: str, path: Path, line: int | None = None) -> Any:

@@ -33,14 +33,13 @@ _BEGINNING, _ROWS_JUDGED = 2**20, 200
 #: With so few line breaks in fields, a file of two plausible readings is taken as quoted.
 _FEW_BREAKS = 3
 _LONGEST_FIELD = 2**24  # characters; what is longer is a quote that is never closed
+csv.field_size_limit(_LONGEST_FIELD)
 #: The share of letters beyond ASCII above which a text is in another alphabet than the Latin one.
 _OTHER_ALPHABET = 0.3
 #: Letters of Windows-1250 that Windows-1252 reads as signs inside of words.
 _CENTRAL_EUROPEAN = re.compile(r"[a-z][\xb9\xb3\xbf\xbe\xbc\xa3\xa5][a-z]", re.I)
 #: A character of UTF-8, but for those whose bytes are a letter and a sign of Windows-1252 as well.
 _UTF8_CHARACTER = re.compile(rb"[\xc2-\xc5\xce-\xde\xe0-\xf4][\x80-\xbf]")
-#: So many of them in a line are no text of another alphabet by chance.
-_SURELY_UTF8 = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +110,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         ) from error
 
 
-def _read_beginning(path: Path) -> bytes:
-    with open_bytes(path) as file:
-        return file.read(_BEGINNING)
-
-
 def encoding_of(path: Path, name: str | None) -> str:
-    """Return the encoding of a file: what the user said, a byte order mark, UTF-8, or a guess.
+    """Return the encoding of a file: what the user said, a byte order mark, UTF-8, or Windows-1252.
 
     Args:
         path: Of a file of text.
@@ -135,67 +129,67 @@ def encoding_of(path: Path, name: str | None) -> str:
                 f"--encoding {name}: expected an encoding such as utf-8, utf-16, cp1252 or latin-1"
             ) from error
         return "utf-8-sig" if codec == "utf-8" else codec
-    beginning = _read_beginning(path)
+    with open_bytes(path) as file:
+        beginning = file.read(_BEGINNING)
     if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     # every second byte of Latin text in UTF-16 is null
     nulls = [beginning[start::2].count(0) / max(1, len(beginning)) for start in (0, 1)]
     if max(nulls) > 0.2 and min(nulls) < 0.025:
         return "utf-16-le" if nulls[1] > nulls[0] else "utf-16-be"
-    utf8_line = surely_utf8_line = other_line = 0  # the first of each kind
+    utf8_line = other_line = 0  # the first of each kind
     with open_bytes(path) as lines:
         for number, line in enumerate(lines, start=1):
-            if line.isascii():
+            if line.isascii() or (utf8_line and other_line):
                 continue
             try:
                 line.decode()
-            except UnicodeDecodeError as error:
-                if not other_line:
-                    other_line, byte = number, line[error.start]
-            else:
-                count = 0 if surely_utf8_line else len(_UTF8_CHARACTER.findall(line))
-                utf8_line = utf8_line or number * (count > 0)
-                surely_utf8_line = surely_utf8_line or number * (count >= _SURELY_UTF8)
-    if not other_line:
+                utf8_line = utf8_line or number * bool(_UTF8_CHARACTER.search(line))
+            except UnicodeDecodeError:
+                other_line = other_line or number
+    if not other_line or b"\0" in beginning:  # which is refused with its line when it is read
         return "utf-8-sig"
-    # libraries guess Latin text poorly
-    if len(re.findall(rb"[\x00-\x08\x0e-\x1f]", beginning)) > 0.01 * len(beginning):
+    if utf8_line:
         raise UserError(
-            f"{path} is no text: it has bytes that no encoding of text has. The name of a "
-            f"compressed file has to say so, as in {path.name}.gz"
+            f"{path} is in two encodings: line {utf8_line} is utf-8, line {other_line} is not; "
+            "convert the lines that are not, or --encoding NAME reads all of it in one encoding, "
+            "such as cp1252"
         )
-    guess, is_beyond_ascii = None, re.findall(rb"[A-Za-z]|([\x80-\xff])", beginning)
-    if sum(map(len, is_beyond_ascii)) > _OTHER_ALPHABET * len(is_beyond_ascii):
-        import charset_normalizer
-
-        guess = charset_normalizer.from_bytes(beginning).best()
-    if line_of_utf8 := surely_utf8_line if guess else utf8_line:
-        raise UserError(
-            f"{path} is in two encodings: line {line_of_utf8} is utf-8, line {other_line} is not "
-            f"(byte {byte:#x}); convert the lines that are not, or --encoding NAME reads all of "
-            "it in one encoding, such as cp1252"
-        )
-    if guess:
-        return guess.encoding
+    letters = re.findall(rb"[A-Za-z]|([\x80-\xff])", beginning)
+    has_other_alphabet = sum(map(len, letters)) > _OTHER_ALPHABET * len(letters)
     text = beginning.decode("cp1252", "replace")
-    return "cp1250" if _CENTRAL_EUROPEAN.search(text) else "cp1252"
+    if has_other_alphabet or _CENTRAL_EUROPEAN.search(text):
+        raise UserError(
+            f"{path} is not in UTF-8, UTF-16 or Windows-1252: --encoding NAME says what it is in, "
+            "such as cp1250, cp1251, gb18030 or shift_jis"
+        )
+    return "cp1252"
 
 
-def undecodable(path: Path, error: UnicodeDecodeError) -> UserError:
-    """Return the refusal of a file that is not throughout in the encoding it is read in."""
-    place = ""
-    if not error.encoding.startswith(("utf-16", "utf-32", "utf_16", "utf_32")):
-        with open_bytes(path) as lines:  # in which a line feed is always a byte of its own
-            for number, line in enumerate(lines, start=1):
-                try:
-                    line.decode(error.encoding)
-                except UnicodeDecodeError:
-                    place = f"line {number}, "
-                    break
-    return UserError(
-        f"{path} is not {error.encoding} throughout: {error.reason} ({place}byte "
-        f"{error.object[error.start]:#x}); --encoding NAME reads all of it in another encoding"
-    )
+def text_lines(path: Path, encoding: str | None) -> Iterator[str]:
+    """Yield the lines of a file, with their line ends.
+
+    Raises:
+        UserError: At a byte that is no text in this encoding, with its line.
+    """
+    with open_bytes(path) as binary:
+        lines = io.TextIOWrapper(binary, encoding, errors="surrogateescape", newline="")
+        for number, line in enumerate(lines, start=1):
+            try:
+                line.encode()
+            except UnicodeEncodeError as error:
+                byte = ord(line[error.start]) & 0xFF
+                raise UserError(
+                    f"{path} is not {encoding} throughout: line {number}, byte {byte:#x}; "
+                    "--encoding NAME reads all of it in another encoding; the name of a compressed "
+                    f"file has to say so, as in {path.name}.gz"
+                ) from error
+            if "\0" in line:
+                raise UserError(
+                    f"{path}, line {number}: a null byte, which is no text: is the file damaged? "
+                    "Export it again, or remove the byte"
+                )
+            yield line
 
 
 def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
@@ -224,8 +218,8 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
             )
     options = replace(options, separator=separator)
     if options.quoting == "auto":
-        quoting, quoting_facts = _detect_quoting(path, options)
-        options, facts = replace(options, quoting=quoting), facts + quoting_facts
+        options = replace(options, quoting="minimal")
+        facts += _compare_with_lines(path, options)
     return options, facts
 
 
@@ -235,37 +229,31 @@ def _detect_separator(path: Path, encoding: str, usual: str) -> str:
     Another one is chosen only if it is the only one by which all rows have as many fields, and more
     than one.
     """
-    beginning = _read_beginning(path)
-    text = codecs.getincrementaldecoder(encoding)("replace").decode(beginning)
-    if first := re.match(r"sep=(.)\r?\n", text, re.IGNORECASE):  # which Excel reads and writes
-        return first[1]
     possible = []
     for separator in _SEPARATORS:
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        rows = csv.reader(text_lines(path, encoding), delimiter=separator)
         with contextlib.suppress(csv.Error):
-            widths = [len(fields) for fields in itertools.islice(rows, _ROWS_JUDGED) if fields]
-            if len(beginning) == _BEGINNING and len(widths) < _ROWS_JUDGED:
-                widths = widths[:-1]  # the last one may be cut off
-            if len({*widths}) == 1 and widths[0] > 1:
+            widths = {len(fields) for fields in itertools.islice(rows, _ROWS_JUDGED) if fields}
+            if len(widths) == 1 and widths != {1}:
                 possible.append(separator)
     return possible[0] if len(possible) == 1 and usual not in possible else usual
 
 
-def _detect_quoting(path: Path, options: ReadOptions) -> tuple[str, list[str]]:
-    """Return whether quotation marks enclose fields, ``minimal``, or are text, ``none``.
+def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
+    """Return a fact if quotation marks enclose line breaks.
 
-    A mark that is text but begins a field swallows the lines up to the next one, so rows are
-    compared with lines. If both readings are plausible and differ, the user has to choose.
+    A mark that is text but begins a field swallows the lines up to the next one. So the user has to
+    choose if the file also has the same number of fields in each line with marks as text.
+
+    Raises:
+        UserError: If both readings are plausible, or a mark is never closed.
     """
-    mistake, row_count, line_count = None, 0, 0
-    try:
-        for record in itertools.islice(records(path, replace(options, quoting="minimal")), 1, None):
-            row_count += 1
-            line_count += record.last_line - record.first_line + 1
-    except UserError as error:
-        mistake = error
-    if mistake is None and row_count == line_count:
-        return "minimal", []
+    row_count = line_count = 0
+    for record in itertools.islice(records(path, options), 1, None):
+        row_count += 1
+        line_count += record.last_line - record.first_line + 1
+    if row_count == line_count:
+        return []
     literal_count = 0
     with contextlib.suppress(UserError):
         lines = records(path, replace(options, quoting="none"))
@@ -273,20 +261,12 @@ def _detect_quoting(path: Path, options: ReadOptions) -> tuple[str, list[str]]:
         # any line is a row of a single column, and no name begins with a quotation mark
         if len(header) > 1 and not any(name.startswith('"') for name in header):
             literal_count = sum(1 for _ in lines)
-    if mistake is not None:
-        if not literal_count:
-            raise mistake
-        reason = str(mistake).removeprefix(f"{path}, ").partition(":")[0]
-        return "none", [
-            f"read {literal_count:,} rows, one per line, with quotation marks as text, as quotes "
-            f"around fields do not pair up ({reason}; --csv_quoting minimal refuses such a file)"
-        ]
     if literal_count and line_count - row_count > _FEW_BREAKS:
         raise UserError(
             f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
             f"({row_count:,} rows) or --csv_quoting none ({literal_count:,} rows, one per line)"
         )
-    return "minimal", [
+    return [
         f"{row_count:,} rows in {line_count:,} lines, as quoted fields contain line breaks "
         "(--csv_quoting none reads them as text)"
     ]
@@ -302,56 +282,42 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
     Raises:
         UserError: At a malformed row, with its line.
     """
-    csv.field_size_limit(_LONGEST_FIELD)
     separator, header, line = options.separator or ",", list[str](), 1
-    with open_bytes(path) as binary:
-        reader = csv.reader(
-            _lines(path, io.TextIOWrapper(binary, options.encoding, newline="")),
-            delimiter=separator,
-            quoting=csv.QUOTE_NONE if options.quoting == "none" else csv.QUOTE_MINIMAL,
-            strict=True,
-        )
-        try:
-            for fields in reader:
-                if header and len(fields) == len(header) and fields != header:
-                    yield Record(line, reader.line_num, fields)
-                elif line == 1 and re.fullmatch("sep=.?", "".join(fields), re.IGNORECASE):
-                    pass
-                elif not header and fields:
-                    header = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
-                    refuse_repeated(path, header)
-                    yield Record(line, reader.line_num, header)
-                elif len(header) == 1 and len(fields) < 2:
-                    yield Record(line, reader.line_num, fields or [""])
-                elif fields == header and fields:
-                    raise UserError(
-                        f"{path}, line {line}: the names of the columns again: were files joined "
-                        "with their first lines? Remove every such line but the first"
-                    )
-                elif fields:
-                    raise UserError(
-                        f"{path}, line {line}: expected {len(header)} fields as in the first line, "
-                        f"found {len(fields)}: they are separated by {separator!r} "
-                        "(--csv_separator); a text with separators or line breaks needs quotation "
-                        'marks around it, and those in it doubled, as in ""'
-                    )
-                line = reader.line_num + 1
-        except csv.Error as error:
-            raise UserError(
-                f"{path}, line {line}: {error}: a field that begins with a quotation mark ends "
-                f"with one, has those in it doubled, and at most {_LONGEST_FIELD:,} characters; "
-                "--csv_quoting none reads quotation marks as text"
-            ) from error
-
-
-def _lines(path: Path, text: Iterable[str]) -> Iterator[str]:
-    for number, line in enumerate(text, start=1):
-        if "\0" in line:
-            raise UserError(
-                f"{path}, line {number}: a null byte, which is no text: is the file damaged? "
-                "Export it again, or remove the byte"
-            )
-        yield line
+    reader = csv.reader(
+        text_lines(path, options.encoding),
+        delimiter=separator,
+        quoting=csv.QUOTE_NONE if options.quoting == "none" else csv.QUOTE_MINIMAL,
+        strict=True,
+    )
+    try:
+        for fields in reader:
+            if header and len(fields) == len(header) and fields != header:
+                yield Record(line, reader.line_num, fields)
+            elif not header and fields:
+                header = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
+                refuse_repeated(path, header)
+                yield Record(line, reader.line_num, header)
+            elif len(header) == 1 and len(fields) < 2:
+                yield Record(line, reader.line_num, fields or [""])
+            elif fields == header and fields:
+                raise UserError(
+                    f"{path}, line {line}: the names of the columns again: were files joined with "
+                    "their first lines? Remove every such line but the first"
+                )
+            elif fields:
+                raise UserError(
+                    f"{path}, line {line}: expected {len(header)} fields as in the first line, "
+                    f"found {len(fields)}: they are separated by {separator!r} (--csv_separator); "
+                    "a text with separators or line breaks needs quotation marks around it, and "
+                    'those in it doubled, as in ""'
+                )
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {line}: {error}: a field that begins with a quotation mark ends with "
+            f"one, has those in it doubled, and at most {_LONGEST_FIELD:,} characters; "
+            "--csv_quoting none reads quotation marks as text"
+        ) from error
 
 
 def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
@@ -372,12 +338,10 @@ def tables(rows: Iterator[Sequence[str]]) -> Iterator[pa.Table]:
         yield pa.table([pa.array(column, pa.string()) for column in columns], schema=schema)
 
 
-def line_tables(path: Path, encoding: str) -> Iterator[pa.Table]:
+def line_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
     """Yield the lines of a ``.txt`` as the column ``text``; a blank line is an empty text."""
-    with open_bytes(path) as binary:
-        text = io.TextIOWrapper(binary, encoding, newline="\n")
-        for batch in batches([line.removesuffix("\n").removesuffix("\r")] for line in text):
-            yield pa.table({"text": pa.array([line for (line,) in batch], pa.string())})
+    for batch in batches([line.rstrip("\r\n")] for line in text_lines(path, encoding)):
+        yield pa.table({"text": pa.array([line for (line,) in batch], pa.string())})
 
 
 def batches(rows: Iterable[Any], size: Callable[[Any], int] | None = None) -> Iterator[list[Any]]:

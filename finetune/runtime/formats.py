@@ -8,9 +8,8 @@ from typing import Any
 
 #: Formats of rows that training, ``evaluate --data`` and ``predict`` read, by suffix.
 FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather", ".xlsx")
-#: One with sheets.
 SPREADSHEET = ".xlsx"
-#: Those that are text, of which a file may be compressed.
+#: Formats of text, of which a file may be compressed.
 TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".txt")
 #: What separates the fields of two of them, and how quotation marks are read in these.
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -40,8 +39,7 @@ def compression(path: str | Path) -> str:
 
 def stem(path: str | Path) -> str:
     """Return the name of a file without these suffixes."""
-    name = Path(Path(path).stem) if compression(path) else Path(path)
-    return name.stem
+    return Path(Path(path).stem if compression(path) else path).stem
 
 
 def escape_formula(cell: Any) -> Any:

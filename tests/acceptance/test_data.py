@@ -169,10 +169,7 @@ BINARY: dict[str, Callable[[Path], object]] = {
     "stream.arrow": lambda path: write_arrow(path, pa.ipc.new_stream),
     "plain.feather": lambda path: pyarrow.feather.write_feather(table_of(ROWS), str(path)),
     "plain.xlsx": write_rows,
-    "columns.json": lambda path: FRAME.to_json(path),
-    "within.json": lambda path: path.write_text(
-        json.dumps({"version": 1, "data": FRAME.to_dict("records")})
-    ),
+    "records.json": lambda path: FRAME.to_json(path, orient="records"),
     "lines.json": lambda path: path.write_bytes(encode_rows(".jsonl")),
     "index.csv": lambda path: FRAME.to_csv(path),
     "UPPER.CSV": lambda path: path.write_bytes(encode_rows(".csv")),
@@ -527,14 +524,13 @@ def test_encoding_separator_quotes_and_line_ends_are_detected(
         (b"a,b;label,text;c\n1,2;good,x;3\n", {"csv_separator": ","}, [("x;3", "2;good")]),
         (b"text\tlabel\na,b\tgood\n", {"csv_separator": "tab"}, [("a,b", "good")]),
         (b"text^label\na,b^good\n", {"csv_separator": "^"}, [("a,b", "good")]),
-        (b"sep=;\ntext;label\na,b;good\n", {}, [("a,b", "good")]),
         (b"text,label\rx,good\ry,bad", {}, [("x", "good"), ("y", "bad")]),
         (b'text,label\n"a,01\nb",02\n', {"csv_quoting": "minimal"}, [("a,01\nb", "02")]),
         (b'text,label\n"a,01\nb",02\n', {"csv_quoting": "none"}, [('"a', "01"), ('b"', "02")]),
         (b'text,label\n"a" b,x\nc,y\n', {"csv_quoting": "none"}, [('"a" b', "x"), ("c", "y")]),
     ],
     ids=[
-        *("cp1250", "latin-1", "comma", "tab", "other", "sep=", "CR", "minimal", "none", "marks"),
+        *("cp1250", "latin-1", "comma", "tab", "other", "CR", "minimal", "none", "marks"),
     ],
 )  # fmt: skip
 def test_what_is_detected_can_be_overridden(
@@ -557,15 +553,22 @@ def test_what_is_detected_can_be_overridden(
         ("cp1250", "Łódź jest piękna, a książka była świetna i ciekawa"),
     ],
 )
-def test_other_alphabets_are_detected_and_printed_at_each_start(
+def test_other_alphabets_are_read_in_the_encoding_that_is_named(
     encoding: str, text: str, tmp_path: Path
 ) -> None:
-    """The second start reads the cache."""
     rows = [(f"{number} {text}", "good") for number in range(20)]
     path = write_rows(tmp_path / "rows.csv", rows, encoding)
+    assert "--encoding" in read_refusal(path)
+    assert rows_of(text_recipe(path, encoding=encoding).load()["train"]) == rows
+
+
+@pytest.mark.contract("C2")
+def test_what_is_detected_is_printed_at_each_start(tmp_path: Path) -> None:
+    """The second start reads the cache."""
+    path = write_rows(tmp_path / "rows.csv", [("café", "good")] * 20, "cp1252")
     for _ in range(2):
         recipe = text_recipe(path)
-        assert rows_of(recipe.load()["train"]) == rows
+        _ = recipe.load()
         assert ["--encoding" in note for note in recipe.notes] == [True]
 
 
@@ -680,6 +683,12 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
         HEAD + '"x, y\nz",good\n' * 4,
         ["--csv_quoting minimal", "--csv_quoting none", "4", "8"],
     ),
+    "text after a quote": (
+        "a.csv",
+        f'{HEAD}x,good\n"y" or z,bad\nw,good\n',
+        ["line 3", "--csv_quoting none"],
+    ),
+    "lone quotes": ("a.csv", f'{HEAD}"x,good\n"y,bad\nz,good\n', ["line 2", "--csv_quoting none"]),
     "text after a quote, and separators": (
         "a.csv",
         f'{HEAD}"x, y",good\n"so" and, so,bad\n',
@@ -691,7 +700,7 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
     "two encodings": (
         "a.csv",
         f"{HEAD}naïve,x\ndéjà vu,y\n".encode() + "café,x\n".encode("latin-1"),
-        ["line 2", "line 4", "0xe9"],
+        ["line 2", "line 4"],
     ),
     "two encodings far apart": (
         "a.csv",
@@ -707,7 +716,7 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
     "key twice": ("a.jsonl", '{"text": "x", "label": "y", "text": "z"}\n', ["line 1", "'text'"]),
     "cut off line": ("a.jsonl", '{"text": "x", "label": "y"}\n\n{"text": "z", "la', ["line 3"]),
     "key twice in an array": ("a.json", '[{"text": "x", "text": "y"}]', ["'text'"]),
-    "other keys": ("a.json", '{"text": {"1": "a", "2": "b"}, "label": {"1": "x"}}', []),
+    "columns": ("a.json", '{"text": {"1": "a"}, "label": {"1": "x"}}', ["orient='records'"]),
     "cut off array": ("a.json", '[\n{"text": "x", "label": "y"},\n{"text": "z", "l', ["line 3"]),
 }  # fmt: skip
 
@@ -781,20 +790,10 @@ def test_a_formula_that_was_never_computed_is_refused(tmp_path: Path) -> None:
 
 
 REPORTED: dict[str, tuple[str, list[Row], list[str]]] = {
-    "text after a quote": (
-        f'{HEAD}x,good\n"y" or z,bad\nw,good\n',
-        [("x", "good"), ('"y" or z', "bad"), ("w", "good")],
-        ["line 3", "--csv_quoting minimal"],
-    ),
     "lines in quotes": (
         f'{HEAD}"x\n\ny, z",good\n"w",bad\n',
         [("x\n\ny, z", "good"), ("w", "bad")],
         ["2", "4"],
-    ),
-    "lone quotes": (
-        'text,label\n"x,good\n"y,bad\nz,good\n',
-        [('"x', "good"), ('"y', "bad"), ("z", "good")],
-        ["3", "--csv_quoting minimal"],
     ),
     "blank lines": (
         f"\n{HEAD}\nx,good\n\n\ny,bad\n\n",
