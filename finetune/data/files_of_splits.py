@@ -42,10 +42,10 @@ class NoTrainSplit(UserError):
 
     Args:
         mistake: The message.
-        splits: The names of the splits that it has.
+        splits: The names of the splits that it has; none after it was sent to another process.
     """
 
-    def __init__(self, mistake: str, splits: Iterable[str]) -> None:
+    def __init__(self, mistake: str, splits: Iterable[str] = ()) -> None:
         super().__init__(mistake)
         self.splits = list(splits)
 
