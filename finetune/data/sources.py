@@ -75,13 +75,6 @@ class Source:
             return "embedded"
         return "hub" if hub.names_repository(self.dataset) else "local"
 
-    @property
-    def is_one_split(self) -> bool:
-        """Whether the source is a file, or rows in Python, without splits."""
-        if self.kind == "memory":
-            return memory.names(self.dataset) == ["train"]
-        return self.kind == "local" and Path(self.dataset).expanduser().is_file()
-
     def describe(self) -> str:
         """Return a short description: ``tickets.csv (local)``."""
         if self.kind == "memory":
