@@ -13,7 +13,13 @@ from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, arrow, targets
 from finetune.data.comma_list import format_option, split_values
-from finetune.data.label_columns import LabelColumn, list_names, parse_number
+from finetune.data.label_columns import (
+    LabelColumn,
+    LabelOptions,
+    list_names,
+    parse_number,
+    read_label_column,
+)
 from finetune.data.row_findings import refuse_or_drop
 from finetune.errors import Report, UserError, suggestion
 
@@ -130,37 +136,38 @@ def drop_own_columns(dataset: DatasetDict, columns: Sequence[str], report: Repor
     return splits
 
 
-def find_valid_rows(
-    dataset: DatasetDict,
-    texts: Sequence[str],
-    labels: Mapping[str, Sequence[LabelColumn]],
-    report: Report,
-    *,
-    drop: bool,
-) -> dict[str, np.ndarray]:
-    """Return which rows of each split have all texts and labels, shape ``(rows,)``, of booleans.
+def read_label_columns(
+    dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Report
+) -> dict[str, list[LabelColumn]]:
+    """Return the columns of labels of each split, missing where a text or a label of a row is.
 
-    ``report`` gets an error for each column of a split with missing values, or a warning if such
-    rows are to be left out, ``drop``.
+    Args:
+        dataset: With the columns.
+        texts: Columns of texts.
+        options: How labels are written.
+        report: Gets an error for each column of a split with missing values, or a warning if such
+            rows are left out.
 
     Raises:
-        UserError: If values are missing and ``drop`` is false.
+        UserError: If values are missing, unless such rows are left out.
     """
-    valid = {}
+    columns = {}
     for split, rows in dataset.items():
-        columns = {f"text in '{name}'": _has_text(rows, name) for name in texts}
-        columns |= {f"label in '{column.name}'": column.codes >= 0 for column in labels[split]}
-        valid[split] = np.logical_and.reduce([*columns.values()])
-        for kind, has_value in columns.items():
+        labels = [read_label_column(rows, name) for name in options.columns]
+        masks = {f"text in '{name}'": _has_text(rows, name) for name in texts}
+        masks |= {f"label in '{column.name}'": column.codes >= 0 for column in labels}
+        valid = np.logical_and.reduce([*masks.values()])
+        columns[split] = [column.only(valid) for column in labels]
+        for kind, has_value in masks.items():
             fix = "--drop_invalid leaves them out"
             if not has_value.any():
                 fix = f"--dataset_splits {split}=none does not read these rows"
             if missing := targets.source_rows(rows)[~has_value].tolist():
                 message = f"{len(missing):,} of {len(rows):,} {split} rows without a {kind}"
-                refuse_or_drop(report, message, split, missing, fix, drop=drop)
-    if not drop:
+                refuse_or_drop(report, message, split, missing, fix, drop=options.drop_invalid)
+    if not options.drop_invalid:
         report.raise_errors()
-    return valid
+    return columns
 
 
 def _has_text(rows: Dataset, column: str) -> np.ndarray:

@@ -42,10 +42,10 @@ class NoTrainSplit(UserError):
 
     Args:
         mistake: The message.
-        splits: The names of the splits that it has.
+        splits: The names of the splits that it has; none after it was sent to another process.
     """
 
-    def __init__(self, mistake: str, splits: Iterable[str]) -> None:
+    def __init__(self, mistake: str, splits: Iterable[str] = ()) -> None:
         super().__init__(mistake)
         self.splits = list(splits)
 
@@ -177,6 +177,8 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     names = {*map(formats.stem, paths), *(folders if len(folders) > 1 else ())}
     if len({*map(guess_split, names)} - {None}) > 1:
         raise UserError(f"--dataset '{dataset}': files of several splits; give their directory")
+    if is_pattern:
+        _require_all_parts(dataset, "train", paths)
     return SplitFiles("tables", {"train": paths})
 
 
@@ -210,8 +212,14 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
     suffix = next((path.suffix for group in groups.values() for path in group), "")
     hint = f"; --dataset {shlex.quote(f'{directory}/*{suffix}')} reads all as one" * bool(groups)
     chosen, facts = _choose_splits(str(directory), groups, split_names, hint)
-    if kind == "tables":
-        _require_all_parts(directory, chosen, groups)
+    for split, title in chosen.items() if kind == "tables" else ():
+        group, stems = groups[title], map(formats.stem, groups[title])
+        if len(group) > 1 and (title in stems or len({path.parent for path in group}) > 1):
+            raise UserError(
+                f"{directory}: expected one file for '{split}', or its parts in one folder, found "
+                f"{_list_names([str(path.relative_to(directory)) for path in group])}"
+            )
+        _require_all_parts(str(directory), split, group)
     grouped = {path for group in groups.values() for path in group}
     if unread := [str(name) for name, path in paths.items() if path not in grouped]:
         facts.append(f"not read: {_list_names(unread)}")
@@ -233,25 +241,15 @@ def _name_split(path: Path, split_names: Mapping[str, str]) -> str:
     return next(are_splits, names[0])
 
 
-def _require_all_parts(
-    directory: Path, chosen: Mapping[str, str], groups: Mapping[str, Sequence[Path]]
-) -> None:
-    """Refuse splits of which a part is missing, or that are there twice."""
-    for split, name in chosen.items():
-        paths = groups[name]
-        parts = [_PART.search(formats.stem(path)) for path in paths]
-        totals = {int(part["total"]) for part in parts if part and part["total"]}
-        has_whole = name in map(formats.stem, paths)
-        if len(paths) > 1 and (has_whole or len({path.parent for path in paths}) > 1):
-            raise UserError(
-                f"{directory}: expected one file for '{split}', or its parts in one folder, found "
-                f"{_list_names([str(path.relative_to(directory)) for path in paths])}"
-            )
-        if totals - {len(paths)}:
-            raise UserError(
-                f"{directory}: '{split}' has {len(paths)} of {max(totals)} parts: download the "
-                "others, or to train on these, rename them without -of-NUMBER"
-            )
+def _require_all_parts(dataset: str, split: str, paths: Sequence[Path]) -> None:
+    """Refuse the tables of a split if their names count others."""
+    parts = [_PART.search(formats.stem(path)) for path in paths]
+    totals = {int(part["total"]) for part in parts if part and part["total"]}
+    if totals - {len(paths)}:
+        raise UserError(
+            f"{dataset}: '{split}' has {len(paths)} of {max(totals)} parts: download the others, "
+            "or to train on these, rename them without -of-NUMBER"
+        )
 
 
 def files_below(directory: Path) -> list[Path]:

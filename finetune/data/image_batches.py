@@ -27,9 +27,9 @@ _RATIOS = 3 / 4, 4 / 3
 _TRIES = 10
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """Random crops and flips of training images.
+@dataclass(frozen=True, eq=False)
+class Augmentation(TrainerCallback):
+    """Random crops and flips of training images; as a callback of ``Trainer`` of each epoch others.
 
     Attributes:
         crop_scale: The least share of its area that a crop keeps of an image; 1 for no crops.
@@ -47,6 +47,11 @@ class Augmentation:
     def set_epoch(self, epoch: int, seed: int = 42) -> None:
         """Draw other crops and flips from here on; a custom training loop calls it for an epoch."""
         self.state.copy_(torch.tensor([seed, epoch]))
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the seed of the arguments; an epoch that is resumed has begun before."""
+        seed = args.seed if args.data_seed is None else args.data_seed
+        self.set_epoch(math.floor(state.epoch or 0), seed)
 
     def __call__(self, image: Image.Image, row: int) -> Image.Image:
         """Return the image as it is seen in this epoch; ``row`` is its number in the data."""
@@ -72,18 +77,6 @@ class Augmentation:
                 top = int(generator.integers(height - high + 1))
                 return left, top, left + wide, top + high
         return 0, 0, width, height
-
-
-class Epochs(TrainerCallback):
-    """Passes seed and epoch to an :class:`Augmentation`, also in the library's ``Trainer``."""
-
-    def __init__(self, augmentation: Augmentation) -> None:
-        self.set_epoch = augmentation.set_epoch
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the seed of the arguments; an epoch that is resumed has begun before."""
-        seed = args.seed if args.data_seed is None else args.data_seed
-        self.set_epoch(math.floor(state.epoch or 0), seed)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,9 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     dtype = str(getattr(feature, "dtype", ""))
     is_struct = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
     has_images = isinstance(feature, datasets.Image) or is_struct or "binary" in dtype
-    if (column != "image" and "image" in rows.column_names) or not (has_images or "str" in dtype):
+    if (column != "image" and "image" in rows.column_names) or not (
+        has_images or "string" in dtype
+    ):
         raise UserError(
             f"--image_column {column}: expected images or paths, and no other column 'image'; "
             f"found {feature}"

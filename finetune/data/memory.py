@@ -74,18 +74,13 @@ def read(name: str) -> dict[str, Dataset]:
         UserError: If they are no longer in the cache.
     """
     with contextlib.suppress(pa.ArrowException, OSError):  # damaged, or removed meanwhile
-        paths = {split: f"{_directory(name)}/{split}.arrow" for split in names(name)}
-        if splits := {split: Dataset.from_file(path) for split, path in paths.items()}:
+        paths = sorted(_directory(name).glob("*.arrow"))
+        if splits := {path.stem: Dataset.from_file(str(path)) for path in paths}:
             return splits
     raise UserError(
         f"{name}: rows that were passed in Python and are no longer in the cache; pass them again, "
         "as dataset=FRAME (for an evaluation data=FRAME)"
     )
-
-
-def names(name: str) -> list[str]:
-    """Return the names of the splits of such rows."""
-    return sorted(path.stem for path in _directory(name).glob("*.arrow"))
 
 
 def describe(name: str) -> str:

@@ -26,7 +26,7 @@ from datasets import (
     concatenate_datasets,
     load_dataset,
 )
-from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from datasets.exceptions import DatasetGenerationError
 
 from finetune.data import ROW, arrow, embedded, memory
 from finetune.data.files_of_splits import SplitFiles, find_files, select_splits
@@ -74,13 +74,6 @@ class Source:
         if self.dataset.startswith(embedded.PREFIX):
             return "embedded"
         return "hub" if hub.names_repository(self.dataset) else "local"
-
-    @property
-    def is_one_split(self) -> bool:
-        """Whether the source is a file, or rows in Python, without splits."""
-        if self.kind == "memory":
-            return memory.names(self.dataset) == ["train"]
-        return self.kind == "local" and Path(self.dataset).expanduser().is_file()
 
     def describe(self) -> str:
         """Return a short description: ``tickets.csv (local)``."""
@@ -176,26 +169,23 @@ class Source:
             raise UserError(*(f"{flag} {value}: {applies}" for flag, value in misplaced.items()))
 
     def _load_files(self, report: Report) -> dict[str, Dataset]:
-        files = self.files
-        for fact in files.facts:
+        for fact in self.files.facts:
             report.info(fact)
-        if files.kind == "tables":
-            return {
-                split: _join_files(split, paths, self.options, report)
-                for split, paths in files.files.items()
-            }
-        return {split: self._read_classes(files, split) for split in files.files}
+        splits = {}
+        for split, paths in self.files.files.items():
+            if self.files.kind == "tables":
+                splits[split] = _join_files(split, paths, self.options, report)
+            else:
+                splits[split] = self._read_classes(paths, self.files.labels[split])
+        return splits
 
-    def _read_classes(self, files: SplitFiles, split: str) -> Dataset:
+    def _read_classes(self, paths: Sequence[Path], labels: Sequence[str]) -> Dataset:
         """Return the texts or images of files, their labels, and their paths in the directory."""
-        paths = files.files[split]
         directory = Path(self.dataset).expanduser()
-        columns: dict[str, Sequence[str | None]] = {
-            "label": files.labels[split],
-            "file": [str(path.relative_to(directory)) for path in paths],
-        }
+        files = [str(path.relative_to(directory)) for path in paths]
+        columns: dict[str, Sequence[str | None]] = {"label": labels, "file": files}
         features = Features({"label": Value("string"), "file": Value("string")})
-        if files.kind == "images":
+        if self.files.kind == "images":
             features["image"] = Image()
             columns["image"] = [str(path.absolute()) for path in paths]
         else:
@@ -208,13 +198,13 @@ class Source:
         """Return a data set of the Hub, prepared once in the cache of the library."""
         try:
             loaded = load_dataset(name, self.config, revision=self.revision)
-        except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
-            raise UserError(
-                f"data set '{name}' is not on the Hub, nor is it a local file: {error}"
-            ) from error
         except (DatasetGenerationError, OSError, ValueError) as error:  # also those of Arrow
-            hint = "; --dataset_config NAME chooses" * ("config" in str(error).lower())
-            raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
+            hint = (
+                "--dataset_config NAME chooses"
+                if "config" in str(error).lower()
+                else ("expected a local file, a directory, or a data set on the Hub")
+            )
+            raise UserError(f"data set '{name}' cannot be loaded: {error}; {hint}") from error
         commit = find_commit(next(iter(loaded.values())))
         # without the Hub the library takes what is in the cache, whatever its revision
         pinned = _COMMIT.fullmatch(self.revision or "")

@@ -179,7 +179,7 @@ def _read_rows(
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
     from finetune.data import columns
-    from finetune.data.sources import Source, number_rows
+    from finetune.data.sources import number_rows
 
     options, only = _read_options(data, recipe, reading), ""
     try:
@@ -200,7 +200,7 @@ def _read_rows(
     notes += source.notes
     if not len(rows := dataset[split]):
         raise UserError("no rows")
-    if not Source(data).is_one_split:
+    if only or len(dataset) > 1:
         notes.append(f"evaluated the {only or split} split")
     try:
         matched = task.match_labels(rows, split, source.report)

@@ -133,6 +133,4 @@ class ImageRecipe(Recipe, ImageOptions):
         return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        from finetune.data.image_batches import Epochs
-
-        return {**super().trainer_kwargs(model), "callbacks": [Epochs(self.augmentation)]}
+        return {**super().trainer_kwargs(model), "callbacks": [self.augmentation]}

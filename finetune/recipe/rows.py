@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from datasets import DatasetDict
 
 from finetune.data import corrections, labels, sources
-from finetune.data.columns import require_labelled, require_rows
+from finetune.data.columns import read_label_columns, require_labelled, require_rows
 from finetune.data.comma_list import split_values
 from finetune.data.row_index import Plan
 from finetune.runtime import hub
@@ -61,7 +61,7 @@ def add_labels(
     Raises:
         UserError: If a label cannot be read, or it is not clear which task they are.
     """
-    columns = decision.read_columns(dataset, texts, options, recipe.report)
+    columns = read_label_columns(dataset, texts, options, recipe.report)
     if options.task == decision.AUTO:
         task, recipe.task_reason = decision.decide_task(columns["train"], options, recipe.report)
         options = dataclasses.replace(options, task=task)

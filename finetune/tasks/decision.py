@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from finetune.data import labels, targets
-from finetune.data.columns import find_valid_rows
 from finetune.data.label_columns import (
     LabelColumn,
     LabelOptions,
@@ -21,7 +20,6 @@ from finetune.data.label_columns import (
     list_names,
     parse_list,
     parse_number,
-    read_label_column,
 )
 from finetune.errors import Report, counted
 
@@ -38,30 +36,6 @@ SURELY_CLASSES = 20
 _MOST_WORDS = 3  # of a label beside a separator
 _MOST_SEPARATORS = 20  # that are tried
 _USUAL_SEPARATORS = (";", "|")
-
-
-def read_columns(
-    dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Report
-) -> dict[str, list[LabelColumn]]:
-    """Return the columns of labels of each split, missing where a text or a label of a row is.
-
-    Args:
-        dataset: With the columns.
-        texts: Columns of texts.
-        options: How labels are written.
-        report: See :func:`~finetune.data.columns.find_valid_rows`.
-
-    Raises:
-        UserError: If values are missing, unless such rows are left out.
-    """
-    columns = {
-        split: [read_label_column(rows, name) for name in options.columns]
-        for split, rows in dataset.items()
-    }
-    valid = find_valid_rows(dataset, texts, columns, report, drop=options.drop_invalid)
-    return {
-        split: [column.only(valid[split]) for column in group] for split, group in columns.items()
-    }
 
 
 def encode_labels(
