@@ -40,7 +40,6 @@ class Input:
         columns: The names of its columns.
         total: The number of rows; None for standard input.
         rows: A table; of a frame the values of each column. Of standard input there are none.
-        options: How a file is read.
         notes: Sentences about how a file is read.
     """
 
@@ -49,7 +48,6 @@ class Input:
     columns: Sequence[str]
     total: int | None = None
     rows: pa.Table | Mapping[str, list[Any]] = field(default_factory=dict)
-    options: ReadOptions = field(default_factory=ReadOptions)
     notes: Sequence[str] = ()
 
     @classmethod
@@ -80,7 +78,7 @@ class Input:
                 f"image or a folder of images ({', '.join(images.SUFFIXES)}), or - for standard "
                 "input"
             )
-        return cls(str(path), kind, table.column_names, len(table), table, options, notes)
+        return cls(str(path), kind, table.column_names, len(table), table, notes)
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame) -> Input:

@@ -58,23 +58,26 @@ class Request:
             raise UserError(*mistakes)
         self.run, self.options = run, Options(**options)
         self._task, self._recipe = run.kind, run.recipe(scores=False)
-        name = "" if isinstance(source, pd.DataFrame) else str(source)
-        is_delimited = formats.suffix(name) in formats.SEPARATORS
-        reading = ReadOptions(
-            quoting=str(
-                self.options.csv_quoting
-                or (is_delimited and run.manifest.options.get("csv_quoting"))
-                or "auto"
-            ),
-            separator=self.options.csv_separator,
-            encoding=self.options.encoding,
-            sheet=self.options.sheet,
-        )
         if isinstance(source, pd.DataFrame):
             self.input = Input.from_frame(source)
         else:
-            self.input = Input.open(name, reading, text_names(self._recipe, options))
-        self._refuse_impossible(reading)
+            is_delimited = formats.suffix(source) in formats.SEPARATORS
+            default = run.manifest.options.get("csv_quoting") if is_delimited else None
+            reading = ReadOptions(
+                quoting=str(self.options.csv_quoting or default or "auto"),
+                separator=self.options.csv_separator,
+                encoding=self.options.encoding,
+                sheet=self.options.sheet,
+            )
+            self.input = Input.open(str(source), reading, text_names(self._recipe, options))
+            self._reading = str(reading)
+        mistakes = []
+        if self.options.all_probabilities and not self._task.has_probabilities:
+            mistakes.append("--all_probabilities: the run predicts a number, it has no classes")
+        if self.options.calibrated and run.manifest.temperature is None:
+            mistakes.append(f"--calibrated: {run.path} has no temperature (status {run.status})")
+        if mistakes:
+            raise UserError(*mistakes)
         self.columns_read = self._choose_columns()
         self.added = self._task.predicted_names(all_labels=self.options.all_probabilities)
         for number, name in enumerate(self.added):
@@ -87,34 +90,17 @@ class Request:
         trained_with = run.manifest.arguments.get("cpu_kernels", "auto")
         self._cpu_kernels = self.options.cpu_kernels or trained_with
 
-    def _refuse_impossible(self, reading: ReadOptions) -> None:
-        path, mistakes = self.run.path, []
-        if self.options.all_probabilities and not self._task.has_probabilities:
-            mistakes.append(f"--all_probabilities: {path} predicts a number, it has no classes")
-        if self.options.calibrated and not self._task.calibrates:
-            mistakes.append(f"--calibrated: {path} does not predict one class a row")
-        elif self.options.calibrated and self.run.manifest.temperature is None:
-            mistakes.append(f"--calibrated: {path} has no temperature (status {self.run.status})")
-        if self.input.kind in (STANDARD_INPUT, "folder", "frame"):
-            for flag, value in reading.flags.items():
-                mistakes.append(f"{flag} {value}: {self.input.name} is no file")
-        if mistakes:
-            raise UserError(*mistakes)
-
     def _choose_columns(self) -> list[str]:
         """Return those asked for, else those of the run if the input has them, else usual ones."""
         recipe, options, names = self._recipe, self.options, self.input.columns
-        has_images = isinstance(recipe, ImageRecipe)
-        typed = options.text_column or options.text_columns
-        is_text = isinstance(recipe, TextRecipe) or typed
-        if (
-            typed
-            if has_images
-            else options.image_column or (self.input.kind == "folder" and is_text)
-        ):
-            expected = "images and --image_column" if has_images else "a table and --text_column"
-            raise UserError(f"{self.run.path}: expected {expected}")
-        if self.input.kind == "folder":
+        is_image, is_folder = isinstance(recipe, ImageRecipe), self.input.kind == "folder"
+        is_text = isinstance(recipe, TextRecipe) or options.text_column or options.text_columns
+        if (is_text and (is_image or is_folder)) or (options.image_column and not is_image):
+            raise UserError(
+                f"{self.run.path} reads {'images' if is_image else 'text'}: expected such an "
+                f"INPUT, and {'--image_column' if is_image else '--text_column'}"
+            )
+        if is_folder:
             return ["file"]
         flag, columns = "--text_column", [options.text_column or recipe.input_column]
         if isinstance(recipe, ImageRecipe):
@@ -159,7 +145,7 @@ class Request:
             f"INPUT {self.input.name}": _stamp(Path(self.input.name)),
             f"the model of {self.run.path}": [_stamp(path) for path in weights],
             "the columns read": self.columns_read,
-            "how the file is read": str(self.input.options),
+            "how the file is read": self._reading,
             "the columns added": self.added,
             "the temperature": self._temperature,
             "--precision": self.precision,
