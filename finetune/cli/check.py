@@ -64,7 +64,7 @@ def main(words: Sequence[str]) -> int:
         suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
         if suspects is not None:
             refuse_path(suspects)
-        chosen = Settings.from_command_line(recipe, flags, ("--deep", "--json", "--suspects"))
+        chosen = Settings.from_command_line(recipe, flags)
         result = check.examine(chosen, deep=typed.deep)
         if suspects is not None:
             count = of_findings(suspects, result.findings, chosen.recipe)

@@ -14,23 +14,15 @@ from collections.abc import Sequence
 
 from finetune.cli import console
 from finetune.cli.parser import Parser
-from finetune.errors import RunError, UserError
+from finetune.errors import RunError
 from finetune.runtime import distributed
+
+_TIMEOUT = 60  # seconds that the ranks of a job wait for each other
 
 
 def main(words: Sequence[str]) -> int:
-    """``finetune doctor [--timeout SECONDS]``."""
-    parser = Parser("doctor", __doc__)
-    parser.add_argument(
-        "--timeout",
-        type=int,
-        default=60,
-        metavar="SECONDS",
-        help="how long the ranks of a job wait for each other (default: 60)",
-    )
-    timeout = parser.parse_args(words).timeout
-    if timeout < 1:
-        raise UserError(f"--timeout {timeout}: expected 1 second or more")
+    """``finetune doctor``."""
+    Parser("doctor", __doc__).parse_args(words)
     from finetune.pipeline import doctor
 
     total = distributed.ranks().world_size
@@ -45,11 +37,11 @@ def main(words: Sequence[str]) -> int:
         return 0
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
-        distributed.join_process_group(None, timeout, use_cpu=False)
+        distributed.join_process_group(None, _TIMEOUT, use_cpu=False)
         hosts = distributed.gather(os.uname().nodename)
     except RuntimeError as error:
         raise RunError(
-            f"the ranks did not connect within {timeout} s ({str(error).splitlines()[0]}): is "
+            f"the ranks did not connect within {_TIMEOUT} s ({str(error).splitlines()[0]}): is "
             f"{place} reached from every machine, and was each started with the same command?"
         ) from error
     console.say(f"\n{len(hosts)} of {total} ranks connected, on {', '.join(dict.fromkeys(hosts))}")

@@ -35,7 +35,10 @@ class Screen:
                 self._has_bar, self._has_started = not event.arguments.disable_tqdm, True
                 _start(event)
             case events.Collated():
-                _batch(event)
+                tensors = event.batch.items()
+                shapes = {name: f"{tuple(value.shape)} {value.dtype}" for name, value in tensors}
+                console.block("one collated batch", shapes)
+                console.say("\ndry run: nothing was trained, nothing was written")
             case events.MovedAside():
                 console.say(f"{event}\n")
             case events.Logged() if "train_runtime" in event.values:
@@ -99,14 +102,6 @@ def _start(event: events.Started) -> None:
         title += f": {(recipe.__doc__ or type(recipe).__name__).partition(chr(10))[0]}"
     console.block(title, {name: fact for name, fact in facts.items() if fact})
     console.say()
-
-
-def _batch(event: events.Collated) -> None:
-    """Print the shapes of one collated micro-batch."""
-    tensors = event.batch.items()
-    shapes = {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors}
-    console.block("one collated batch", shapes)
-    console.say("\ndry run: nothing was trained, nothing was written")
 
 
 def _end(event: events.Finished) -> None:

@@ -53,7 +53,6 @@ class RecipeParser(HfArgumentParser):
 
     Args:
         recipe: The recipe.
-        more_flags: Flags of the subcommand, which are suggested as well.
 
     Attributes:
         names: The options.
@@ -63,8 +62,8 @@ class RecipeParser(HfArgumentParser):
         UserError: If the class of the recipe is mistaken.
     """
 
-    def __init__(self, recipe: type[Recipe], more_flags: Sequence[str] = ()) -> None:
-        self.recipe, self.more_flags = recipe, more_flags
+    def __init__(self, recipe: type[Recipe]) -> None:
+        self.recipe = recipe
         self.option_names = {field.name for field in dataclasses.fields(recipe)}
         arguments = training_names()
         self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
@@ -76,8 +75,8 @@ class RecipeParser(HfArgumentParser):
             )
         for attribute, names in (("training", arguments), ("embedded", self.names)):
             if unknown := [name for name in getattr(recipe, attribute) if name not in names]:
-                known = [describe_unknown(repr(name), names) for name in unknown]
-                raise UserError(*(f"{title}: `{attribute}`: {mistake}" for mistake in known))
+                mistakes = [describe_unknown(repr(name), names) for name in unknown]
+                raise UserError(*(f"{title}: `{attribute}`: {mistake}" for mistake in mistakes))
         self.flags: dict[str, argparse.Action] = {}
         self.defaults: dict[str, Any] = {}
         self.groups: dict[str, str] = {}  # of the help
@@ -115,9 +114,8 @@ class RecipeParser(HfArgumentParser):
             option_text = f"'{name.removeprefix('--')}'" if file else name
             action = self.flags.get(name)
             if action is None and name.startswith("--"):
-                known = [*self.flags, *self.more_flags, "--help"]
-                known = [word.lstrip("-") for word in known] if file else known
-                self.report_unknown(option_text, known, report, place)
+                names = [word.lstrip("-") if file else word for word in (*self.flags, "--help")]
+                self.report_unknown(option_text, names, report, place)
             elif action is None:
                 report.error(f"{place}unexpected word '{flag}'")
             elif action.dest in REFUSED:

@@ -56,18 +56,15 @@ class Settings:
     hub_token: str | None = field(default=None, repr=False)
 
     @classmethod
-    def from_command_line(
-        cls, recipe: str, flags: Sequence[str], more_flags: Sequence[str] = ()
-    ) -> Settings:
-        """Return the settings of ``python -m finetune RECIPE FLAGS``; for a misspelled flag
-        ``more_flags`` of the subcommand are suggested, too.
+    def from_command_line(cls, recipe: str, flags: Sequence[str]) -> Settings:
+        """Return the settings of ``python -m finetune RECIPE FLAGS``.
 
         Raises:
             UserError: If there is no such recipe. Other mistakes are in the report.
         """
         from finetune.config.parser import RecipeParser, group_flags
 
-        parser, report = RecipeParser(catalog.find(recipe), more_flags), Report()
+        parser, report = RecipeParser(catalog.find(recipe)), Report()
         from_flags = parser.read(flags, report)
         config = _read_config(parser, from_flags.get("config"), report)
         user_options = merge_options(config, from_flags)

@@ -91,7 +91,7 @@ def predict(
         if isinstance(data, pd.Series):
             frame.index = data.index
     request = Request(loaded, frame, options)
-    report = _row_counter(progress, request.input.total)
+    report = _row_counter(progress, request.total)
     tables = [added for *_, added in request.predict(report)]
     for name in request.added:
         frame[name] = [value for table in tables for value in table.column(name).to_pylist()]
@@ -141,26 +141,26 @@ def predict_file(
 
     def prepare() -> tuple[Request, str, writing.Parts | None, dict[int, int]]:
         request = Request(Run.load(run, trust_recipe=trust_recipe), source, options)
-        rows, suffix = request.input, path.suffix
+        suffix = path.suffix
         if file is not None:  # in the format of the input
             formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
-            suffix = formats.get(rows.kind, ".csv")
+            suffix = formats.get(request.kind, ".csv")
         if csv_safe and suffix not in SEPARATORS:
             raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
         if suffix != ".parquet":
-            writing.refuse_bytes(rows)
-        if file is not None or rows.total is None:  # standard input is read only once
+            writing.refuse_bytes(request.rows)
+        if file is not None or request.total is None:  # standard input is read only once
             return request, suffix, None, {}
         parts = writing.Parts(path, request.facts())
         if ranks.rank == 0:
             parts.begin(resume)
-        return request, suffix, parts, parts.complete(rows.total)
+        return request, suffix, parts, parts.complete(request.total)
 
     use_cpu = not torch.accelerator.is_available()
     distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
     request, suffix, parts, complete = distributed.main_process_first(prepare, share=False)
     before, missing, rows, started = sum(complete.values()), 0, 0, time.perf_counter()
-    report = _row_counter(on_rank_zero(progress), request.input.total, before, ranks.world_size)
+    report = _row_counter(on_rank_zero(progress), request.total, before, ranks.world_size)
     if parts is None:
         writer: contextlib.AbstractContextManager[writing.Writer]
         writer = writing.open_writer(path, request.columns, csv_safe)
@@ -175,7 +175,7 @@ def predict_file(
                     file.flush()
         seconds = time.perf_counter() - started
     else:
-        rows = request.input.total or 0
+        rows = request.total or 0
         try:
             for number, _, added in request.predict(report, ranks.rank, ranks.world_size, complete):
                 parts.write(number, added)
@@ -187,7 +187,7 @@ def predict_file(
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
-            missing = parts.join(request.input, request.columns, csv_safe)
+            missing = parts.join(request.rows, request.columns, csv_safe)
     speed = (rows - before) / seconds
     return FilePrediction(path, rows, before, speed, request.precision, request.notes(missing))
 

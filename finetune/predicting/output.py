@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from finetune.errors import UserError
-from finetune.predicting.inputs import CHUNK_ROWS, Input, cells
+from finetune.predicting.inputs import CHUNK_ROWS, Rows, cells
 from finetune.runtime.files import refuse_link, replacing, to_json, write_whole
 from finetune.runtime.formats import SEPARATORS, escape_formula
 
@@ -101,18 +101,18 @@ class Parts:
             pq.write_table(predictions, new)
             _flush(new)
 
-    def join(self, source: Input, columns: Sequence[str], csv_safe: bool) -> int:
+    def join(self, rows: Rows, columns: Sequence[str], csv_safe: bool) -> int:
         """Write the output, some chunks in memory at a time, and remove the parts.
 
         Args:
-            source: What was predicted; every chunk is done.
+            rows: Of the input; every chunk is done.
             columns: Of the input and added.
             csv_safe: See :func:`text_writer`.
 
         Returns:
             The number of rows without a prediction.
         """
-        missing, rows, size = 0, source.rows, CHUNK_ROWS * _CHUNKS_AT_ONCE
+        missing, size = 0, CHUNK_ROWS * _CHUNKS_AT_ONCE
         assert isinstance(rows, pa.Table)
         with open_writer(self.output, columns, csv_safe, self.directory) as write:
             for start in range(0, len(rows), size):
@@ -199,13 +199,13 @@ def _parquet_writer(path: Path, stack: contextlib.ExitStack) -> Writer:
     return write
 
 
-def refuse_bytes(source: Input) -> None:
+def refuse_bytes(rows: Rows) -> None:
     """Raise a ``UserError`` for a column of bytes, which a file of text cannot hold."""
-    for column in source.rows.schema if isinstance(source.rows, pa.Table) else ():
+    for column in rows.schema if isinstance(rows, pa.Table) else ():
         if re.search(r"binary(?!:)", str(column.type)):  # a field of a structure may be called so
             raise UserError(
-                f"{source.name}: the column '{column.name}' holds bytes: write parquet, e.g. "
-                "--output predicted.parquet"
+                f"the column '{column.name}' holds bytes: write parquet, e.g. --output "
+                "predicted.parquet"
             )
 
 

@@ -16,8 +16,16 @@ from finetune.data.columns import parse_names
 from finetune.data.images import decode
 from finetune.data.read_json import refuse_half_characters
 from finetune.data.read_text import ReadOptions
-from finetune.errors import UserError, counted, suggestion
-from finetune.predicting.inputs import CHUNK_ROWS, STANDARD_INPUT, Input, cells
+from finetune.errors import Report, UserError, counted, suggestion
+from finetune.predicting.inputs import (
+    CHUNK_ROWS,
+    STANDARD_INPUT,
+    Rows,
+    cells,
+    frame_values,
+    open_table,
+    read_lines,
+)
 from finetune.predicting.options import Options, find_mistakes
 from finetune.predicting.predictor import Predictor, default_precision
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
@@ -44,7 +52,11 @@ class Request:
         UserError: If an option is unknown, or needs something that the run or the input lacks.
 
     Attributes:
-        input: What is predicted.
+        name: Of the input, as the user typed it.
+        kind: The suffix of a file; ``-`` for standard input, ``frame``, or ``folder`` of images or
+            a single one.
+        rows: Those of the input; of standard input there are none.
+        total: The number of rows; None for standard input.
         columns_read: The input columns that the model reads.
         added: Names of the added columns, none of which the input has.
         precision: Of the computation.
@@ -58,27 +70,40 @@ class Request:
             raise UserError(*mistakes)
         self.run, self.options = run, Options(**options)
         self._task, self._recipe = run.kind, run.recipe(scores=False)
-        name = "" if isinstance(source, pd.DataFrame) else str(source)
-        is_delimited = formats.suffix(name) in formats.SEPARATORS
-        reading = ReadOptions(
-            quoting=str(
-                self.options.csv_quoting
-                or (is_delimited and run.manifest.options.get("csv_quoting"))
-                or "auto"
-            ),
-            separator=self.options.csv_separator,
-            encoding=self.options.encoding,
-            sheet=self.options.sheet,
-        )
+        self.kind, self.name, self._report = STANDARD_INPUT, STANDARD_INPUT, Report()
+        self.rows: Rows = {}
+        self.total: int | None = None
+        self._names, self._reading = text_names(self._recipe, options), ReadOptions()
         if isinstance(source, pd.DataFrame):
-            self.input = Input.from_frame(source)
-        else:
-            self.input = Input.open(name, reading, text_names(self._recipe, options))
-        self._refuse_impossible(reading)
+            self.kind, self.name, self.rows = "frame", "the data", frame_values(source)
+            self._names, self.total = list(source.columns), len(source)
+        elif str(source) != STANDARD_INPUT:
+            is_delimited = formats.suffix(source) in formats.SEPARATORS
+            default = run.manifest.options.get("csv_quoting") if is_delimited else None
+            self._reading = ReadOptions(
+                quoting=str(self.options.csv_quoting or default or "auto"),
+                separator=self.options.csv_separator,
+                encoding=self.options.encoding,
+                sheet=self.options.sheet,
+            )
+            self.name = str(Path(source).expanduser())
+            self.kind, self.rows = open_table(str(source), self._reading, self._report)
+            self._names, self.total = self.rows.column_names, len(self.rows)
+        mistakes = []
+        if self.options.all_probabilities and not self._task.has_probabilities:
+            mistakes.append("--all_probabilities: the run predicts a number, it has no classes")
+        if self.options.calibrated and run.manifest.temperature is None:
+            mistakes.append(f"--calibrated: {run.path} has no temperature (status {run.status})")
+        if self.kind in (STANDARD_INPUT, "folder", "frame"):
+            reading = ("csv_quoting", "csv_separator", "encoding", "sheet")
+            given = [name for name in reading if getattr(self.options, name)]
+            mistakes += [f"--{name}: {self.name} is no file" for name in given]
+        if mistakes:
+            raise UserError(*mistakes)
         self.columns_read = self._choose_columns()
         self.added = self._task.predicted_names(all_labels=self.options.all_probabilities)
         for number, name in enumerate(self.added):
-            while name in self.input.columns:
+            while name in self._names:
                 name = f"predicted {name}"
             self.added[number] = name
         temperature = run.manifest.temperature if self.options.calibrated else None
@@ -87,34 +112,17 @@ class Request:
         trained_with = run.manifest.arguments.get("cpu_kernels", "auto")
         self._cpu_kernels = self.options.cpu_kernels or trained_with
 
-    def _refuse_impossible(self, reading: ReadOptions) -> None:
-        path, mistakes = self.run.path, []
-        if self.options.all_probabilities and not self._task.has_probabilities:
-            mistakes.append(f"--all_probabilities: {path} predicts a number, it has no classes")
-        if self.options.calibrated and not self._task.has_one_class:
-            mistakes.append(f"--calibrated: {path} does not predict one class a row")
-        elif self.options.calibrated and self.run.manifest.temperature is None:
-            mistakes.append(f"--calibrated: {path} has no temperature (status {self.run.status})")
-        if self.input.kind in (STANDARD_INPUT, "folder", "frame"):
-            for flag, value in reading.flags.items():
-                mistakes.append(f"{flag} {value}: {self.input.name} is no file")
-        if mistakes:
-            raise UserError(*mistakes)
-
     def _choose_columns(self) -> list[str]:
         """Return those asked for, else those of the run if the input has them, else usual ones."""
-        recipe, options, names = self._recipe, self.options, self.input.columns
-        has_images = isinstance(recipe, ImageRecipe)
-        typed = options.text_column or options.text_columns
-        is_text = isinstance(recipe, TextRecipe) or typed
-        if (
-            typed
-            if has_images
-            else options.image_column or (self.input.kind == "folder" and is_text)
-        ):
-            expected = "images and --image_column" if has_images else "a table and --text_column"
-            raise UserError(f"{self.run.path}: expected {expected}")
-        if self.input.kind == "folder":
+        recipe, options, names = self._recipe, self.options, self._names
+        is_image, is_folder = isinstance(recipe, ImageRecipe), self.kind == "folder"
+        is_text = isinstance(recipe, TextRecipe) or options.text_column or options.text_columns
+        if (is_text and (is_image or is_folder)) or (options.image_column and not is_image):
+            raise UserError(
+                f"{self.run.path} reads {'images' if is_image else 'text'}: expected such an "
+                f"INPUT, and {'--image_column' if is_image else '--text_column'}"
+            )
+        if is_folder:
             return ["file"]
         flag, columns = "--text_column", [options.text_column or recipe.input_column]
         if isinstance(recipe, ImageRecipe):
@@ -128,7 +136,7 @@ class Request:
             elif not options.text_column and recipe.text_column in names:
                 columns = [recipe.text_column]
         if mistakes := [
-            f"{flag}: no column '{column}' in {self.input.name}{suggestion(column, names)} "
+            f"{flag}: no column '{column}' in {self.name}{suggestion(column, names)} "
             f"(available: {', '.join(map(str, names))})"
             for column in columns
             if column not in names
@@ -139,11 +147,11 @@ class Request:
     @property
     def columns(self) -> list[str]:
         """The columns of the output."""
-        return [*self.input.columns, *self.added]
+        return [*self._names, *self.added]
 
     def notes(self, missing: int) -> list[str]:
         """Return sentences for the user at the end, when ``missing`` rows have no prediction."""
-        notes = [note for note in (self.run.unfinished, *self.input.notes) if note]
+        notes = [note for note in (self.run.unfinished, *self._report.sentences("info")) if note]
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             notes.append(f"the input already has columns of these names: see {', '.join(renamed)}")
         if missing:
@@ -156,10 +164,10 @@ class Request:
         """Return everything that the predictions depend on, by names that a user knows."""
         weights = sorted(self.run.path.glob("*.safetensors"))
         return {
-            f"INPUT {self.input.name}": _stamp(Path(self.input.name)),
+            f"INPUT {self.name}": _stamp(Path(self.name)),
             f"the model of {self.run.path}": [_stamp(path) for path in weights],
             "the columns read": self.columns_read,
-            "how the file is read": str(self.input.options),
+            "how the file is read": str(self._reading),
             "the columns added": self.added,
             "the temperature": self._temperature,
             "--precision": self.precision,
@@ -195,24 +203,40 @@ class Request:
         waiting: deque[tuple[int, Any, np.ndarray]] = deque()
 
         def chunks() -> Iterator[list[Any]]:
-            for number, rows in self.input.chunks(rank, world_size, complete):
+            for number, rows in self._chunks(rank, world_size, complete):
                 values = self._values(number, rows)
                 waiting.append((number, rows, np.array([value is not None for value in values])))
                 yield [value for value in values if value is not None]
 
-        done, reads_ahead = 0, self.input.kind != STANDARD_INPUT  # a line is answered at once
+        done, reads_ahead = 0, self.kind != STANDARD_INPUT  # a line is answered at once
         for logits in predictor.stream(chunks(), reads_ahead=reads_ahead):
             number, rows, has_value = waiting.popleft()
             done += len(has_value)
             progress(done)
             yield number, rows, self._added_columns(logits, has_value)
 
-    def _values(self, number: int, rows: Any) -> list[Any]:
+    def _chunks(
+        self, rank: int, world_size: int, complete: Container[int]
+    ) -> Iterator[tuple[int, Rows]]:
+        """Yield the numbers and rows of the chunks of one process that are not complete."""
+        if self.total is None:
+            yield from enumerate(read_lines(self._names))
+            return
+        for number in range(rank, -(-self.total // CHUNK_ROWS), world_size):
+            start, end = number * CHUNK_ROWS, (number + 1) * CHUNK_ROWS
+            if number in complete:
+                continue
+            if isinstance(self.rows, pa.Table):
+                yield number, self.rows.slice(start, CHUNK_ROWS)
+            else:
+                yield number, {name: values[start:end] for name, values in self.rows.items()}
+
+    def _values(self, number: int, rows: Rows) -> list[Any]:
         """Return what the model reads of each row: a value, a tuple, or None if it is missing."""
         columns = [cells(rows, name) for name in self.columns_read]
         if isinstance(self._recipe, ImageRecipe):
             return [self._image(value) for value in columns[0]]
-        if self.input.kind == "folder":
+        if self.kind == "folder":
             images = [self._image(value) for value in columns[0]]
             for image in images:  # else Pillow's error would name no file
                 decode(image, "an image")
@@ -220,10 +244,10 @@ class Request:
         for name, values in zip(self.columns_read, columns, strict=True):
             is_text = isinstance(self._recipe, TextRecipe)
             for row, value in enumerate(values if is_text else (), number * CHUNK_ROWS + 1):
-                place = f"{self.input.name}, row {row}"
+                place = f"{self.name}, row {row}"
                 if value is not None and not isinstance(value, str):
                     raise UserError(f"{place}: expected a text in '{name}', found {value!r}")
-                if value is not None and self.input.kind == "frame":
+                if value is not None and self.kind == "frame":
                     refuse_half_characters(value, place)
         if len(columns) == 1:
             return columns[0]
@@ -232,11 +256,11 @@ class Request:
     def _image(self, value: Any) -> Any:
         """Return an image as ``datasets`` takes it: of a path its bytes and its path."""
         if isinstance(value, (int, float, list)):
-            raise UserError(f"{self.input.name}: expected paths of images, found {value!r}")
+            raise UserError(f"{self.name}: expected paths of images, found {value!r}")
         if not isinstance(value, (str, Path)):
             return value
-        folder = Path(self.input.name).absolute()
-        if self.input.kind == "frame":
+        folder = Path(self.name).absolute()
+        if self.kind == "frame":
             folder = Path.cwd()
         elif folder.is_file():
             folder = folder.parent

@@ -854,7 +854,7 @@ def test_a_mistake_is_named_and_leaves_nothing(case: str, cli: Cli, directory: P
     [
         ("--learning_rte 1 --label_column lable", ["--learning_rate", "'lable'", "'label'"]),
         ("--dataset none.csv --model ./none", ["none.csv", "./none"]),
-        ("--depe", ["--deep"]),
+        ("--depe", ["--depe"]),
     ],
 )
 def test_mistakes_that_check_finds_are_named(
