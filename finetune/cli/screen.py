@@ -14,7 +14,8 @@ from finetune.data.windows import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
 from finetune.models.cpu import kernels as cpu
-from finetune.pipeline import events, provenance
+from finetune.pipeline import events
+from finetune.pipeline.results import parallel_mode, precision
 from finetune.recipe import Recipe, TextRecipe, catalog
 from finetune.reporting import tables, wording
 from finetune.runtime import distributed
@@ -136,7 +137,7 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     me, devices = distributed.ranks(), distributed.devices_in_training(arguments.use_cpu)
     kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
     name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
-    mode = provenance.parallel_mode(arguments)
+    mode = parallel_mode(arguments)
     processes = counted(me.world_size, "process")
     if distributed.machines() > 1:
         processes += f" on {distributed.machines()} machines"
@@ -203,7 +204,7 @@ def _cpu_kernels(arguments: FinetuneArguments, model: torch.nn.Module | None) ->
 
 
 def _precision(arguments: FinetuneArguments) -> str:
-    chosen = provenance.precision(arguments)
+    chosen = precision(arguments)
     other = "" if chosen == "fp32" else "; --precision fp32 for full precision"
     is_chosen = arguments.precision == "auto"
     return f"{chosen} (fastest on this device){other}" if is_chosen else chosen

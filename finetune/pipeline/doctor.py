@@ -79,7 +79,11 @@ def recommend(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the lines to type so that backends use an interface that reaches other machines."""
     import torch.distributed as dist
 
-    outer = [name for name, addresses in interfaces.items() if not _is_local(addresses)]
+    outer = []
+    for name, addresses in interfaces.items():
+        parsed = [ipaddress.ip_address(address.partition("%")[0]) for address in addresses]
+        if not all(address.is_loopback or address.is_link_local for address in parsed):
+            outer.append(name)
     route = _route_address()
     best = next((name for name in outer if route in interfaces[name]), next(iter(outer), None))
     lines = []
@@ -87,30 +91,18 @@ def recommend(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
         if not (dist.is_available() and dist.is_backend_available(backend)):
             continue
         value = os.environ.get(variable, "")
-        chosen = _match_interfaces(variable, value, interfaces)
-        if value and chosen and (not outer or set(chosen) & set(outer)):
+        words = tuple(word.partition(":")[0] for word in value.removeprefix("=").split(",") if word)
+        takes_prefixes = backend == "nccl" and not value.startswith("=")
+        if value.startswith("^") or any(
+            name.startswith(words) if takes_prefixes else name in words
+            for name in outer or interfaces
+        ):
             continue  # the user's choice stands
         if best is None:
             lines += [f"unset {variable}"] if value else []
         elif value or len(outer) > 1:
             lines.append(f"export {variable}={best}")
     return lines
-
-
-def _match_interfaces(variable: str, value: str, interfaces: Mapping[str, object]) -> list[str]:
-    """Return the interfaces that a variable names: gloo takes names, NCCL prefixes."""
-    words = [word.partition(":")[0] for word in value.removeprefix("=").split(",") if word]
-    if value.startswith("^"):
-        return list(interfaces)
-    if variable.startswith("GLOO") or value.startswith("="):
-        return [name for name in interfaces if name in words]
-    return [name for name in interfaces if name.startswith(tuple(words))]
-
-
-def _is_local(addresses: Sequence[str]) -> bool:
-    """Return whether no address reaches another machine."""
-    parsed = [ipaddress.ip_address(address.partition("%")[0]) for address in addresses]
-    return all(address.is_loopback or address.is_link_local for address in parsed)
 
 
 def _route_address() -> str | None:

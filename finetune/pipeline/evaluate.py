@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.data.comma_list import join_values
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import TextRecipe
-from finetune.recipe.options import EXCLUSIVE
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 from finetune.training.manifest import Statistics
@@ -76,9 +74,10 @@ def evaluate(
         UserError: if the test rows are not those of the run any more, or if other data has labels
             that the model does not know.
     """
+    import torch
+
     from finetune.data import memory
-    from finetune.pipeline import provenance
-    from finetune.pipeline.results import assess, refuse_other_rows
+    from finetune.pipeline.results import assess, scores
     from finetune.training.arguments import argument_values
     from finetune.training.trainer import build_trainer
 
@@ -88,20 +87,18 @@ def evaluate(
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     notes = [run.unfinished] if run.unfinished else []
     data = None if data is None else memory.store(data)
-    recipe = run.recipe()
-    for first, second in EXCLUSIVE:
-        if first in reading and second in reading:
-            raise UserError(
-                f"--{first} {reading[first]} and --{second} {reading[second]}: give one of the two"
-            )
+    recipe, manifest = run.recipe(), run.manifest
+    precision = str(manifest.launch.precision)
+    if precision == "fp16" and not torch.accelerator.is_available():
+        precision = "fp32"  # nothing here computes in fp16
     values = argument_values(
         recipe.defaults(),
         {
             "output_dir": str(run.path),
             "per_device_eval_batch_size": per_device_eval_batch_size,
             "per_device_train_batch_size": 1,
-            "precision": _precision(run),
-            "cpu_kernels": cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
+            "precision": precision,
+            "cpu_kernels": cpu_kernels or manifest.arguments.get("cpu_kernels", "auto"),
         },
     )
 
@@ -109,7 +106,8 @@ def evaluate(
         if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):
             raise unreachable
         if data is None:
-            _require_same_data(run, recipe)
+            if change := _describe_change(run, recipe):
+                raise UserError(change)
             _ = recipe.prepared
             return recipe, None, notes
         if isinstance(recipe, TextRecipe):
@@ -132,18 +130,19 @@ def evaluate(
         )
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave()
-    refuse_other_rows(evaluated.targets("test"), output)
-    scores = provenance.scores_only(output.metrics or {}, "test_")
-    rows = len(evaluated.splits["test"])
+    evaluation = Evaluation(
+        source=str(run.path),
+        rows=len(evaluated.splits["test"]),
+        metrics=scores(evaluated, "test", output, "test_"),
+        notes=notes,
+    )
     if data is None:
-        return Evaluation(str(run.path), rows, scores, recorded=run.metrics.test, notes=notes)
-    return Evaluation(
+        return replace(evaluation, recorded=run.metrics.test)
+    return replace(
+        evaluation,
         source=memory.describe(data) if memory.is_memory(data) else data,
-        rows=rows,
-        metrics=scores,
         statistics=Statistics(**assess(evaluated, output).statistics(), beyond={}),
         rows_trained_on=trained_on,
-        notes=notes,
     )
 
 
@@ -155,23 +154,17 @@ def sources(run: Run, data: str | None) -> dict[str, str | None]:
     return {name: run.manifest.options.get(name) for name in names}
 
 
-def _precision(run: Run) -> str:
-    """Return the precision of the training, or fp32 where nothing computes in fp16."""
-    import torch
-
-    recorded = str(run.manifest.launch.precision)
-    return "fp32" if recorded == "fp16" and not torch.accelerator.is_available() else recorded
-
-
-def _require_same_data(run: Run, recipe: Recipe) -> None:
+def _describe_change(run: Run, recipe: Recipe) -> str:
+    """Return what has changed in the data of a run, which is read again; empty if nothing has."""
     from finetune.data.digests import fingerprint
 
     recorded, current = run.manifest.data, fingerprint(recipe.splits, recipe.input_column)
-    if current != recorded.fingerprint:
-        raise UserError(
-            f"the data has changed since the training: fingerprint {current}, the run has "
-            f"{recorded.fingerprint} ({recorded.source})"
-        )
+    if current == recorded.fingerprint:
+        return ""
+    return (
+        f"the data has changed since the training: fingerprint {current}, the run has "
+        f"{recorded.fingerprint} ({recorded.source})"
+    )
 
 
 def _read_rows(
@@ -187,42 +180,34 @@ def _read_rows(
         dataset = source.load()
     except NoTrainSplit as error:  # read as a training split what it has instead
         splits = {guess_split(name): name for name in error.splits}
-        only = next((splits[split] for split in ("test", "validation") if split in splits), "")
+        only = splits.get("test") or splits.get("validation") or ""
         if not only or options.get("dataset_splits"):
             raise
-        names = {"train": only, "validation": NONE, "test": NONE}
-        options["dataset_splits"] = join_values(map("=".join, names.items()))
+        options["dataset_splits"] = f"train={only},validation={NONE},test={NONE}"
         source = replace(recipe, **options)
         dataset = source.load()
     dataset = number_rows(dataset)
     requirements.require_labelled(dataset, recipe.input_column, source.report)
     split = next(name for name in SPLITS[::-1] if name in dataset)
     notes += source.notes
-    if not len(rows := dataset[split]):
-        raise UserError("no rows")
     if not Source(data).is_one_split:
         notes.append(f"evaluated the {only or split} split")
+    if not len(rows := dataset[split]):
+        raise UserError("no rows")
     try:
-        matched = task.match_labels(rows, split, source.report)
+        evaluated = recipe.over(task.match_labels(rows, split, source.report))
     except UserError as error:
-        can_rename = "label_map" in _option_names(recipe) and task.has_probabilities
-        hint = "; --label_map OLD=NEW renames labels" if can_rename else ""
+        hint = "; --label_map OLD=NEW renames labels" if task.has_probabilities else ""
         raise UserError(f"{error}{hint}") from error
-    evaluated = recipe.over(matched)
     evaluated.kind = replace(task, loss_function=recipe.loss_function or "")
     return evaluated
-
-
-def _option_names(recipe: Recipe) -> set[str]:
-    """Return the names of the options of a recipe."""
-    return {option.name for option in dataclasses.fields(recipe)}
 
 
 def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a recipe with which its rows are read from ``data``."""
     from finetune.data import images
 
-    names = _option_names(recipe)
+    names = {option.name for option in dataclasses.fields(recipe)}
     if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - names]:
         raise UserError(*unknown)
     options: dict[str, Any] = {"dataset": data, "dataset_revision": None}
@@ -231,8 +216,8 @@ def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[st
     if "label_column" in reading and "label_columns" in names:
         options["label_columns"] = None
     if "csv_quoting" in names:  # another file may be written in another way
-        options |= dict.fromkeys(("csv_separator", "encoding", "sheet"))
-        options |= dict.fromkeys(("dataset_config", "dataset_splits"))
+        unset = ("csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits")
+        options |= dict.fromkeys(unset)
         if formats.suffix(data) not in formats.SEPARATORS:
             options["csv_quoting"] = "auto"
     if "image_column" in names and images.are_folders(data):
@@ -242,18 +227,15 @@ def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[st
 
 def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
     """Return how many of the rows are training rows of the run too, whatever their label."""
-    from finetune.data.digests import fingerprint, seen_in
+    from finetune.data.digests import seen_in
 
     try:
-        if missing := hub.missing(sources(run, None)):
-            raise UserError(f"{' and '.join(missing)} is not in the cache")
-        if fingerprint(recipe.splits, recipe.input_column) != run.manifest.data.fingerprint:
-            raise UserError(f"the data of the run has changed ({run.manifest.data.source})")
+        missing = hub.missing(sources(run, None))
+        reason = f"{missing[0]} is not in the cache" if missing else _describe_change(run, recipe)
     except (UserError, OSError) as error:
-        notes.append(
-            "whether the model was trained on some of these rows could not be checked: "
-            + str(error).partition("\n")[0]
-        )
+        reason = str(error).partition("\n")[0]
+    if reason:
+        notes.append(f"whether the model was trained on some of these rows is unknown: {reason}")
         return None
     count = int(seen_in(rows, recipe.splits["train"], recipe.input_column).sum())
     if count:
