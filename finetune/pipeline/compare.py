@@ -102,27 +102,27 @@ def _compare(runs: Sequence[Run]) -> Comparison:
     first, names, headline = runs[0], [str(run.path) for run in runs], runs[0].headline
     if not headline:
         raise UserError(f"{first.path} has no metric that is a number: nothing to compare")
-    frames, task = [run.predicted_rows for run in runs], first.kind
-    scored_rows = [first.scored(frames[0])]
-    for run, frame in zip(runs[1:], frames[1:], strict=True):
+    task, scoring, frames = first.kind, first.manifest.scoring, [first.predicted_rows]
+    # its recipe may not be importable
+    compute_metrics = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
+    scored_rows, differences = [first.scored(frames[0])], []
+    metrics: list[Mapping[str, Any]] = [first.statistics.metrics]
+    for run in runs[1:]:
+        frame = run.predicted_rows
         _refuse_other_rows(first, frames[0], run, frame)
-        scored_rows.append(run.scored(frame, task))
-        is_other = scored_rows[0].labels != scored_rows[-1].labels
+        rows = run.scored(frame, task)
+        is_other = scored_rows[0].labels != rows.labels
         if count := int(is_other.reshape(len(frame), -1).any(axis=1).sum()):
             raise UserError(
                 f"{first.path} and {run.path} have different labels for {count:,} of the same "
                 f"{counted(len(frame), 'test row')}: compare runs with the same --label_column or "
                 "--label_columns, and the same --label_map"
             )
-    scoring = first.manifest.scoring
-    # its recipe may not be importable
-    compute_metrics = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
-    metrics: list[Mapping[str, Any]] = [first.statistics.metrics]
-    differences = []
-    for other in scored_rows[1:]:
         values, gaps = compared(
-            task, scored_rows[0], other, scoring, lambda prediction: compute_metrics()(prediction)
+            task, scored_rows[0], rows, scoring, lambda prediction: compute_metrics()(prediction)
         )
+        frames.append(frame)
+        scored_rows.append(rows)
         metrics.append(values)
         differences.append(gaps)
     tests = task.tests(scored_rows)
@@ -183,19 +183,13 @@ def _p_value(gap: Mapping[str, float] | None) -> float:
 
 def _settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
     """Return what decides a result, the launch and the versions that not all runs share."""
-    settings_of_runs = [
-        {
-            **manifest.configuration,
-            **{name.replace("_", " "): value for name, value in asdict(manifest.launch).items()},
-            **{f"version of {name}": value for name, value in manifest.versions.items()},
-            "revision": manifest.git_revision,
-        }
-        for manifest in manifests
-    ]
-    names = dict.fromkeys(name for settings in settings_of_runs for name in settings)
-    values = {
-        name: [str(settings.get(name, "")) for settings in settings_of_runs] for name in names
-    }
+    values: dict[str, list[str]] = {}
+    for number, manifest in enumerate(manifests):
+        launch = {name.replace("_", " "): value for name, value in asdict(manifest.launch).items()}
+        versions = {f"version of {name}": value for name, value in manifest.versions.items()}
+        settings = {**manifest.configuration, **launch, **versions}
+        for name, value in {**settings, "revision": manifest.git_revision}.items():
+            values.setdefault(name, [""] * len(manifests))[number] = str(value)
     return {name: row for name, row in values.items() if len(set(row)) > 1}
 
 

@@ -86,7 +86,10 @@ def evaluate(
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     notes = [run.unfinished] if run.unfinished else []
-    data = None if data is None else memory.store(data)
+    source, statistics = str(run.path), None
+    if data is not None:
+        data = memory.store(data)
+        source = memory.describe(data) if memory.is_memory(data) else data
     recipe, manifest = run.recipe(), run.manifest
     precision = str(manifest.launch.precision)
     if precision == "fp16" and not torch.accelerator.is_available():
@@ -130,19 +133,16 @@ def evaluate(
         )
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave()
-    evaluation = Evaluation(
-        source=str(run.path),
+    if data is not None:
+        statistics = Statistics(**assess(evaluated, output).statistics(), beyond={})
+    return Evaluation(
+        source=source,
         rows=len(evaluated.splits["test"]),
         metrics=scores(evaluated, "test", output, "test_"),
-        notes=notes,
-    )
-    if data is None:
-        return replace(evaluation, recorded=run.metrics.test)
-    return replace(
-        evaluation,
-        source=memory.describe(data) if memory.is_memory(data) else data,
-        statistics=Statistics(**assess(evaluated, output).statistics(), beyond={}),
+        recorded=run.metrics.test if data is None else None,
+        statistics=statistics,
         rows_trained_on=trained_on,
+        notes=notes,
     )
 
 
@@ -210,16 +210,13 @@ def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[st
     names = {option.name for option in dataclasses.fields(recipe)}
     if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - names]:
         raise UserError(*unknown)
-    options: dict[str, Any] = {"dataset": data, "dataset_revision": None}
-    # nothing is split or corrected
-    options |= dict.fromkeys(("group_column", "time_column", "relabel", "exclude"))
-    if "label_column" in reading and "label_columns" in names:
-        options["label_columns"] = None
-    if "csv_quoting" in names:  # another file may be written in another way
-        unset = ("csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits")
-        options |= dict.fromkeys(unset)
-        if formats.suffix(data) not in formats.SEPARATORS:
-            options["csv_quoting"] = "auto"
+    # nothing is split or corrected, and another file may be written in another way
+    unset = ["dataset_revision", "group_column", "time_column", "relabel", "exclude"]
+    unset += ["csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits"]
+    unset += ["label_columns"] if "label_column" in reading else []
+    options = {"dataset": data, **dict.fromkeys(name for name in unset if name in names)}
+    if "csv_quoting" in names and formats.suffix(data) not in formats.SEPARATORS:
+        options["csv_quoting"] = "auto"
     if "image_column" in names and images.are_folders(data):
         options |= {"image_column": "", "label_column": ""}  # which are those of the run's table
     return {**options, **reading}

@@ -157,7 +157,8 @@ class Finished(Event):
 
     def __str__(self) -> str:
         scores = ", ".join(_format(*score) for score in self.run.metrics.test.items())
-        return f"finished: {scores}; saved to {self.run.path}"
+        page = f"; report: {self.page}" if self.page else ""
+        return f"finished: {scores}; saved to {self.run.path}{page}"
 
 
 Progress = Callable[[Event], object]

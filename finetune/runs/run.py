@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finetune.data.prediction_columns import LABEL, RENAMED
 from finetune.errors import RunError, UserError, suggestion
 from finetune.runtime import lock
 from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
@@ -57,8 +58,6 @@ class Run:
         Raises:
             UserError: If there is none.
         """
-        if not isinstance(path, str | Path | Run):
-            raise UserError(f"expected the directory of a run, as a path or a Run, found {path!r}")
         run = path if isinstance(path, Run) else cls(Path(path).expanduser())
         if not (run.path / MANIFEST).exists():
             reason = f"no {MANIFEST} in it" if run.path.exists() else "no such directory"
@@ -205,8 +204,6 @@ class Run:
 
         A column of the data with such a name is called ``NAME (data)`` here.
         """
-        from finetune.data.prediction_columns import RENAMED
-
         table = self.predictions
         renamed = table.attrs.get(RENAMED, {})
         of_data = {name: f"{name} (data)" for name in renamed}
@@ -224,7 +221,6 @@ class Run:
         """
         import numpy as np
 
-        from finetune.data.prediction_columns import LABEL
         from finetune.statistics.scored import class_numbers
 
         kind = self.kind
@@ -281,8 +277,8 @@ class Run:
 
         if not (arguments := self.manifest.scoring):
             return self.recipe().compute_metrics
-        files = [*scoring.files_of(arguments).values()]
-        code_files.refuse_untrusted(files, "metric", self.path / MANIFEST)
+        files = scoring.files_of(arguments).values()
+        code_files.refuse_untrusted([*files], "metric", self.path / MANIFEST)
         return functools.partial(scoring.Scoring(**arguments), task=self.kind)
 
     def model(self) -> torch.nn.Module:
