@@ -109,8 +109,7 @@ def evaluate(
         if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):
             raise unreachable
         if data is None:
-            if change := _describe_change(run, recipe):
-                raise UserError(change)
+            _require_same_data(run, recipe)
             _ = recipe.prepared
             return recipe, None, notes
         if isinstance(recipe, TextRecipe):
@@ -154,17 +153,15 @@ def sources(run: Run, data: str | None) -> dict[str, str | None]:
     return {name: run.manifest.options.get(name) for name in names}
 
 
-def _describe_change(run: Run, recipe: Recipe) -> str:
-    """Return what has changed in the data of a run, which is read again; empty if nothing has."""
+def _require_same_data(run: Run, recipe: Recipe) -> None:
     from finetune.data.digests import fingerprint
 
     recorded, current = run.manifest.data, fingerprint(recipe.splits, recipe.input_column)
-    if current == recorded.fingerprint:
-        return ""
-    return (
-        f"the data has changed since the training: fingerprint {current}, the run has "
-        f"{recorded.fingerprint} ({recorded.source})"
-    )
+    if current != recorded.fingerprint:
+        raise UserError(
+            f"the data has changed since the training: fingerprint {current}, the run has "
+            f"{recorded.fingerprint} ({recorded.source})"
+        )
 
 
 def _read_rows(
@@ -227,11 +224,11 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
     from finetune.data.digests import seen_in
 
     try:
-        missing = hub.missing(sources(run, None))
-        reason = f"{missing[0]} is not in the cache" if missing else _describe_change(run, recipe)
+        if missing := hub.missing(sources(run, None)):
+            raise UserError(f"{missing[0]} is not in the cache")
+        _require_same_data(run, recipe)
     except (UserError, OSError) as error:
         reason = str(error).partition("\n")[0]
-    if reason:
         notes.append(f"whether the model was trained on some of these rows is unknown: {reason}")
         return None
     count = int(seen_in(rows, recipe.splits["train"], recipe.input_column).sum())

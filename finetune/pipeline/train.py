@@ -274,17 +274,11 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
 
 @dataclass
 class _Recording:
-    """Records in ``run.json`` how a training ended, if it did not finish.
-
-    Attributes:
-        settings: Of the training.
-        progress: Called with each event.
-        run: The run, once it has begun on the process that writes it.
-    """
+    """Records in ``run.json`` how a training ended, if it did not finish."""
 
     settings: Settings
     progress: Progress
-    run: Run | None = None
+    run: Run | None = None  # once it has begun, on the process that writes it
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:

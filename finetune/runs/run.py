@@ -131,7 +131,9 @@ class Run:
             UserError: If it is not there, or cannot be read.
         """
         if not (self.path / METRICS).exists():
-            raise UserError(self._no_results)
+            raise UserError(
+                f"{self.path} has no {METRICS} (status '{self.status}'); {self._next_command}"
+            )
         return Metrics.read(self.path)
 
     @property
@@ -143,12 +145,8 @@ class Run:
         """
         statistics = self.metrics.statistics
         if statistics is None:
-            raise UserError(self._no_results)
+            raise UserError(f"{self.path / METRICS} has no statistics; {self._next_command}")
         return statistics
-
-    @property
-    def _no_results(self) -> str:
-        return f"{self.path} has no results (status '{self.status}'); {self._next_command}"
 
     @property
     def headline(self) -> list[str]:
