@@ -30,26 +30,14 @@ if TYPE_CHECKING:
     from finetune.pipeline.check import Check, check
     from finetune.pipeline.compare import Comparison, compare
     from finetune.pipeline.evaluate import Evaluation, evaluate
-    from finetune.pipeline.events import (
-        Advanced,
-        Collated,
-        Event,
-        Finished,
-        Interrupted,
-        Logged,
-        MovedAside,
-        Noted,
-        Predicted,
-        Started,
-    )
-    from finetune.pipeline.launch import launch
     from finetune.pipeline.predict import FilePrediction, predict, predict_file
     from finetune.pipeline.report import Report, report
-    from finetune.pipeline.train import train
+    from finetune.pipeline.train import launch, train
     from finetune.recipe import ImageRecipe, Recipe, TextRecipe, option
     from finetune.recipe.scoring import Scoring
     from finetune.runs.run import Run
 
+#: The events of ``progress`` among them, of which type checkers know the types by their module.
 _MODULES = {
     "errors": "Diverged RunError UserError",
     "pipeline.check": "Check check",
@@ -57,20 +45,17 @@ _MODULES = {
     "pipeline.evaluate": "Evaluation evaluate",
     "pipeline.events": "Advanced Collated Event Finished Interrupted Logged MovedAside Noted "
     "Predicted Started",
-    "pipeline.launch": "launch",
     "pipeline.predict": "FilePrediction predict predict_file",
     "pipeline.report": "Report report",
-    "pipeline.train": "train",
+    "pipeline.train": "launch train",
     "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe option",
     "recipe.scoring": "Scoring",
     "runs.run": "Run",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = ["Advanced", "Check", "Collated", "Comparison", "Diverged", "Evaluation", "Event"]
-__all__ += ["FilePrediction", "Finished", "ImageRecipe", "Interrupted", "Logged", "MovedAside"]
-__all__ += ["Noted", "Predicted", "Recipe", "Report", "Run", "RunError", "Scoring", "Started"]
-__all__ += ["TextRecipe", "UserError", "check", "compare", "evaluate", "launch", "option"]
-__all__ += ["predict", "predict_file", "report", "train"]
+__all__ = ["Check", "Comparison", "Diverged", "Evaluation", "FilePrediction", "ImageRecipe"]
+__all__ += ["Recipe", "Report", "Run", "RunError", "Scoring", "TextRecipe", "UserError", "check"]
+__all__ += ["compare", "evaluate", "launch", "option", "predict", "predict_file", "report", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -132,7 +132,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the user's own columns of text are left out of predictions.parquet",
-        "finetune/runs/predictions.py",
+        "finetune/pipeline/results.py",
         "and isinstance(rows.features[name], Value)",
         'and rows.features[name] == Value("int64")',
         ("E8",),
@@ -349,9 +349,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the thresholds of labels are not folded into the saved model",
-        "finetune/pipeline/thresholds.py",
-        "head.last_linear(trainer.model, task.width), after.scale, after.shift)",
-        "head.last_linear(trainer.model, task.width), after.scale, 0 * after.shift)",
+        "finetune/pipeline/train.py",
+        "head.fold(layer, affine.scale, affine.shift)",
+        "head.fold(layer, affine.scale, 0 * affine.shift)",
         ("B4",),
     ),
     Mutation(

@@ -12,7 +12,7 @@ from finetune.data.windows import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
 from finetune.models.cpu import kernels as cpu
-from finetune.pipeline import events, provenance
+from finetune.pipeline import events, results
 from finetune.recipe import TextRecipe, catalog
 from finetune.reporting import tables, wording
 from finetune.runtime import distributed
@@ -76,7 +76,7 @@ def _start(event: events.Started) -> None:
         described += f", {sum(tensor.numel() for tensor in model.parameters()):,} parameters"
         if arguments.device.type == "cpu" and (names := ", ".join(cpu.names(model))):
             kernels = f"{names}; --cpu_kernels off for those of the libraries"
-    precision = provenance.precision(arguments)
+    precision = results.precision(arguments)
     if arguments.precision == "auto":
         precision += " (fastest on this device)"
     if precision != "fp32":
@@ -131,7 +131,7 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     me, devices = distributed.ranks(), distributed.devices_in_training(arguments.use_cpu)
     kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
     name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
-    line = f"{name}, {provenance.parallel_mode(arguments)}, {counted(me.world_size, 'process')}"
+    line = f"{name}, {results.parallel_mode(arguments)}, {counted(me.world_size, 'process')}"
     if distributed.machines() > 1:
         line += f" on {distributed.machines()} machines"
     if kind is None or kind.type == "cpu":

@@ -89,124 +89,81 @@ def compare(
         raise UserError(f"compare: expected a list of two runs or more, found {runs!r}")
     loaded = [Run.load(run, trust_recipe=trust_recipe) for run in runs]
     path = None if page is None else Path(page).expanduser()
-    if path is not None and not path.absolute().parent.is_dir():
-        raise UserError(f"--output {page}: no such directory: {path.parent}")
-    if path is not None and path.is_dir():
-        raise UserError(f"--output {page} is a directory: name a file, like {page}/comparison.html")
-    comparison = _compared(loaded)
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise UserError(f"--output {page}: expected the name of a file in a directory that exists")
+    comparison = _compare(loaded)
     if path is not None:
-        _write_page(path, comparison, loaded)
+        _write_page(path, comparison, loaded[0].kind)
     return comparison
 
 
-def _judge(
-    names: Sequence[str],
-    headline: Sequence[str],
-    differences: Sequence[Mapping[str, Any]],
-    tests: Sequence[McNemar],
-    better: Mapping[str, int],
-) -> list[str]:
-    """Return the verdicts; see :class:`Comparison`."""
-    # from the distance of the nearer end of a 95% interval
-    gaps = [differences_of_run.get(headline[0]) for differences_of_run in differences]
-    chances = holm([1.0 if gap is None else _p_value(gap) for gap in gaps])
-    corrected = holm([test.p_value for test in tests])
-    note = f" after Holm's correction for {len(gaps)} comparisons" * (len(gaps) > 1)
-    sentences = []
-    for number, name in enumerate(names[1:]):
-        is_chance = len(gaps) > 1 and chances[number] >= 0.05
-        sentence = wording.judge(
-            name, names[0], differences[number], headline, better, is_chance=is_chance
-        )
-        if tests:
-            test = tests[number]
-            sentence += (
-                f" McNemar's test of the accuracy: {test.only_second:,} rows only {name} gets "
-                f"right, {test.only_first:,} only {names[0]}, p = {corrected[number]:.3g}{note}."
-            )
-        sentences.append(sentence)
-    return sentences
-
-
-def _p_value(gap: Mapping[str, float]) -> float:
-    """Return how probable a difference as large is by chance, by the end of its 95% interval that
-    is nearer to 0.
-    """
-    value = gap["value"]
-    if np.isnan(gap["low"]):  # too few rows for an interval
-        return 1.0
-    reach = value - gap["low"] if value > 0 else gap["high"] - value
-    return float(2 * norm.sf(1.96 * abs(value) / reach)) if reach > 0 else float(value == 0)
-
-
-def _compared(runs: Sequence[Run]) -> Comparison:
+def _compare(runs: Sequence[Run]) -> Comparison:
     if unfinished := [run.unfinished for run in runs if run.unfinished]:
         raise UserError(*unfinished)
-    headline = runs[0].headline
+    first, names, headline = runs[0], [str(run.path) for run in runs], runs[0].headline
     if not headline:
-        raise UserError(f"{runs[0].path} has no numeric metric: nothing to compare")
-    frames = [run.predicted_rows for run in runs]
-    task = runs[0].kind
-    scored_rows = [runs[0].scored(frames[0])]
-    for run, table in zip(runs[1:], frames[1:], strict=True):
-        _refuse_other_rows(runs[0], frames[0], run, table)
-        scored_rows.append(run.scored(table, task))
-        is_other = scored_rows[0].labels != scored_rows[-1].labels
-        if count := int(is_other.reshape(len(table), -1).any(axis=1).sum()):
+        raise UserError(f"{first.path} has no metric that is a number: nothing to compare")
+    task, scoring, frames = first.kind, first.manifest.scoring, [first.predicted_rows]
+    # its recipe may not be importable
+    compute_metrics = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
+    scored_rows, differences = [first.scored(frames[0])], []
+    metrics: list[Mapping[str, Any]] = [first.statistics.metrics]
+    for run in runs[1:]:
+        frame = run.predicted_rows
+        _refuse_other_rows(first, frames[0], run, frame)
+        rows = run.scored(frame, task)
+        is_other = scored_rows[0].labels != rows.labels
+        if count := int(is_other.reshape(len(frame), -1).any(axis=1).sum()):
             raise UserError(
-                f"{runs[0].path} and {run.path} have different labels for {count:,} of the same "
-                f"{counted(len(table), 'test row')}: compare runs with the same --label_column or "
+                f"{first.path} and {run.path} have different labels for {count:,} of the same "
+                f"{counted(len(frame), 'test row')}: compare runs with the same --label_column or "
                 "--label_columns, and the same --label_map"
             )
-    scoring, better = runs[0].manifest.scoring, wording.directions(runs[0].manifest)
-    # its recipe may not be importable
-    compute_metrics = functools.cache(
-        lambda: without_counted(runs[0].compute_metrics, scoring, task)
-    )
-    judged = [
-        compared(task, scored_rows[0], other, scoring, lambda some: compute_metrics()(some))
-        for other in scored_rows[1:]
-    ]
-    names, (first, *others) = [str(run.path) for run in runs], scored_rows
-    tests = [mcnemar(first.right, rows.right) for rows in others if task.has_probabilities]
-    gaps = np.max([distances(first, rows) for rows in others], axis=0)
-    disagreements = np.argsort(-gaps, kind="stable")[: np.count_nonzero(gaps)]
-    differences = [gaps for _, gaps in judged]
+        values, gaps = compared(
+            task, scored_rows[0], rows, scoring, lambda prediction: compute_metrics()(prediction)
+        )
+        frames.append(frame)
+        scored_rows.append(rows)
+        metrics.append(values)
+        differences.append(gaps)
+    others = scored_rows[1:]
+    tests = [mcnemar(scored_rows[0].right, rows.right) for rows in others if task.has_probabilities]
+    apart = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
+    better, is_several = wording.directions(first.manifest), len(differences) > 1
+    p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
+    p_values_of_tests = holm([test.p_value for test in tests])
+    note = f" after Holm's correction for {len(differences)} comparisons" * is_several
+    verdicts = []
+    for number, name in enumerate(names[1:]):
+        is_chance = is_several and p_values[number] >= 0.05
+        gaps = differences[number]
+        verdict = wording.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
+        if tests:
+            test, p_value = tests[number], p_values_of_tests[number]
+            verdict += (
+                f" McNemar's test of the accuracy: {test.only_second:,} rows only {name} gets "
+                f"right, {test.only_first:,} only {names[0]}, p = {p_value:.3g}{note}."
+            )
+        verdicts.append(verdict)
     return Comparison(
-        names,
-        len(frames[0]),
-        headline,
-        [runs[0].statistics.metrics, *(metrics for metrics, _ in judged)],
-        differences,
-        tests,
-        settings_that_differ([run.manifest for run in runs]),
-        disagreements,
-        frames,
-        _judge(names, headline, differences, tests, better),
+        names=names,
+        rows=len(frames[0]),
+        headline=headline,
+        metrics=metrics,
+        differences=differences,
+        tests=tests,
+        settings=_settings_that_differ([run.manifest for run in runs]),
+        disagreements=np.argsort(-apart, kind="stable")[: np.count_nonzero(apart)],
+        tables=frames,
+        verdicts=verdicts,
     )
-
-
-def settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
-    """Return what decides a result, the launch and the versions that not all runs share."""
-    flat = [
-        {
-            **manifest.configuration,
-            **{name.replace("_", " "): value for name, value in asdict(manifest.launch).items()},
-            **{f"version of {name}": value for name, value in manifest.versions.items()},
-            "revision": manifest.git_revision,
-        }
-        for manifest in manifests
-    ]
-    names = dict.fromkeys(name for settings in flat for name in settings)
-    values = {name: [str(settings.get(name, "")) for settings in flat] for name in names}
-    return {name: row for name, row in values.items() if len(set(row)) > 1}
 
 
 def _refuse_other_rows(
     first: Run, first_table: pd.DataFrame, second: Run, other: pd.DataFrame
 ) -> None:
-    runs, task = f"{first.path} and {second.path} have", first.kind
-    if difference := task.find_difference(second.kind):
+    runs = f"{first.path} and {second.path} have"
+    if difference := first.kind.find_difference(second.kind):
         raise UserError(f"{runs} {difference}")
     columns = [name for name in ("id", "text", DIGEST) if name in first_table and name in other]
     if len(columns) < 2 or not first_table[columns].equals(other[columns]):
@@ -216,38 +173,52 @@ def _refuse_other_rows(
         )
 
 
-def _write_page(page: Path, comparison: Comparison, runs: Sequence[Run]) -> None:
+def _p_value(gap: Mapping[str, float] | None) -> float:
+    """Return how probable a difference as large is by chance, by the end of its 95% interval that
+    is nearer to 0.
+    """
+    if gap is None or np.isnan(gap["low"]):  # too few rows for an interval
+        return 1.0
+    value = gap["value"]
+    reach = value - gap["low"] if value > 0 else gap["high"] - value
+    return float(2 * norm.sf(1.96 * abs(value) / reach)) if reach > 0 else float(value == 0)
+
+
+def _settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
+    """Return what decides a result, the launch and the versions that not all runs share."""
+    values: dict[str, list[str]] = {}
+    for number, manifest in enumerate(manifests):
+        launch = {name.replace("_", " "): value for name, value in asdict(manifest.launch).items()}
+        versions = {f"version of {name}": value for name, value in manifest.versions.items()}
+        settings = {**manifest.configuration, **launch, **versions}
+        for name, value in {**settings, "revision": manifest.git_revision}.items():
+            values.setdefault(name, [""] * len(manifests))[number] = str(value)
+    return {name: row for name, row in values.items() if len(set(row)) > 1}
+
+
+def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
+    names, runs = comparison.names, comparison.tables
     shared = [name for name in comparison.metrics[0] if all(name in m for m in comparison.metrics)]
-    differing: list[Any] = [tables.settings(comparison.names, comparison.settings)]
-    count = len(comparison.disagreements)
-    rows = [_row(comparison, runs[0].kind, index) for index in comparison.disagreements[:_ROWS]]
-    header = ["row", *(["text"] if "text" in comparison.tables[0] else []), "label"]
-    examples = Table("Most confident disagreements", [*header, *comparison.names], rows)
-    html.write(
-        page,
-        f"{len(runs)} runs on the same rows",
-        comparison.verdicts,
-        [
-            Section("Scores", [comparison.scores(shared)]),
-            Section("Settings", differing if comparison.settings else ["All are the same."]),
-            Section(
-                "Disagreements",
-                [
-                    f"The predictions differ on {count:,} of {comparison.rows:,} rows.",
-                    *([examples] if rows else []),
-                ],
-            ),
-        ],
+    rows, has_text = [], "text" in runs[0]
+    for index in comparison.disagreements[:_ROWS]:
+        first = runs[0].iloc[index]
+        cells = [Cell(str(first["id"]))]
+        if has_text:
+            cells.append(html.excerpt(first["text"]))
+        cells.append(Cell(task.describe_row(first)[0]))
+        for table in runs:
+            _, prediction, is_right = task.describe_row(table.iloc[index])
+            cells.append(Cell(prediction, "\N{CHECK MARK}" * is_right, "good" * is_right))
+        rows.append(cells)
+    header = ["row", *["text"] * has_text, "label", *names]
+    count = (
+        f"The predictions differ on {len(comparison.disagreements):,} of {comparison.rows:,} rows."
     )
-
-
-def _row(comparison: Comparison, task: Task[Any], index: int) -> list[Cell]:
-    first = comparison.tables[0].iloc[index]
-    cells = [Cell(str(first["id"]))]
-    if "text" in first:
-        cells.append(html.excerpt(first["text"]))
-    cells.append(Cell(task.describe_row(first)[0]))
-    for table in comparison.tables:
-        _, prediction, is_right = task.describe_row(table.iloc[index])
-        cells.append(Cell(prediction, "\N{CHECK MARK}" * is_right, "good" * is_right))
-    return cells
+    differing = tables.settings(names, comparison.settings)
+    examples = Table("Most confident disagreements", header, rows)
+    sections = [
+        Section("Scores", [comparison.scores(shared)]),
+        Section("Settings", [differing if comparison.settings else "All are the same."]),
+        Section("Disagreements", [count, examples] if rows else [count]),
+    ]
+    html.write(page, f"{len(runs)} runs on the same rows", comparison.verdicts, sections)

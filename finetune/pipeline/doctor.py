@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import psutil
+import torch
+import torch.distributed as dist
 
 from finetune.runtime import distributed
 from finetune.runtime.version import __version__
 
-Facts = dict[str, str | list[str]]
 #: Variables that decide which interface a backend uses.
 _INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "gloo", "NCCL_SOCKET_IFNAME": "nccl"}
 #: Shown where they are set: an allowlist, so that no token is ever shown.
@@ -27,26 +28,22 @@ _VARIABLES = (
     *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", *_INTERFACE_VARIABLES),
     *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_DEBUG", "OMP_NUM_THREADS"),
 )
-#: RFC 5737: the address of no machine, so that the default route is the one asked for.
-_OTHER_MACHINE = "198.51.100.1"
 #: DDP sends gradients in buckets, the first of 1 and the others of 25 MB; MiniLM-L6 has 91 MB.
 _MEGABYTES = (1, 25, 91)
 _REPETITIONS = 5
 
 
-def describe_machine() -> dict[str, Facts]:
+def describe_machine() -> dict[str, dict[str, str | list[str]]]:
     """Return what is worth knowing about this machine, by title and name."""
-    import torch
-    import torch.distributed as dist
-
     kind = torch.accelerator.current_accelerator() or torch.device("cpu")
-    devices: Facts = {"training": f"runs on {kind.type}"}
+    devices: dict[str, str | list[str]] = {"training": f"runs on {kind.type}"}
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
         devices[f"cuda {index}"] = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
-    names = ("nccl", "gloo", "mpi", "ucc", "xccl")
-    built = [name for name in names if dist.is_available() and dist.is_backend_available(name)]
-    missing = [name for name in names if name not in built]
+    backends = {
+        name: "available" if dist.is_backend_available(name) else "missing"
+        for name in ("nccl", "gloo", "mpi", "xccl")
+    }
     settings = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
     return {
         "machine": {
@@ -57,7 +54,7 @@ def describe_machine() -> dict[str, Facts]:
         },
         "devices": devices,
         "network": {
-            "backends": f"available {', '.join(built)}; missing {', '.join(missing)}",
+            "backends": ", ".join(map(" ".join, backends.items())),
             "interfaces": ", ".join(list_interfaces()) or "none",
             "variables": settings or "none is set",
         },
@@ -77,18 +74,24 @@ def list_interfaces() -> dict[str, list[str]]:
 
 def recommend(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the lines to type so that backends use an interface that reaches other machines."""
-    import torch.distributed as dist
-
-    outer = [name for name, addresses in interfaces.items() if not _is_local(addresses)]
+    outer = []
+    for name, addresses in interfaces.items():
+        parsed = [ipaddress.ip_address(address.partition("%")[0]) for address in addresses]
+        if not all(address.is_loopback or address.is_link_local for address in parsed):
+            outer.append(name)
     route = _route_address()
     best = next((name for name in outer if route in interfaces[name]), next(iter(outer), None))
     lines = []
     for variable, backend in _INTERFACE_VARIABLES.items():
-        if not (dist.is_available() and dist.is_backend_available(backend)):
+        if not dist.is_backend_available(backend):
             continue
         value = os.environ.get(variable, "")
-        chosen = _match_interfaces(variable, value, interfaces)
-        if value and chosen and (not outer or set(chosen) & set(outer)):
+        words = tuple(word.partition(":")[0] for word in value.removeprefix("=").split(",") if word)
+        takes_prefixes = backend == "nccl" and not value.startswith("=")
+        if value.startswith("^") or any(
+            name.startswith(words) if takes_prefixes else name in words
+            for name in outer or interfaces
+        ):
             continue  # the user's choice stands
         if best is None:
             lines += [f"unset {variable}"] if value else []
@@ -97,27 +100,11 @@ def recommend(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
     return lines
 
 
-def _match_interfaces(variable: str, value: str, interfaces: Mapping[str, object]) -> list[str]:
-    """Return the interfaces that a variable names: gloo takes names, NCCL prefixes."""
-    words = [word.partition(":")[0] for word in value.removeprefix("=").split(",") if word]
-    if value.startswith("^"):
-        return list(interfaces)
-    if variable.startswith("GLOO") or value.startswith("="):
-        return [name for name in interfaces if name in words]
-    return [name for name in interfaces if name.startswith(tuple(words))]
-
-
-def _is_local(addresses: Sequence[str]) -> bool:
-    """Return whether no address reaches another machine."""
-    parsed = [ipaddress.ip_address(address.partition("%")[0]) for address in addresses]
-    return all(address.is_loopback or address.is_link_local for address in parsed)
-
-
 def _route_address() -> str | None:
     """Return the address from which this machine reaches others; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((_OTHER_MACHINE, 9))
+            probe.connect(("198.51.100.1", 9))  # RFC 5737: the address of no machine
         except OSError:
             return None
         return str(probe.getsockname()[0])
@@ -129,11 +116,7 @@ def time_all_reduces() -> Iterator[tuple[int, float]]:
     Yields:
         Bytes on each rank, and the median of the seconds of five on rank 0.
     """
-    import torch
-    import torch.distributed as dist
-
-    kind, world_size = torch.accelerator.current_accelerator(), dist.get_world_size()
-    device = torch.device("cpu")
+    kind, device = torch.accelerator.current_accelerator(), torch.device("cpu")
     if kind is not None and dist.get_default_backend_for_device(kind) != "gloo":
         device = torch.device(kind.type, distributed.ranks().local_rank)
     for megabytes in _MEGABYTES:
@@ -145,5 +128,5 @@ def time_all_reduces() -> Iterator[tuple[int, float]]:
             if device.type != "cpu":
                 torch.accelerator.synchronize()
             seconds.append(time.perf_counter() - started)
-            assert bool((values == world_size).all())
+            assert bool((values == dist.get_world_size()).all())
         yield values.nbytes, statistics.median(seconds[1:])

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.data.comma_list import join_values
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import TextRecipe
-from finetune.recipe.options import EXCLUSIVE
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
 from finetune.training.manifest import Statistics
@@ -76,9 +74,10 @@ def evaluate(
         UserError: if the test rows are not those of the run any more, or if other data has labels
             that the model does not know.
     """
+    import torch
+
     from finetune.data import memory
-    from finetune.pipeline import provenance
-    from finetune.pipeline.results import assess, refuse_other_rows
+    from finetune.pipeline.results import assess, scores
     from finetune.training.arguments import argument_values
     from finetune.training.trainer import build_trainer
 
@@ -87,21 +86,22 @@ def evaluate(
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     notes = [run.unfinished] if run.unfinished else []
-    data = None if data is None else memory.store(data)
-    recipe = run.recipe()
-    for first, second in EXCLUSIVE:
-        if first in reading and second in reading:
-            raise UserError(
-                f"--{first} {reading[first]} and --{second} {reading[second]}: give one of the two"
-            )
+    source, statistics = str(run.path), None
+    if data is not None:
+        data = memory.store(data)
+        source = memory.describe(data) if memory.is_memory(data) else data
+    recipe, manifest = run.recipe(), run.manifest
+    precision = str(manifest.launch.precision)
+    if precision == "fp16" and not torch.accelerator.is_available():
+        precision = "fp32"  # nothing here computes in fp16
     values = argument_values(
         recipe.defaults(),
         {
             "output_dir": str(run.path),
             "per_device_eval_batch_size": per_device_eval_batch_size,
             "per_device_train_batch_size": 1,
-            "precision": _precision(run),
-            "cpu_kernels": cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
+            "precision": precision,
+            "cpu_kernels": cpu_kernels or manifest.arguments.get("cpu_kernels", "auto"),
         },
     )
 
@@ -132,16 +132,14 @@ def evaluate(
         )
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave()
-    refuse_other_rows(evaluated.targets("test"), output)
-    scores = provenance.scores_only(output.metrics or {}, "test_")
-    rows = len(evaluated.splits["test"])
-    if data is None:
-        return Evaluation(str(run.path), rows, scores, recorded=run.metrics.test, notes=notes)
+    if data is not None:
+        statistics = Statistics(**assess(evaluated, output).statistics(), beyond={})
     return Evaluation(
-        source=memory.describe(data) if memory.is_memory(data) else data,
-        rows=rows,
-        metrics=scores,
-        statistics=Statistics(**assess(evaluated, output).statistics(), beyond={}),
+        source=source,
+        rows=len(evaluated.splits["test"]),
+        metrics=scores(evaluated, "test", output, "test_"),
+        recorded=run.metrics.test if data is None else None,
+        statistics=statistics,
         rows_trained_on=trained_on,
         notes=notes,
     )
@@ -153,14 +151,6 @@ def sources(run: Run, data: str | None) -> dict[str, str | None]:
         return {"dataset": data}
     names = ("dataset", "dataset_revision", "dataset_config")
     return {name: run.manifest.options.get(name) for name in names}
-
-
-def _precision(run: Run) -> str:
-    """Return the precision of the training, or fp32 where nothing computes in fp16."""
-    import torch
-
-    recorded = str(run.manifest.launch.precision)
-    return "fp32" if recorded == "fp16" and not torch.accelerator.is_available() else recorded
 
 
 def _require_same_data(run: Run, recipe: Recipe) -> None:
@@ -187,71 +177,57 @@ def _read_rows(
         dataset = source.load()
     except NoTrainSplit as error:  # read as a training split what it has instead
         splits = {guess_split(name): name for name in error.splits}
-        only = next((splits[split] for split in ("test", "validation") if split in splits), "")
+        only = splits.get("test") or splits.get("validation") or ""
         if not only or options.get("dataset_splits"):
             raise
-        names = {"train": only, "validation": NONE, "test": NONE}
-        options["dataset_splits"] = join_values(map("=".join, names.items()))
+        options["dataset_splits"] = f"train={only},validation={NONE},test={NONE}"
         source = replace(recipe, **options)
         dataset = source.load()
     dataset = number_rows(dataset)
     columns.require_labelled(dataset, recipe.input_column, source.report)
     split = next(name for name in SPLITS[::-1] if name in dataset)
     notes += source.notes
-    if not len(rows := dataset[split]):
-        raise UserError("no rows")
     if only or len(dataset) > 1:
         notes.append(f"evaluated the {only or split} split")
+    if not len(rows := dataset[split]):
+        raise UserError("no rows")
     try:
-        matched = task.match_labels(rows, split, source.report)
+        evaluated = recipe.over(task.match_labels(rows, split, source.report))
     except UserError as error:
-        can_rename = "label_map" in _option_names(recipe) and task.has_probabilities
-        hint = "; --label_map OLD=NEW renames labels" if can_rename else ""
+        hint = "; --label_map OLD=NEW renames labels" if task.has_probabilities else ""
         raise UserError(f"{error}{hint}") from error
-    evaluated = recipe.over(matched)
     evaluated.kind = replace(task, loss_function=recipe.loss_function or "")
     return evaluated
 
 
-def _option_names(recipe: Recipe) -> set[str]:
-    """Return the names of the options of a recipe."""
-    return {option.name for option in dataclasses.fields(recipe)}
-
-
 def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a recipe with which its rows are read from ``data``."""
-    names = _option_names(recipe)
+    names = {option.name for option in dataclasses.fields(recipe)}
     if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - names]:
         raise UserError(*unknown)
-    options: dict[str, Any] = {"dataset": data, "dataset_revision": None}
-    # nothing is split or corrected
-    options |= dict.fromkeys(("group_column", "time_column", "relabel", "exclude"))
-    if "label_column" in reading and "label_columns" in names:
-        options["label_columns"] = None
-    if "csv_quoting" in names:  # another file may be written in another way
-        options |= dict.fromkeys(("csv_separator", "encoding", "sheet"))
-        options |= dict.fromkeys(("dataset_config", "dataset_splits"))
-        if formats.suffix(data) not in formats.SEPARATORS:
-            options["csv_quoting"] = "auto"
-    if "image_column" in names and Path(data).expanduser().is_dir():  # not the run's table
-        options |= {"image_column": "", "label_column": ""}
+    # nothing is split or corrected, and another file may be written in another way
+    unset = ["dataset_revision", "group_column", "time_column", "relabel", "exclude"]
+    unset += ["csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits"]
+    unset += ["label_columns"] if "label_column" in reading else []
+    options = {"dataset": data, **dict.fromkeys(name for name in unset if name in names)}
+    if "csv_quoting" in names and formats.suffix(data) not in formats.SEPARATORS:
+        options["csv_quoting"] = "auto"
+    if "image_column" in names and Path(data).expanduser().is_dir():
+        options |= {"image_column": "", "label_column": ""}  # which are those of the run's table
     return {**options, **reading}
 
 
 def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
     """Return how many of the rows are training rows of the run too, whatever their label."""
-    from finetune.data.digests import fingerprint, seen_in
+    from finetune.data.digests import seen_in
 
     try:
         if missing := hub.missing(sources(run, None)):
-            raise UserError(f"{' and '.join(missing)} is not in the cache")
-        if fingerprint(recipe.splits, recipe.input_column) != run.manifest.data.fingerprint:
-            raise UserError(f"the data of the run has changed ({run.manifest.data.source})")
+            raise UserError(f"{missing[0]} is not in the cache")
+        _require_same_data(run, recipe)
     except (UserError, OSError) as error:
-        notes.append(
-            "whether the model was trained on some of these rows could not be checked: "
-            + str(error).partition("\n")[0]
-        )
+        reason = str(error).partition("\n")[0]
+        notes.append(f"whether the model was trained on some of these rows is unknown: {reason}")
         return None
     count = int(seen_in(rows, recipe.splits["train"], recipe.input_column).sum())
     if count:

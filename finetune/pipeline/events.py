@@ -2,7 +2,8 @@
 
     finetune.train("yelp", embedded=True, progress=print)
 
-Only rank 0 reports. Each event is a dataclass; ``str()`` of it is a line for people.
+Only rank 0 reports. There are three kinds of message: a sentence (:class:`Noted`), progress of work
+that takes a while, and the milestones of a training. ``str()`` of each is a line for people.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from finetune.recipe import catalog
 from finetune.runtime import activity, distributed
 
 if TYPE_CHECKING:
@@ -44,34 +44,6 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Started(Event):
-    """Everything is checked and loaded; the training of so many optimizer ``steps`` begins, with
-    the arguments as resolved for this launch. In a dry run there is no model.
-    """
-
-    settings: Settings
-    arguments: FinetuneArguments
-    steps: int
-    model: torch.nn.Module | None
-
-    def __str__(self) -> str:
-        rows = len(self.settings.recipe.splits["train"])
-        name = catalog.display_name(type(self.settings.recipe))
-        return f"training {name}: {rows:,} rows, {self.steps:,} steps"
-
-
-@dataclass(frozen=True)
-class Collated(Event):
-    """The end of a dry run: one collated batch, by the name of the model's input."""
-
-    batch: Mapping[str, torch.Tensor]
-
-    def __str__(self) -> str:
-        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.batch.items())
-        return f"one collated batch: {shapes}"
-
-
-@dataclass(frozen=True)
 class Noted(Event):
     """A sentence that the user should know."""
 
@@ -86,7 +58,37 @@ class MovedAside(Noted):
 
 
 class Interrupted(Noted):
-    """Ctrl-C: the sentence says how to go on."""
+    """A signal ended the work: the sentence says how to go on."""
+
+
+@dataclass(frozen=True)
+class Advanced(Event):
+    """So much of some ``work`` is done, in units like rows, bytes or steps; ``total`` is None if it
+    is unknown. Reported when there was no event for 30 seconds.
+    """
+
+    work: str
+    done: int
+    total: int | None
+    unit: str
+
+    def __str__(self) -> str:
+        if not self.total:
+            return f"{self.work}: {self.done:,} {self.unit}"
+        share = f"{self.total:,} {self.unit} ({self.done / self.total:.0%})"
+        return f"{self.work}: {self.done:,} of {share}"
+
+
+@dataclass(frozen=True)
+class Predicted(Event):
+    """So many ``rows`` of an input are predicted, of ``total``; None for standard input."""
+
+    rows: int
+    total: int | None
+
+    def __str__(self) -> str:
+        share = f" ({self.rows / self.total:.0%})" if self.total else ""
+        return f"{self.rows:,} rows predicted{share}"
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,10 @@ class Logged(Event):
     def __str__(self) -> str:
         """One line: ``step 120/480  epoch 0.50  loss 0.3421  lr 1.8e-05  152 samples/s``."""
         words = [f"step {self.step:>{len(str(self.max_steps))}}/{self.max_steps}"]
-        values = {name: value for name, value in self.values.items() if not name.endswith(_UNSEEN)}
-        if "epoch" in values:
-            words.append(_format("epoch", values.pop("epoch")))
-        if "eval_loss" in values:
-            words.append("validation")
-        words += [_format(name.removeprefix("eval_"), value) for name, value in values.items()]
+        for name in sorted(self.values, key=lambda name: name != "epoch"):
+            if not name.endswith(_UNSEEN):
+                words += ["validation"] * (name == "eval_loss")
+                words.append(_format(name.removeprefix("eval_"), self.values[name]))
         return "  ".join(words)
 
 
@@ -116,40 +116,29 @@ def _format(name: str, value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Advanced(Event):
-    """Work that takes a while is so far; reported when there was no event for 30 seconds.
-
-    Attributes:
-        work: What is done, like ``tokenizing train``.
-        done: How many units of it.
-        total: How many there are; None if that is unknown.
-        unit: Their name: rows, bytes, steps or batches.
+class Started(Event):
+    """Everything is checked and loaded; the training of so many optimizer ``steps`` begins, with
+    the arguments as resolved for this launch. In a dry run there is no model.
     """
 
-    work: str
-    done: int
-    total: int | None
-    unit: str
+    settings: Settings
+    arguments: FinetuneArguments
+    steps: int
+    model: torch.nn.Module | None
 
     def __str__(self) -> str:
-        if not self.total:
-            return f"{self.work}: {self.done:,} {self.unit}"
-        share = f"({self.done / self.total:.0%})"
-        if self.unit == "bytes":
-            return f"{self.work}: {self.done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB {share}"
-        return f"{self.work}: {self.done:,} of {self.total:,} {self.unit} {share}"
+        return f"training {self.settings.name}: {self.steps:,} steps"
 
 
 @dataclass(frozen=True)
-class Predicted(Event):
-    """So many ``rows`` of an input are predicted, of ``total``; None for standard input."""
+class Collated(Event):
+    """The end of a dry run: one collated batch, by the name of the model's input."""
 
-    rows: int
-    total: int | None
+    batch: Mapping[str, torch.Tensor]
 
     def __str__(self) -> str:
-        share = f" ({self.rows / self.total:.0%})" if self.total else ""
-        return f"{self.rows:,} rows predicted{share}"
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.batch.items())
+        return f"one collated batch: {shapes}"
 
 
 @dataclass(frozen=True)
@@ -167,13 +156,9 @@ class Finished(Event):
     page: Path | None = None
 
     def __str__(self) -> str:
-        scores = ", ".join(
-            f"{name} {value:.4f}"
-            for name, value in self.run.metrics.test.items()
-            if isinstance(value, float)
-        )
-        report = f"; report: {self.page}" if self.page else ""
-        return f"finished: {scores}; saved to {self.run.path}{report}"
+        scores = ", ".join(_format(*score) for score in self.run.metrics.test.items())
+        page = f"; report: {self.page}" if self.page else ""
+        return f"finished: {scores}; saved to {self.run.path}{page}"
 
 
 Progress = Callable[[Event], object]
@@ -185,7 +170,7 @@ def ignore(event: Event) -> None:
 
 def on_rank_zero(progress: Progress) -> Progress:
     """Return ``progress`` on rank 0, and :func:`ignore` on the others."""
-    return progress if distributed.ranks().rank == 0 else ignore
+    return progress if distributed.is_main_process() else ignore
 
 
 def throttle(progress: Progress, kind: type[Event] = Advanced) -> Progress:

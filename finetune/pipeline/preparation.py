@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
 from finetune.config.settings import Settings
-from finetune.data import ROW, targets
+from finetune.data import ROW
 from finetune.data.label_columns import list_names
 from finetune.errors import UserError, counted
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
-from finetune.pipeline import changes, provenance, resumption
-from finetune.pipeline.events import Noted, Progress, ignore, telling
+from finetune.pipeline import changes, resumption
+from finetune.pipeline.events import Noted, Progress
+from finetune.pipeline.results import versions
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.recipe.rows import correction_files
@@ -24,17 +26,12 @@ from finetune.runtime import distributed, hub
 from finetune.runtime.agreement import agree, refuse_half_directories
 from finetune.training import sampler
 from finetune.training.arguments import ArgumentValues
-from finetune.training.callbacks import WARMUP_STEPS
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
 #: Log entries of the loss in a run, unless ``--logging_steps`` is given.
 _MOST_LOGGED = 500
-#: Seconds of ``--ddp_timeout`` where the training arguments cannot be read.
-_DDP_TIMEOUT = 1800
 #: Flags that may differ from one machine to the next.
-_MACHINE_FLAGS = {
-    *("output_dir", "resume_from_checkpoint", "resume", "num_threads"),
-}
+_MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
 #: Steps below which a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
 _FEWEST_STEPS = 50
 
@@ -65,40 +62,62 @@ class Prepared:
         return None if path is None else str(path)
 
 
-def prepare_job(settings: Settings, progress: Progress = ignore) -> Prepared:
+def prepare_job(settings: Settings, progress: Progress) -> Prepared:
     """Join the process group, and return on every rank what :func:`prepare` returns on rank 0.
 
     Raises:
-        UserError: On every rank, all errors in the report.
+        UserError: On every rank, all errors in the report; or that the machines differ.
     """
     try:
         values = settings.values
+        group = values.ddp_backend, values.ddp_timeout, values.use_cpu
     except UserError:  # which `prepare` reports
-        distributed.join_process_group("gloo", _DDP_TIMEOUT, use_cpu=True)
-    else:
-        distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    return distributed.main_process_first(lambda: prepare(settings, progress))
+        group = "gloo", 1800, True
+    distributed.join_process_group(*group)
+    prepared = distributed.main_process_first(lambda: prepare(settings, progress))
+    if prepared.settings.values.save_on_each_node:  # each machine has checkpoints of its own
+        resumed = prepared.resumption
+        if not (is_done := all(distributed.gather(prepared.is_done))):
+            resumed = resumption.agree_on_checkpoint(resumed, settings.output_dir)
+        prepared = replace(prepared, resumption=resumed, is_done=is_done)
+    if not prepared.is_done and distributed.machines() > 1:
+        _refuse_different_machines(prepared)
+    return prepared
 
 
-def prepare(settings: Settings, progress: Progress = ignore, *, trains: bool = True) -> Prepared:
+def prepare(settings: Settings, progress: Progress, *, trains: bool = True) -> Prepared:
     """Refuse everything that can be refused, and tokenize, before any model is loaded.
 
     Args:
         settings: The settings.
-        progress: Called while files are read and tokenized.
+        progress: Called with what the user should know of an earlier run.
         trains: Whether this process trains, and so needs the output directory for itself.
 
     Raises:
         UserError: All errors in the report: options, data, directory and Hub.
     """
-    with telling(progress) as report_event:
-        values = _check_values(settings)
-        resumed = _check_directory(settings, values, trains=trains)
-        _check_sources(settings, values)
-        settings.report.raise_errors()
-        for note in resumed.notes if resumed is not None else ():
-            report_event(Noted(note))
-        return _tokenize(settings, resumed)
+    values = _check_values(settings)
+    resumed = _check_directory(settings, values, trains=trains)
+    _check_sources(settings, values)
+    settings.report.raise_errors()
+    for note in resumed.notes if resumed is not None else ():
+        progress(Noted(note))
+    settings = replace(settings)  # the task, which the data decides, has defaults too
+    recipe, values = settings.recipe, settings.values
+    configuration, is_done = changes.configuration(settings, values), False
+    if resumed is not None:
+        changes.refuse_changes(resumed, configuration, values.allow_changed)
+        is_done = resumed.finished and not changes.extends(resumed, configuration)
+        if is_done and not values.save_on_each_node:  # another machine may have to go on
+            return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
+    steps = _count_steps(values, recipe.prepared["train"])
+    if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
+        training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
+        settings = replace(settings, training=training)
+    for remark in remarks(recipe, values, steps):
+        recipe.report.warning(remark)
+    vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
+    return Prepared(settings, resumed, configuration, steps, is_done=is_done)
 
 
 def look(settings: Settings) -> ArgumentValues | None:
@@ -122,12 +141,17 @@ def look(settings: Settings) -> ArgumentValues | None:
 
 def steps_of(values: ArgumentValues, recipe: Recipe) -> int | None:
     """Return the optimizer steps of a training; None where they depend on the token counts."""
+    in_windows = isinstance(recipe, TextRecipe) and recipe.long_texts == "windows"
+    by_length = values.train_sampling_strategy == "group_by_length"
+    if in_windows or by_length or values.max_tokens_per_batch:
+        return None
+    return _count_steps(values, recipe.splits["train"])
 
-    if isinstance(recipe, TextRecipe) and recipe.long_texts == "windows":
-        return None
-    if values.max_tokens_per_batch or values.train_sampling_strategy == "group_by_length":
-        return None
-    return provenance.steps(values, recipe.splits["train"])
+
+def _count_steps(values: ArgumentValues, rows: Dataset) -> int:
+    steps_of_epoch = len(sampler.GlobalBatchSampler(values, rows).sizes)
+    max_steps: int = values.max_steps
+    return max_steps if max_steps > 0 else math.ceil(values.num_train_epochs * steps_of_epoch)
 
 
 def remarks(recipe: Recipe, values: ArgumentValues, steps: int) -> list[str]:
@@ -151,17 +175,10 @@ def writes_run(values: ArgumentValues | None) -> bool:
     return (ranks.local_rank if per_machine else ranks.rank) == 0
 
 
-def refuse_different_machines(prepared: Prepared) -> None:
-    """Refuse what torchrun does not compare: flags, data and disk of each machine.
-
-    Raises:
-        UserError: On every rank, one line for each that differs.
-    """
-
-    if distributed.machines() == 1:
-        return
+def _refuse_different_machines(prepared: Prepared) -> None:
+    """Refuse what torchrun does not compare: flags, data and disk of each machine."""
     settings, checkpoint = prepared.settings, prepared.checkpoint
-    facts = {**prepared.configuration, **settings.training, "versions": provenance.versions()}
+    facts = {**prepared.configuration, **settings.training, "versions": versions()}
     facts["the checkpoint to resume"] = Path(checkpoint).name if checkpoint else None
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # a path may be another on each machine
@@ -173,9 +190,7 @@ def refuse_different_machines(prepared: Prepared) -> None:
 
 
 def _check_values(settings: Settings) -> ArgumentValues | None:
-    """Return the training arguments, whose errors are added to the report; None if they contradict
-    each other.
-    """
+    """Return the training arguments; None if they contradict each other, which is reported."""
     values = None
     with settings.report.collect():
         values = settings.values
@@ -186,8 +201,8 @@ def _check_directory(
     settings: Settings, values: ArgumentValues | None, *, trains: bool
 ) -> Resumption | None:
     """Check the output directory, and return what is to be resumed."""
-
-    directory, is_writer, resumed = settings.output_dir, writes_run(values), None
+    directory, recipe, resumed = settings.output_dir, settings.recipe, None
+    is_writer = writes_run(values)
     is_locked = is_writer and trains and not settings.dry_run
     with settings.report.collect():
         if is_writer:
@@ -198,13 +213,20 @@ def _check_directory(
         resumed = resumption.find(request, directory, verifies=is_writer, renames=is_locked)
         if resumed is not None and resumed.path is not None and is_writer:
             refuse_code(resumed.path)
-    _refuse_files_inside(settings.recipe, directory)
+    model = getattr(recipe, "model", None)
+    for flag, names in {**correction_files(recipe), "model": [model] if model else []}.items():
+        for path in map(Path, names):
+            path = path.expanduser()
+            if path.exists() and path.resolve().is_relative_to(directory.resolve()):
+                settings.report.error(
+                    f"--{flag} {path}: is in --output_dir {directory}, which is moved aside; use "
+                    "another --output_dir, or a copy elsewhere"
+                )
     return resumed
 
 
 def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
-
     recipe, report = settings.recipe, settings.report
     # an unknown option may be meant to say where data and model are
     has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
@@ -223,12 +245,10 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
             if not isinstance(recipe, TextRecipe) or recipe.long_texts == "cut":
                 sampler.require_a_step(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.has_one_class:
-                raise UserError(
-                    "--label_smoothing_factor needs one class a row; the task is "
-                    f"{recipe.kind.name}"
-                )
+                task = recipe.kind.name
+                raise UserError(f"--label_smoothing_factor needs one class a row; this is {task}")
             if values.class_sampling == "balanced":
-                sampler.require_classes(recipe.kind.targets(targets.values(rows)))
+                sampler.require_classes(recipe.targets("train"))
             if recipe.weights is not None:
                 sampler.refuse_weights(values)
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
@@ -238,50 +258,8 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
             _note_trained_head(recipe)
 
 
-def _tokenize(settings: Settings, resumed: Resumption | None) -> Prepared:
-    """Return the settings with tokenized rows, or a run that is finished already."""
-
-    settings = replace(settings)  # the task, which the data decides, has defaults too
-    recipe, values = settings.recipe, settings.values
-    configuration, is_done = changes.configuration(settings, values), False
-    if resumed is not None:
-        changes.refuse_changes(resumed, configuration, values.allow_changed)
-        is_done = resumed.finished and not changes.extends(resumed, configuration)
-        if is_done and not values.save_on_each_node:  # another machine may have to go on
-            return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
-    steps = provenance.steps(values, recipe.prepared["train"])
-    if values.profile and resumed is None and steps < values.profile + WARMUP_STEPS:
-        raise UserError(
-            f"--profile {values.profile}: the run has {counted(steps, 'step')}, and the first "
-            f"{WARMUP_STEPS} are not profiled"
-        )
-    if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
-        settings = replace(
-            settings, training={**settings.training, "logging_steps": 1 / _MOST_LOGGED}
-        )
-    for remark in remarks(recipe, values, steps):
-        recipe.report.warning(remark)
-    vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
-    return Prepared(settings, resumed, configuration, steps, is_done=is_done)
-
-
-def _refuse_files_inside(recipe: Recipe, directory: Path) -> None:
-    """Refuse a model, and files of corrections, that would be moved aside with an earlier run."""
-    model = getattr(recipe, "model", None)
-    files = {**correction_files(recipe), "model": [model] if model else []}
-    for flag, names in files.items():
-        for name in names:
-            path = Path(name).expanduser()
-            if path.exists() and path.resolve().is_relative_to(directory.resolve()):
-                recipe.report.error(
-                    f"--{flag} {name}: is in --output_dir {directory}, which is moved aside; use "
-                    "another --output_dir, or a copy elsewhere"
-                )
-
-
 def _note_trained_head(recipe: TextRecipe | ImageRecipe) -> None:
     """Note where a head that was trained before is replaced, or its outputs are reordered."""
-
     if recipe.model_config is None:
         return
     trained, labels = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
@@ -289,8 +267,7 @@ def _note_trained_head(recipe: TextRecipe | ImageRecipe) -> None:
     if trained and order is None:
         recipe.note(
             f"the head of {recipe.model} is replaced by a new one: it was trained for "
-            f"{counted(len(trained), 'output')} ({list_names(trained)}), and these labels are "
-            f"{list_names(labels)}"
+            f"{list_names(trained)}, and these labels are {list_names(labels)}"
         )
     elif order is not None and order != sorted(order):
         recipe.note(f"the head of {recipe.model} is continued, its outputs matched by name")

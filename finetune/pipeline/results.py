@@ -1,108 +1,296 @@
-"""The results of a run: predictions, what they are worth beside the baselines, card and report."""
+"""What a training writes down beside the model: ``run.json`` with the facts that made it, without
+any secret; predictions, scores, and what these are worth.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import platform
+import subprocess
 import time
-from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+from datasets import Dataset, Image, Value
 from transformers import EvalPrediction
 
-from finetune.errors import RunError, UserError
-from finetune.pipeline import provenance
-from finetune.pipeline.events import Finished, Interrupted, Noted, Progress
-from finetune.recipe import Recipe
+from finetune.config.settings import Settings
+from finetune.data import ROW, arrow, digests, images, sources
+from finetune.data.prediction_columns import DIGEST, RENAMED, THUMBNAIL, USER_COLUMNS, free_name
+from finetune.errors import UserError
+from finetune.pipeline.events import Noted, Progress
+from finetune.recipe import Recipe, scoring
 from finetune.recipe.scoring import without_counted
-from finetune.runs import predictions
-from finetune.runs.run import Run
-from finetune.runtime import files
-from finetune.statistics import baselines, calibration
+from finetune.runs.run import LOGITS, PREDICTIONS, Run
+from finetune.runtime import distributed, files
+from finetune.runtime.importing import HOUSE
+from finetune.runtime.version import __version__
+from finetune.statistics import baselines, calibration, mistakes
 from finetune.statistics.baselines import Source
 from finetune.tasks.assessment import Assessment
-from finetune.training.manifest import Metrics, Statistics
+from finetune.training.arguments import shards
+from finetune.training.manifest import Data, Launch, Manifest, Metrics, Process, Statistics
 
 if TYPE_CHECKING:
     from transformers.trainer_utils import PredictionOutput
 
-    from finetune.tasks.base import Affine
+    from finetune.training.arguments import FinetuneArguments
+
+#: As many small images as a report shows.
+_MOST_THUMBNAILS = 40
+LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """The outputs of the model that was saved.
+def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
+    """Return what is known when training starts.
 
-    Attributes:
-        validation: For the validation rows.
-        test: For the test rows.
-        calibration: What was folded into the model, such as thresholds; None if nothing was.
+    Args:
+        settings: Whose data are loaded; in a job of several processes inside the process group.
+        configuration: What decides the result, see :mod:`finetune.pipeline.changes`.
     """
+    from finetune.models.pretrained import commit
 
-    validation: PredictionOutput
-    test: PredictionOutput
-    calibration: Affine | None = None
+    recipe, arguments = settings.recipe, settings.arguments
+    options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
+    dataset = Path(recipe.dataset).expanduser()
+    if recipe.dataset and dataset.exists():  # found from any directory
+        options["dataset"] = str(dataset.resolve())
+    if recipe.metrics:
+        options["metrics"] = scoring.with_absolute_paths(recipe.metrics)
+    model, revision = options.get("model"), options.get("model_revision")
+    return Manifest(
+        status="running",
+        recipe=settings.name,
+        command=settings.command,
+        options=options,
+        embedded_overrides=settings.overrides,
+        arguments=arguments.to_sanitized_dict(),
+        labels=recipe.labels,
+        scoring=recipe.known_scoring,
+        data=Data(
+            source=sources.Source(recipe.dataset).describe(),
+            rows={name: len(rows) for name, rows in recipe.splits.items()},
+            fingerprint=digests.fingerprint(recipe.splits, recipe.input_column),
+            notes=list(recipe.notes),
+            findings=[finding.facts for finding in recipe.report.findings],
+            tested_in="test" if "test" in recipe.source else "train",
+            corrections=[*recipe.corrections],
+            revision=sources.find_commit(recipe.splits["train"]),
+            split_how=recipe.split_how,
+        ),
+        launch=Launch(
+            parallel_mode=parallel_mode(arguments),
+            world_size=arguments.world_size,
+            machines=distributed.machines(),
+            n_gpu=arguments.n_gpu,
+            device=str(arguments.device),
+            precision=precision(arguments),
+        ),
+        versions=versions(),
+        git_revision=git_revision(),
+        process=Process(
+            host=platform.node(),
+            pid=os.getpid(),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            job=distributed.job(),
+        ),
+        task=recipe.kind.name,
+        task_facts=recipe.kind.facts,
+        model_revision=commit(model, revision) if model else None,
+        configuration=configuration,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of the toolkit, of Python, and of the libraries that the figures depend on."""
+    return {
+        "finetune": __version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in LIBRARIES},
+    }
+
+
+def parallel_mode(arguments: FinetuneArguments) -> str:
+    """``one device``, ``DataParallel``, ``DistributedDataParallel`` or
+    ``FullyShardedDataParallel``.
+    """
+    if shards(arguments):
+        return "FullyShardedDataParallel"
+    if distributed.ranks().world_size > 1:
+        return "DistributedDataParallel"
+    devices = distributed.devices_in_training(arguments.use_cpu)
+    return f"DataParallel on {devices} GPUs" if devices > 1 else "one device"
+
+
+def precision(arguments: FinetuneArguments) -> str:
+    """Return what the matrix products are computed in."""
+    name = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
+    return "tf32" if name == "fp32" and arguments.tf32 else name
+
+
+def git_revision() -> str | None:
+    """Return the revision of the toolkit's checkout, ``-dirty`` if it was changed."""
+    if not (HOUSE / ".git").exists():
+        return None
+    command = ["git", "-C", str(HOUSE), "describe", "--always", "--dirty", "--abbrev=12"]
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # it only reads
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return done.stdout.strip() or None
 
 
 def write(
     run: Run,
-    recipe: Recipe,
-    outputs: Outputs,
-    outcome: dict[str, Any],
-    *,
-    baseline: bool,
+    settings: Settings,
     progress: Progress,
+    validation: PredictionOutput,
+    test: PredictionOutput,
+    thresholds: dict[str, float] | None,
+    outcome: dict[str, Any],
 ) -> None:
-    """Write the predictions, the scores, and then what these are worth.
+    """Write the predictions, the scores and those of the baselines; then the run is finished.
 
     Args:
         run: Whose directory is written into.
-        recipe: With its splits.
-        outputs: Of the model.
-        outcome: Fields of the manifest that are known when training has ended.
-        baseline: Whether to fit a bag of words, too.
+        settings: Of the training; the recipe has its splits.
         progress: Called with what the user should know.
+        validation: The outputs of the model that was saved for the validation rows.
+        test: Likewise for the test rows.
+        thresholds: Those of labels that were folded into the model, if any were.
+        outcome: The fields of ``run.json`` that are known when training has ended.
 
     Raises:
         UserError: If outputs of the model are not finite.
     """
-    validated, tested = outputs.validation, outputs.test
-    refuse_other_rows(recipe.targets("validation"), validated)
-    refuse_other_rows(recipe.targets("test"), tested)
-    rows, tokens = recipe.splits["test"], recipe.whole_lengths("test")
-    stored = predictions.write(
-        run.path, recipe.kind, rows, tested.predictions, tokens, recipe.input_column
-    )
-    metrics = Metrics(
-        validation=provenance.scores_only(validated.metrics or {}, "eval_"),
-        test=provenance.scores_only(tested.metrics or {}, "test_"),
-    )
-    metrics.write(run.path)
-    run.update(**outcome)
+    recipe, task = settings.recipe, settings.recipe.kind
+    validation_scores = scores(recipe, "validation", validation, "eval_")
+    test_scores = scores(recipe, "test", test, "test_")
+    stored = _write_predictions(run.path, recipe, test.predictions)
     if not_finite := int((~np.isfinite(stored).all(axis=1)).sum()):
         raise UserError(
             f"the outputs of the model are not finite on {not_finite:,} of {len(stored):,} test "
             "rows: the training has diverged; try a smaller --learning_rate"
         )
-    task, labels = recipe.kind, np.asarray(validated.label_ids)
+    labels = np.asarray(validation.label_ids)
     temperature = None
     if task.has_one_class:
-        temperature = calibration.fit_temperature(np.asarray(validated.predictions), labels)
-    assessment = assess(recipe, tested._replace(predictions=stored))
+        temperature = calibration.fit_temperature(np.asarray(validation.predictions), labels)
+    assessment = assess(recipe, test._replace(predictions=stored))
     fields = assessment.statistics(temperature)
     if task.has_one_class:
         fields["calibration"]["temperature"] = temperature
-    after = outputs.calibration
-    statistics = Statistics(
-        **fields, beyond={}, thresholds=task.thresholds_of(after) if after else None
+    started, notes = time.perf_counter(), fields["notes"]
+    source = Source(
+        splits=recipe.splits,
+        column=recipe.input_column,
+        seed=recipe.split_seed,
+        fit=settings.arguments.baseline,
+        note=notes.append,
     )
-    started = time.perf_counter()
-    metrics = _with_baselines(metrics, statistics, run, recipe, assessment, fit=baseline)
-    for note in metrics.statistics.notes if metrics.statistics else ():
-        progress(Noted(note))
-    metrics.write(run.path)
+    baseline_scores, differences = {}, {}
+    for name, predicted in task.baselines(source):
+        try:
+            prediction = EvalPrediction(predictions=predicted, label_ids=assessment.labels)
+            computed = recipe.compute_metrics(prediction)
+            differences[name] = assessment.compare_to_baseline(predicted)
+            baseline_scores[name] = computed
+        except Exception as error:  # of a recipe's own metrics; the run has its own scores
+            notes.append(baselines.failed(name, error))
+    for note in (*notes, outcome["stopped_early"]):
+        if note:
+            progress(Noted(note))
+    Metrics(
+        validation=validation_scores,
+        test=test_scores,
+        baseline=baseline_scores,
+        statistics=Statistics(**fields, beyond=differences, thresholds=thresholds),
+    ).write(run.path)
     seconds = round(time.perf_counter() - started, 2)
-    run.update(temperature=temperature, baseline_seconds=seconds, status="finished")
+    run.update(**outcome, temperature=temperature, baseline_seconds=seconds, status="finished")
     files.release(run.path)
+
+
+def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndarray:
+    """Write the test rows with what the model predicted; return its outputs as the files have them.
+
+    Of many classes ``logits.npy`` has the outputs. The columns of the data keep their names; one of
+    the toolkit's that would have the same gets the prefix ``model_``, which
+    :attr:`Run.predicted_rows` takes off again.
+    """
+    task, rows = recipe.kind, recipe.splits["test"]
+    logits: np.ndarray = np.asarray(outputs)
+    stored = task.compress_outputs(logits)
+    (directory / LOGITS).unlink(missing_ok=True)
+    if stored is not None:
+        logits = stored
+        with files.replacing(directory / LOGITS) as new, new.open("wb") as file:
+            np.lib.format.write_array(file, stored, allow_pickle=False)
+    user_columns = [
+        name
+        for name in rows.column_names
+        if name not in (ROW, "text", "label") and isinstance(rows.features[name], Value)
+    ]
+    columns: dict[str, object] = {}
+    if "text" in rows.column_names:
+        columns["text"] = rows["text"][:]
+    else:  # digests tell rows without a text apart
+        hashes = digests.hash_rows(rows, recipe.input_column)
+        columns[DIGEST] = [value.hex() for value in hashes.to_pylist()]
+    if (tokens := recipe.whole_lengths("test")) is not None:
+        columns["tokens"] = tokens
+    targets = recipe.targets("test")
+    columns |= task.columns(targets, logits)
+    if isinstance(rows.features.get("image"), Image):
+        thumbnails: list[bytes | None] = [None] * len(rows)
+        if task.has_one_class:
+            wrong = mistakes.most_confident(task.scored(targets, logits))[:_MOST_THUMBNAILS]
+            undecoded = rows.cast_column("image", Image(decode=False))
+            for number in wrong.tolist():
+                thumbnails[number] = images.thumbnail(undecoded[number]["image"])
+        columns[THUMBNAIL] = thumbnails
+    new_names = {name: free_name(name, user_columns) for name in columns}
+    table = {"id": _values(rows, "id" if "id" in user_columns else ROW)}
+    table |= {new_names[name]: values for name, values in columns.items()}
+    frame = pd.DataFrame(table | {name: _values(rows, name) for name in user_columns})
+    frame.attrs[USER_COLUMNS] = user_columns
+    frame.attrs[RENAMED] = {name: new for name, new in new_names.items() if name != new}
+    with files.replacing(directory / PREDICTIONS) as new:
+        frame.to_parquet(new, index=False)
+    return logits
+
+
+def _values(rows: Dataset, name: str) -> Any:
+    """Return the values of a column; integers beside missing ones stay integers."""
+    column = arrow.column(rows, name)
+    if pa.types.is_integer(column.type) and column.null_count:
+        return column.to_pandas(integer_object_nulls=True).convert_dtypes()
+    return rows[name][:]
+
+
+def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) -> dict[str, float]:
+    """Return the scores of an evaluation of a split, by name, without those about speed.
+
+    Raises:
+        RuntimeError: If its labels are not those of the raw rows in their order; every score and
+            every prediction would be written beside the wrong row.
+    """
+    targets, labels = recipe.targets(split), np.asarray(output.label_ids)
+    if labels.shape != targets.shape or not np.array_equal(labels, targets.astype(labels.dtype)):
+        raise RuntimeError(
+            "the labels that came back from the evaluation are not those of the rows: install the "
+            "tested versions of transformers and accelerate (constraints.txt)"
+        )
+    speed = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    return {
+        name.removeprefix(prefix): value
+        for name, value in (output.metrics or {}).items()
+        if name.startswith(prefix) and not name.endswith(speed)
+    }
 
 
 def assess(recipe: Recipe, output: PredictionOutput) -> Assessment:
@@ -114,80 +302,3 @@ def assess(recipe: Recipe, output: PredictionOutput) -> Assessment:
         scoring=recipe.known_scoring,
         compute=without_counted(recipe.compute_metrics, recipe.known_scoring, recipe.kind),
     )
-
-
-def refuse_other_rows(expected: np.ndarray, output: PredictionOutput) -> None:
-    """Refuse outputs of an evaluation that are not in the order of the rows.
-
-    Raises:
-        RuntimeError: If their labels are not the targets ``expected`` of the raw rows; every score
-            and every prediction would be written beside the wrong row.
-    """
-    actual = np.asarray(output.label_ids)
-    if actual.shape != expected.shape or not np.array_equal(actual, expected.astype(actual.dtype)):
-        raise RuntimeError(
-            "the labels that came back from the evaluation are not those of the rows: install the "
-            "tested versions of transformers and accelerate (constraints.txt)"
-        )
-
-
-def _with_baselines(
-    metrics: Metrics,
-    statistics: Statistics,
-    run: Run,
-    recipe: Recipe,
-    assessment: Assessment,
-    *,
-    fit: bool,
-) -> Metrics:
-    """Return ``metrics`` with statistics, the scores of the baselines and the differences."""
-    scores, differences, notes = {}, {}, list(statistics.notes)
-    source = Source(
-        splits=recipe.splits,
-        column=recipe.input_column,
-        seed=recipe.split_seed,
-        fit=fit,
-        note=notes.append,
-    )
-    for name, predicted in recipe.kind.baselines(source):
-        try:
-            prediction = EvalPrediction(predictions=predicted, label_ids=assessment.labels)
-            scores_of_baseline = recipe.compute_metrics(prediction)
-            differences[name] = assessment.compare_to_baseline(predicted)
-            scores[name] = scores_of_baseline
-        except Exception as error:  # of a recipe's own metrics; the run has its own scores
-            notes.append(baselines.failed(name, error))
-    return replace(
-        metrics, baseline=scores, statistics=replace(statistics, beyond=differences, notes=notes)
-    )
-
-
-def write_report(run: Run, progress: Progress, *, profiled: bool) -> None:
-    """Write card, page and suspects; the run is finished whatever becomes of them.
-
-    Args:
-        run: A finished run.
-        progress: Called with the end of the run.
-        profiled: Whether some steps were profiled.
-
-    Raises:
-        RunError: If they cannot be written, with the command that writes them.
-    """
-    from finetune.pipeline.report import report
-
-    page, later = None, f"python -m finetune report {run.path}"
-    try:
-        page = report(run).page
-    except KeyboardInterrupt as stop:
-        stop.args = (f"the run is finished, but not its report; to write it: {later}",)
-        progress(Interrupted(*stop.args))
-        raise
-    except Exception as error:  # such as a plot that fails: the run is finished all the same
-        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError) and files.is_full(error):
-            reason = f"the disk of {run.path} is full; free some space"
-        raise RunError(
-            f"the run is finished and saved, but not its report: {reason}. To write it: {later}"
-        ) from error
-    finally:
-        progress(Finished(run, profiled, page))

@@ -1,44 +1,34 @@
 """Training: from settings to a run directory.
 
-:func:`train` is the whole path for notebooks and scripts. The command line calls its parts:
-settings and :func:`run_training` on every process.
+:func:`train` and :func:`launch` are the whole path for notebooks and scripts. The command line
+calls :func:`run_training` on every process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import gc
+import io
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
-from transformers import PrinterCallback, ProgressCallback
+import numpy as np
+from transformers import EvalPrediction, PrinterCallback, ProgressCallback
 
 from finetune.config.settings import Settings
 from finetune.data import windows
 from finetune.errors import Diverged, RunError, UserError
-from finetune.pipeline import changes, provenance, results, resumption, thresholds
-from finetune.pipeline.events import (
-    Collated,
-    Finished,
-    Interrupted,
-    Logged,
-    MovedAside,
-    Noted,
-    Progress,
-    Started,
-    ignore,
-    telling,
-)
-from finetune.pipeline.preparation import (
-    Prepared,
-    prepare_job,
-    refuse_different_machines,
-    writes_run,
-)
+from finetune.models import head
+from finetune.pipeline import changes, events, report, results
+from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, telling
+from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, files, lock, signals
@@ -67,22 +57,63 @@ def train(
     Raises:
         UserError: What is wrong with the options or the data.
     """
-    return run_training(resolve_settings(recipe, options), progress)
+    return launch(recipe, num_processes=1, progress=progress, **options)
 
 
-def resolve_settings(recipe: str | type[Recipe] | Recipe, options: dict[str, Any]) -> Settings:
-    """Return the settings that keywords make; :func:`prepare_job` raises the mistakes in them.
+def launch(
+    recipe: str | type[Recipe] | Recipe,
+    *,
+    num_processes: int,
+    progress: Progress = ignore,
+    **options: Any,
+) -> Run:
+    """Fine-tune in ``num_processes`` worker processes of this machine, with
+    DistributedDataParallel; ``accelerate.notebook_launcher`` forks them.
 
     Args:
         recipe: A name, a path, a recipe class, or a recipe with its options.
-        options: As of :func:`train`.
+        num_processes: How many; on GPUs, at most as many as there are.
+        progress: Called with each event, in the worker of rank 0.
+        **options: As in :func:`finetune.train`.
+
+    Returns:
+        The finished run, read from its directory.
+
+    Raises:
+        UserError: What is wrong with the options or the data; it is checked here, before any
+            worker starts.
+        ValueError: If a trainer was built in this process: then it cannot be forked.
     """
+    from accelerate import notebook_launcher
+
+    if num_processes < 1:
+        raise UserError(f"num_processes={num_processes}: expected 1 or more")
     settings = Settings.from_keywords(recipe, options)
     if settings.dry_run:
         settings.report.error(
             "dry_run is for the command line: here, look at recipe.splits and recipe.prepared"
         )
-    return settings
+    if num_processes == 1:
+        return run_training(settings, progress)
+    with telling(progress) as report_event:
+        prepare(settings, report_event, trains=False)
+    settings = dataclasses.replace(settings)  # the workers divide the batch anew, among themselves
+    screen = sys.stdout
+    screen.flush()
+    with contextlib.redirect_stdout(io.StringIO()):  # it announces "2 CUDAs" also without any
+        notebook_launcher(
+            _run_worker,
+            (settings, screen, progress),
+            num_processes=num_processes,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",  # torch chooses the port
+        )
+    return Run.load(settings.output_dir)
+
+
+def _run_worker(settings: Settings, screen: TextIO, progress: Progress) -> None:
+    sys.stdout = screen
+    run_training(settings, progress)
 
 
 def run_training(settings: Settings, progress: Progress = ignore) -> Run:
@@ -97,37 +128,47 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
     Returns:
         The run in the directory.
     """
-    with telling(progress) as report:
-        recording = _Recording(settings, report)
-        try:
+    try:
+        with telling(progress) as report_event:
+            recording = _Recording(settings, report_event)
             with recording.failures():
-                prepared = _agree(prepare_job(settings, progress))
+                prepared = prepare_job(settings, report_event)
+                settings = prepared.settings
                 if settings.dry_run:
-                    _show_batch(prepared, report)
-                elif prepared.is_done:
-                    return _show_finished(prepared, report)
-                else:
-                    is_profiled = _train_and_write(prepared, recording)
+                    return _show_batch(prepared, report_event)
+                if prepared.is_done:
+                    return _show_finished(prepared, report_event)
+                trainer = _build_trainer(prepared, report_event)
+                if writes_run(settings.values):
+                    recording.run = _start_run(prepared, trainer, report_event)
+                with signals.deferred(settings.arguments.grace_seconds, recording.give_up):
+                    outputs = _train_and_predict(trainer, prepared)
+                del trainer
+                gc.collect()
+                distributed.leave()  # the other processes are done
+                if recording.run is not None:
+                    signals.heed()
+                    with explained(settings.arguments, "writing the results"):
+                        results.write(recording.run, settings, report_event, *outputs)
             if recording.run is not None:
-                results.write_report(recording.run, report, profiled=is_profiled)
-        finally:
-            lock.release(settings.output_dir)
+                report.write_last(recording.run, report_event)
+    finally:
+        lock.release(settings.output_dir)
     return Run(settings.output_dir)
 
 
-def _show_batch(prepared: Prepared, progress: Progress) -> None:
-    """Do everything up to one collated batch."""
-
+def _show_batch(prepared: Prepared, progress: Progress) -> Run:
     arguments, recipe = prepared.settings.arguments, prepared.settings.recipe
-    progress(Started(prepared.settings, arguments, prepared.steps, model=None))
+    progress(events.Started(prepared.settings, arguments, prepared.steps, model=None))
     if prepared.checkpoint is not None:
         progress(Noted(f"would resume from {prepared.checkpoint}"))
     rows = recipe.prepared["train"]
-    unused = {arguments.length_column_name, windows.COLUMN}
-    rows = rows.select_columns([name for name in rows.column_names if name not in unused])
+    unused = {arguments.length_column_name, windows.COLUMN} & {*rows.column_names}
+    rows = rows.remove_columns([*unused])
     rows = rows.select(range(min(arguments.per_device_train_batch_size or 1, len(rows))))
-    progress(Collated(recipe.data_collator()(list(rows))))
+    progress(events.Collated(recipe.data_collator()(list(rows))))
     distributed.leave()
+    return Run(prepared.settings.output_dir)  # where nothing was written
 
 
 def _show_finished(prepared: Prepared, progress: Progress) -> Run:
@@ -136,46 +177,12 @@ def _show_finished(prepared: Prepared, progress: Progress) -> Run:
     run = Run(prepared.resumption.directory)  # which may not be `output_dir`
     page = run.path / "report.html"
     progress(Noted("the run is finished, nothing is left to train; its results:"))
-    progress(Finished(run, False, page if page.exists() else None))
-    if not page.exists():
-        command = f"python -m finetune report {run.path}"
-        progress(Noted(f"its report was not written; to write it: {command}"))
+    progress(events.Finished(run, False, page if page.exists() else None))
     return run
-
-
-def _train_and_write(prepared: Prepared, recording: _Recording) -> bool:
-    """Train, and write all but the report; return whether steps were profiled."""
-
-    settings, progress = prepared.settings, recording.progress
-    recipe, arguments = settings.recipe, settings.arguments
-    trainer = _build_trainer(prepared, progress)
-    assert trainer.model is not None
-    if no_bias := thresholds.without_place(recipe, trainer.model):
-        recipe.note(no_bias)
-    if writes_run(settings.values):
-        progress(Started(settings, arguments, prepared.steps, trainer.model))
-        with explained(arguments, "writing run.json"):
-            recording.run = _start_run(prepared, progress)
-    with signals.deferred(arguments.grace_seconds, recording.give_up):
-        outputs, outcome = _train_and_predict(trainer, prepared)
-    for sentence in filter(None, (no_bias, outcome["stopped_early"])):
-        progress(Noted(sentence))
-    is_profiled = trainer.profile is not None and trainer.profile.is_written
-    del trainer
-    gc.collect()
-    distributed.leave()  # the other processes are done
-    if (run := recording.run) is not None:
-        signals.heed()
-        with explained(arguments, "writing the results"):
-            results.write(
-                run, recipe, outputs, outcome, baseline=arguments.baseline, progress=progress
-            )
-    return is_profiled
 
 
 def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     """Return the trainer, whose logs go to ``progress`` instead of being printed."""
-
     recipe, arguments = prepared.settings.recipe, prepared.settings.arguments
     trainer = build_trainer(recipe.trainer_kwargs, arguments, recipe.adapt)
     trainer.configuration = prepared.configuration
@@ -188,56 +195,89 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     trainer.throughput.take = lambda state, values: progress(
         Logged(state.global_step, state.max_steps, values)
     )
+    assert trainer.model is not None
+    if (task := recipe.kind.without_thresholds()) != recipe.kind:
+        try:
+            has_bias = head.has_bias(head.last_linear(trainer.model, task.width))
+        except UserError:  # there is no such layer
+            has_bias = False
+        if not has_bias:  # the baselines get no thresholds either
+            recipe.kind = task
+            recipe.note(
+                f"{type(trainer.model).__name__}: the last layer has no bias that thresholds could "
+                "be folded into; the model and its baselines give labels above a probability of "
+                "one half"
+            )
     return trainer
 
 
-def _train_and_predict(
-    trainer: Trainer, prepared: Prepared
-) -> tuple[results.Outputs, dict[str, Any]]:
+def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     """Train, predict the validation rows, fold what the task fits on them into the model, save it,
-    and predict the test rows.
-
-    Returns:
-        The outputs of the model, and the fields of ``run.json`` that are known now.
+    and predict the test rows; return what :func:`finetune.pipeline.results.write` takes of these.
 
     Raises:
         Stopped: On every process, if a signal asked for it; what is trained is in a checkpoint.
     """
+    recipe, task = prepared.settings.recipe, prepared.settings.recipe.kind
+    started, compute_metrics = time.perf_counter(), trainer.compute_metrics
 
-    started, recipe = time.perf_counter(), prepared.settings.recipe
-    with thresholds.in_evaluations(trainer, recipe.kind):
-        trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
+    def compute_fitted(prediction: EvalPrediction) -> dict[str, float]:
+        """Return the metrics of what would be saved: they choose the best checkpoint."""
+        assert compute_metrics is not None
+        outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
+        affine = task.fit(outputs, targets)
+        fitted = affine(outputs) if affine else outputs
+        return compute_metrics(
+            EvalPrediction(fitted, targets, prediction.inputs, prediction.losses)
+        )
+
+    trainer.compute_metrics = compute_metrics and compute_fitted
+    trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
+    trainer.compute_metrics = compute_metrics
     seconds = time.perf_counter() - started
     trainer.require_finite_weights()
+    layer, thresholds = None, None
     try:
-        with thresholds.unfolded_if_stopped(trainer, recipe.kind):
+        validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
+        affine = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
+        if affine is not None:
+            assert trainer.model is not None
+            layer = head.last_linear(trainer.model, task.width)
+            weights = copy.deepcopy(layer.state_dict())
+            head.fold(layer, affine.scale, affine.shift)
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-            validation, calibration = thresholds.folded(trainer, recipe.kind, validation)
-            with explained(trainer.args, "writing the model"):
-                trainer.save_model()
-            test = trainer.predict(recipe.prepared["test"])
+            thresholds = task.thresholds_of(affine)
+        with explained(trainer.args, "writing the model"):
+            trainer.save_model()
+        test = trainer.predict(recipe.prepared["test"])
     except Stopped:
+        if layer is not None:  # a resumed run fits and folds again
+            layer.load_state_dict(weights)
         if not trainer.args.load_best_model_at_end:  # or the best has taken the place of the last
             trainer.save_stopped()
         raise
-    steps_before = prepared.resumption.step if prepared.resumption is not None else 0
-    outcome = provenance.outcome(trainer, trained.training_loss, seconds, steps_before)
-    return results.Outputs(validation, test, calibration), outcome
+    state = trainer.state
+    outcome = {  # loss, seconds and speed are those since it was started or resumed
+        "steps": state.global_step,
+        "steps_before": prepared.resumption.step if prepared.resumption is not None else 0,
+        "train_loss": trained.training_loss,
+        "train_seconds": round(seconds, 2),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "speed": trainer.throughput.summary(),
+        "best_step": state.best_global_step if state.best_model_checkpoint else None,
+        "stopped_early": trainer.selection.stop_reason or None,
+        "history": state.log_history,
+    }
+    return validation, test, thresholds, outcome
 
 
 @dataclass
 class _Recording:
-    """Records in ``run.json`` how a training ended, if it did not finish.
-
-    Attributes:
-        settings: Of the training.
-        progress: Called with each event.
-        run: The run, once it has begun on the process that writes it.
-    """
+    """Records in ``run.json`` how a training ended, if it did not finish."""
 
     settings: Settings
     progress: Progress
-    run: Run | None = None
+    run: Run | None = None  # once it has begun, on the process that writes it
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
@@ -245,19 +285,16 @@ class _Recording:
         try:
             yield
         except KeyboardInterrupt as stop:
-            reason = f" by {stop}" if isinstance(stop, Stopped) else ""
+            reason = f"interrupted by {stop}" if isinstance(stop, Stopped) else "interrupted"
+            sentence = f"{reason} before the training began: start it again"
             if self.run is not None:
                 self.run.update(status="interrupted", stopped_by=str(stop) or None)
-                checkpoints = checkpoint.list_checkpoints(self.run.path)
-                then = "no checkpoint was saved yet: start again"
-                if checkpoints:
+                sentence = f"{reason}; no checkpoint was saved yet: start again"
+                if checkpoints := checkpoint.list_checkpoints(self.run.path):
                     step = checkpoint.number(checkpoints[0])
-                    then = f"to resume at step {step:,}: {self.settings.resuming}"
-                stop.args = (f"interrupted{reason}; {then}",)
-                self.progress(Interrupted(*stop.args))
-            else:
-                sentence = f"interrupted{reason} before the training began: start it again"
-                self.progress(Interrupted(sentence))
+                    sentence = f"{reason}; to resume at step {step:,}: {self.settings.resuming}"
+                stop.args = (sentence,)
+            self.progress(Interrupted(sentence))
             raise
         except BaseException as error:  # the process group stays: leaving it waits for the others
             if self.run is not None:
@@ -279,28 +316,25 @@ class _Recording:
         os.write(2, f"error: {sentence}, the process ends\n".encode())
 
 
-def _start_run(prepared: Prepared, progress: Progress) -> Run:
+def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     """Write ``run.json`` of a run that begins or continues, in a directory that is now its own."""
-
     settings, resumed = prepared.settings, prepared.resumption
-    directory, arguments = settings.output_dir, settings.arguments
-    manifest = provenance.manifest(settings, arguments)
-    manifest = dataclasses.replace(manifest, configuration=prepared.configuration)
+    directory = settings.output_dir
+    progress(events.Started(settings, settings.arguments, prepared.steps, trainer.model))
+    manifest = results.manifest(settings, prepared.configuration)
     # only now: until here a mistake could still be found, or the model be read from there
-    if resumed is not None and resumed.in_place:
-        occupy(directory)
-    elif moved := clear_way(directory):
-        progress(MovedAside(moved))
+    moved = None if resumed is not None and resumed.in_place else clear_way(directory)
+    if moved:
+        progress(events.MovedAside(moved))
+    occupy(directory)
     if resumed is not None:
-        if resumed.path is not None and resumed.in_place:
+        if resumed.path is not None:
             for path in checkpoint.list_checkpoints(directory):
                 if (checkpoint.number(path) or 0) > resumed.step:
                     aside = checkpoint.set_aside(path, "later")
                     progress(Noted(f"{path} is not of this continuation: renamed to {aside.name}"))
-        if resumed.path is not None:
-            progress(
-                Noted(f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}")
-            )
+            sentence = f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}"
+            progress(Noted(sentence))
         for sentence in changes.describe(resumed, prepared.configuration, manifest):
             progress(Noted(sentence))
         earlier = resumed.manifest.resumed if resumed.manifest is not None else []
@@ -308,22 +342,10 @@ def _start_run(prepared: Prepared, progress: Progress) -> Run:
             "step": resumed.step,
             "from": str(resumed.path) if resumed.path else None,
             "allowed": changes.changed_entries(resumed, prepared.configuration),
-            "world_size": [resumed.world_size, arguments.world_size],
+            "world_size": [resumed.world_size, manifest.launch.world_size],
         }
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])
-    manifest.write(directory)
+    with explained(settings.arguments, "writing run.json"):
+        manifest.write(directory)
     files.reserve(directory)
     return Run(directory)
-
-
-def _agree(prepared: Prepared) -> Prepared:
-    """Refuse machines that would not do the same."""
-    settings = prepared.settings
-    if settings.values.save_on_each_node:
-        resumed = prepared.resumption
-        if not (is_done := all(distributed.gather(prepared.is_done))):
-            resumed = resumption.agree_on_checkpoint(resumed, settings.output_dir)
-        prepared = dataclasses.replace(prepared, resumption=resumed, is_done=is_done)
-    if not prepared.is_done:
-        refuse_different_machines(prepared)
-    return prepared

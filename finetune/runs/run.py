@@ -15,6 +15,7 @@ runs/yelp/
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finetune.data.prediction_columns import LABEL, RENAMED
 from finetune.errors import RunError, UserError, suggestion
 from finetune.runtime import lock
 from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
@@ -56,13 +58,10 @@ class Run:
         Raises:
             UserError: If there is none.
         """
-        if not isinstance(path, str | Path | Run):
-            raise UserError(f"expected the directory of a run, as a path or a Run, found {path!r}")
         run = path if isinstance(path, Run) else cls(Path(path).expanduser())
         if not (run.path / MANIFEST).exists():
             reason = f"no {MANIFEST} in it" if run.path.exists() else "no such directory"
-            runs = [str(other.parent) for folder in (run.path.parent, Path("runs"))
-                    for other in folder.glob(f"*/{MANIFEST}")]  # fmt: skip
+            runs = [other.parent for other in run.path.parent.glob(f"*/{MANIFEST}")]
             raise UserError(
                 f"{path} is not the directory of a run: {reason}{suggestion(str(run.path), runs)}"
             )
@@ -94,40 +93,26 @@ class Run:
         Raises:
             UserError: With the command that continues it.
         """
-        if any(self.path.glob("*.safetensors*")) or any(self.path.glob("pytorch_model*.bin*")):
-            return
-        raise UserError(
-            f"{self.path} has no model (status '{self.status}'): expected a finished run; "
-            f"{self._next_command}"
-        )
+        patterns = ("*.safetensors*", "pytorch_model*.bin*")
+        if not any(any(self.path.glob(pattern)) for pattern in patterns):
+            raise UserError(
+                f"{self.path} has no model (status '{self.status}'): expected a finished run; "
+                f"{self._next_command}"
+            )
 
     @property
     def _next_command(self) -> str:
         """How a run that is not finished is resumed, or trained where nothing was saved."""
-        command, flags = self.manifest.command, {}
-        has_checkpoint = any(self.path.glob("checkpoint-*"))
-        if has_checkpoint:
-            if (
-                Path(str(self.manifest.arguments.get("output_dir"))).resolve()
-                != self.path.resolve()
-            ):
-                flags["output_dir"] = str(self.path)  # it was moved
-            if "--resume" not in command and "resume=True" not in command:
-                flags["resume_from_checkpoint"] = "last"
-        if command.startswith("finetune."):
-            keywords = [f", {name}={value!r}" for name, value in flags.items()]
-            command = "".join([command[:-1], *keywords, ")"])
-        else:
-            command = " ".join([command, *(f"--{name} {value}" for name, value in flags.items())])
-        return f"to {'resume' if has_checkpoint else 'train'} it: {command}"
+        command = self.manifest.command
+        if not any(self.path.glob("checkpoint-*")):
+            return f"to train it: {command}"
+        return f"to resume it: {command}, with --resume and --output_dir {self.path}"
 
     @property
     def status(self) -> str:
         """The status in ``run.json``; ``stale`` of a running one whose process is gone."""
         status = self.manifest.status
-        if status != "running":
-            return status
-        return status if lock.is_held(self.path) else "stale"
+        return "stale" if status == "running" and not lock.is_held(self.path) else status
 
     @property
     def manifest(self) -> Manifest:
@@ -160,10 +145,7 @@ class Run:
         """
         statistics = self.metrics.statistics
         if statistics is None:
-            raise UserError(
-                f"{self.path} has no statistics in its {METRICS} (status '{self.status}'); "
-                f"{self._next_command}"
-            )
+            raise UserError(f"{self.path / METRICS} has no statistics; {self._next_command}")
         return statistics
 
     @property
@@ -194,30 +176,25 @@ class Run:
         """What follows from the kind of its labels."""
         from finetune.tasks import kinds
 
-        manifest = self.manifest
-        return kinds.from_manifest(
-            manifest.task,
-            manifest.labels,
-            ordered=manifest.ordered_labels,
-            facts=manifest.task_facts,
-        )
+        manifest, facts = self.manifest, self.manifest.task_facts
+        ordered = manifest.ordered_labels
+        return kinds.from_manifest(manifest.task, manifest.labels, ordered=ordered, facts=facts)
 
     @property
     def predictions(self) -> pd.DataFrame:
         """The test rows with what the model predicted.
 
         Raises:
-            UserError: If there are none.
+            UserError: If they cannot be read.
         """
         import pandas as pd
 
         path = self.path / PREDICTIONS
-        if not path.is_file():
-            raise UserError(f"{self.path} has no {PREDICTIONS}: its status is '{self.status}'")
         try:
             return pd.read_parquet(path)
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+            reason = f"{path} cannot be read, the status of the run is '{self.status}'"
+            raise UserError(f"{reason}: {str(error).splitlines()[0]}") from error
 
     @property
     def predicted_rows(self) -> pd.DataFrame:
@@ -225,8 +202,6 @@ class Run:
 
         A column of the data with such a name is called ``NAME (data)`` here.
         """
-        from finetune.data.prediction_columns import RENAMED
-
         table = self.predictions
         renamed = table.attrs.get(RENAMED, {})
         of_data = {name: f"{name} (data)" for name in renamed}
@@ -240,40 +215,27 @@ class Run:
             task: Of the labels in another order; :attr:`kind` if None.
 
         Raises:
-            UserError: If ``logits.npy`` is needed, and is missing or not that of the table.
+            UserError: If ``logits.npy`` is needed, and is missing or damaged.
         """
         import numpy as np
 
-        from finetune.data.prediction_columns import LABEL, PREDICTION
         from finetune.statistics.scored import class_numbers
 
         kind = self.kind
         task = task or kind
         if not kind.needs_outputs(table):
             return task.scored_in(table)
-        path, shape = self.path / LOGITS, (len(table), kind.width)
-        copy = "copy it from where the run was trained, or train the run again"
-        if not path.is_file():
-            raise UserError(f"{path} is missing, with the logits of {shape[1]:,} classes: {copy}")
-        try:
+        path, shape, logits = self.path / LOGITS, (len(table), kind.width), np.array([])
+        with contextlib.suppress(OSError, ValueError):
             logits = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}; {copy}") from error
         if logits.shape != shape or logits.dtype.kind != "f":
             raise UserError(
-                f"{path} is damaged: expected logits of shape {shape}, found {logits.dtype} of "
-                f"shape {logits.shape}; {copy}"
+                f"{path} is missing or damaged: expected the logits of {shape[0]:,} rows and "
+                f"{shape[1]:,} classes; copy it from where the run was trained, or train it again"
             )
         if task.labels != kind.labels:
             logits = logits[:, [kind.labels.index(name) for name in task.labels]]
-        rows = task.scored(class_numbers(table, LABEL, task.labels), logits)
-        predicted = np.array(task.labels, dtype=object)[rows.classes]
-        if differing := int((predicted != table[PREDICTION].to_numpy()).sum()):
-            raise UserError(
-                f"{path} is not that of {PREDICTIONS}: {differing:,} of {len(table):,} rows have "
-                f"another most probable class; {copy}"
-            )
-        return rows
+        return task.scored(class_numbers(table, LABEL, task.labels), logits)
 
     def recipe(self, *, scores: bool = True) -> Recipe:
         """Return the recipe with the options it had; model and tokenizer are those of the run.
@@ -313,8 +275,8 @@ class Run:
 
         if not (arguments := self.manifest.scoring):
             return self.recipe().compute_metrics
-        files = [*scoring.files_of(arguments).values()]
-        code_files.refuse_untrusted(files, "metric", self.path / MANIFEST)
+        files = scoring.files_of(arguments).values()
+        code_files.refuse_untrusted([*files], "metric", self.path / MANIFEST)
         return functools.partial(scoring.Scoring(**arguments), task=self.kind)
 
     def model(self) -> torch.nn.Module:
