@@ -178,8 +178,7 @@ class Encoder:
         lengths = np.full(len(rows), self._frame_size(len(columns)), dtype=np.int64)
         for number, parts in enumerate(self._tokens(beginnings)):
             for ids, texts in zip(parts, columns, strict=True):
-                size = len(texts[number])
-                lengths[number] += round(len(ids) * size / max(1, min(size, _COUNTED)))
+                lengths[number] += round(len(ids) * max(1, len(texts[number]) / _COUNTED))
         return lengths
 
     def _encode(self, columns: Sequence[Sequence[str]]) -> Mapping[str, list[Any]]:

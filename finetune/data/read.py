@@ -5,15 +5,20 @@ size, modification time and inode spares opening a file that has not changed sin
 
 A missing value is None. In ``.csv`` and ``.tsv`` files that is an empty field and nothing else: the
 words NA, null and None are text, and so are numbers and dates. In JSON it is null or an absent key.
+
+A sheet of a spreadsheet is read as a ``.csv`` of it would be: a number as it was typed, without the
+decimals of a whole one, a date as in ISO 8601.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import hashlib
 import itertools
 import json
+import re
 import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -26,9 +31,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 from datasets.exceptions import DatasetGenerationError
-from python_calamine import CalamineError
+from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
-from finetune.data import arrow, caches, read_excel, read_json, read_text
+from finetune.data import arrow, caches, read_json, read_text
 from finetune.data.read_text import ReadOptions as ReadOptions  # of callers
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats, hub
@@ -43,7 +48,13 @@ VERSION = 4
 FOLDER, RECORDS = "finetune-files", "finetune-records"
 #: Suffixes of the files that can be read, without that of a compression.
 READABLE = (*formats.FILES, ".txt")
+#: Those whose first row has the names of the columns.
+_WITH_RECORDS = (*formats.SEPARATORS, formats.SPREADSHEET)
 _ROWS_AT_ONCE = 1024
+#: How a spreadsheet writes characters that XML does not allow.
+_ESCAPED = re.compile(r"_x([0-9A-F]{4})_")
+#: The attributes and the content of a cell that has any.
+_CELL = re.compile(rb"<c\b([^>]*)(?<!/)>(.*?)</c>", re.S)
 #: Errors of what reads a file, and of the disk.
 _UNREADABLE = (
     *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
@@ -86,7 +97,7 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
     _, layout, _ = _copy(path, options)
     suffix = formats.suffix(path)
     numbers: Iterator[int] = itertools.count(1)
-    if suffix in formats.SEPARATORS or suffix == formats.SPREADSHEET:
+    if suffix in _WITH_RECORDS:
         numbers = (record.first_line for record in _records(path, layout))
         next(numbers)  # the line of the names of the columns
     elif suffix in (".jsonl", ".ndjson"):
@@ -144,11 +155,9 @@ class _FileBuilder(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # dataset
         return [datasets.SplitGenerator("train")]
 
     def _generate_tables(self) -> Iterator[tuple[Any, pa.Table]]:
-        layout, facts = self.options, list[str]()
-        suffix, rows = formats.suffix(self.path), 0
-        if suffix == formats.SPREADSHEET:
-            sheet, facts = read_excel.choose_sheet(self.path, layout.sheet)
-            layout = replace(layout, sheet=sheet)
+        layout, facts, rows = self.options, list[str](), 0
+        if (suffix := formats.suffix(self.path)) == formats.SPREADSHEET:
+            layout, facts = _choose_sheet(self.path, layout)
         elif suffix in formats.TEXTS:
             layout, facts = read_text.detect(self.path, layout)
         self.info.description = json.dumps([asdict(layout), facts])
@@ -163,18 +172,16 @@ class _FileBuilder(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # dataset
 def _tables(path: Path, layout: ReadOptions) -> Iterator[pa.Table]:
     """Return the rows of a file; ``layout`` says how it is read."""
     suffix = formats.suffix(path)
-    if suffix in (".parquet", ".arrow", ".feather"):
-        return _arrow_tables(path)
-    if suffix in formats.SEPARATORS or suffix == formats.SPREADSHEET:
+    if suffix in _WITH_RECORDS:
         return read_text.tables(record.fields for record in _records(path, layout))
-    reader = read_text.line_tables if suffix == ".txt" else read_json.tables
-    return reader(path, layout.encoding)
+    if suffix not in formats.TEXTS:
+        return _arrow_tables(path)
+    return (read_text.line_tables if suffix == ".txt" else read_json.tables)(path, layout.encoding)
 
 
 def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
-    if formats.suffix(path) == formats.SPREADSHEET:
-        return read_excel.records(path, layout.sheet or "")
-    return read_text.records(path, layout)
+    is_sheet = formats.suffix(path) == formats.SPREADSHEET
+    return (_sheet_records if is_sheet else read_text.records)(path, layout)
 
 
 def _arrow_tables(path: Path) -> Iterator[pa.Table]:
@@ -197,6 +204,89 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
         target = arrow.stored(schema)
         for batch in batches:
             yield arrow.decoded(pa.Table.from_batches([batch])).cast(target)
+
+
+def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
+    """Return how a spreadsheet is read, and a fact where several visible sheets have rows.
+
+    Raises:
+        UserError: If it cannot be read, has no such sheet, or holds formulas without a value.
+    """
+    filled, facts = [], list[str]()
+    with CalamineWorkbook.from_path(path) as book:
+        for sheet in book.sheets_metadata:
+            with contextlib.suppress(CalamineError):  # a chart, which has no cells
+                is_filled = book.get_sheet_by_name(sheet.name).height > 1
+                filled += [sheet.name] * (is_filled and sheet.visible == SheetVisibleEnum.Visible)
+        if options.sheet not in (None, *book.sheet_names):
+            names = ", ".join(book.sheet_names)
+            raise UserError(f"--sheet {options.sheet}: {path} has no such sheet (it has: {names})")
+    if options.sheet is None and not filled:
+        raise UserError(f"{path} holds no rows")
+    _refuse_formulas_without_value(path)
+    if options.sheet is None and len(filled) > 1:
+        facts = [f"read the sheet '{filled[0]}', not {', '.join(filled[1:])} (--sheet)"]
+    return replace(options, sheet=options.sheet or filled[0]), facts
+
+
+def _sheet_records(path: Path, options: ReadOptions) -> Iterator[read_text.Record]:
+    """Yield the rows of a sheet that are not empty, the names of the columns first.
+
+    Raises:
+        UserError: If two columns have one name, or a value stands in a column without one.
+    """
+    header: list[str] = []
+    with CalamineWorkbook.from_path(path) as book:
+        for number, values in enumerate(
+            book.get_sheet_by_name(options.sheet or "").iter_rows(), start=1
+        ):
+            cells = [_as_text(value) for value in values]
+            if not any(cells):
+                continue
+            if not header:
+                while not cells[-1]:
+                    cells.pop()
+                header = [*cells]
+                read_text.refuse_repeated(path, header)
+            elif any(cells[len(header) :]):
+                raise UserError(
+                    f"{path}, sheet '{options.sheet}', row {number}: a value is in a column "
+                    "without a name"
+                )
+            cells += [""] * len(header)  # of a row that is shorter
+            yield read_text.Record(number, number, cells[: len(header)])
+
+
+def _as_text(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "TRUE" if value else "FALSE"
+        case float() if value.is_integer() and abs(value) < 2**53:
+            return str(int(value))
+        case datetime.datetime() if value.time() == datetime.time():
+            return value.date().isoformat()
+        case str():
+            return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
+    return str(value)
+
+
+def _refuse_formulas_without_value(path: Path) -> None:
+    """Refuse cells whose formula no program has computed: calamine reads them as empty."""
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            content = archive.read(name) if "/worksheets/" in name else b""
+            for attributes, inner in _CELL.findall(content) if b"<f" in content else ():
+                # a text that is empty is a value, which only its type tells
+                has_value = b't="str"' in attributes or re.search(rb"<v>[^<]|<is>", inner)
+                if re.search(rb"<f[\s/>]", inner) and not has_value:
+                    cell = re.search(rb'\br="(\w+)"', attributes)
+                    raise UserError(
+                        f"{path}, {name}: the formula in {cell[1].decode() if cell else 'a cell'} "
+                        "has no value, as no spreadsheet has computed it: open the file in one "
+                        "and save it"
+                    )
 
 
 def _copy(path: Path, options: ReadOptions) -> Copy:
