@@ -199,12 +199,8 @@ class Source:
         try:
             loaded = load_dataset(name, self.config, revision=self.revision)
         except (DatasetGenerationError, OSError, ValueError) as error:  # also those of Arrow
-            hint = (
-                "--dataset_config NAME chooses"
-                if "config" in str(error).lower()
-                else ("expected a local file, a directory, or a data set on the Hub")
-            )
-            raise UserError(f"data set '{name}' cannot be loaded: {error}; {hint}") from error
+            hint = "; --dataset_config NAME chooses" * ("config" in str(error).lower())
+            raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
         commit = find_commit(next(iter(loaded.values())))
         # without the Hub the library takes what is in the cache, whatever its revision
         pinned = _COMMIT.fullmatch(self.revision or "")
@@ -255,10 +251,10 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
                 "of a split the same columns"
             )
     features = Features(tables[0].features)
-    for column in features:
-        kinds = {repr(table.features[column]): table.features[column] for table in tables}
-        if len(kinds) > 1:
-            features[column] = _common_feature(column, paths, [*kinds.values()])
+    for column, kind in tables[0].features.items():
+        kinds = {path: table.features[column] for path, table in zip(paths, tables, strict=True)}
+        if others := {path: other for path, other in kinds.items() if other != kind}:
+            features[column] = _common_feature(column, {paths[0]: kind, **others})
     parts = [table.select_columns([*features]) for table in tables]
     with without_progress_bars():
         return concatenate_datasets(
@@ -266,17 +262,18 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         )
 
 
-def _common_feature(column: str, paths: Sequence[Path], kinds: Sequence[Any]) -> Any:
+def _common_feature(column: str, kinds: Mapping[Path, Any]) -> Any:
     """Return a type that holds the values of all: fractions where some have whole numbers."""
     try:
-        if any(isinstance(kind, ClassLabel) for kind in kinds):  # in Arrow a number
+        if any(isinstance(kind, ClassLabel) for kind in kinds.values()):  # in Arrow a number
             raise pa.ArrowTypeError("the classes differ")
-        schemas = [Features({column: kind}).arrow_schema for kind in kinds]
+        schemas = [Features({column: kind}).arrow_schema for kind in kinds.values()]
         merged = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        first, *_, last = kinds
         raise UserError(
-            f"the column '{column}' is {' or '.join(map(str, kinds))} in {paths[0]} and the other "
-            f"files: {error}; write it alike in all files of a split"
+            f"the column '{column}' is {kinds[first]} in {first} and {kinds[last]} in {last}: "
+            f"{error}; write it alike in all files of a split"
         ) from error
     return Features.from_arrow_schema(arrow.stored(merged))[column]
 

@@ -893,7 +893,7 @@ KEYWORDS: list[tuple[dict[str, Any], str]] = [
     (dict(label_column="lable"), "--label_column 'lable' 'label'"),
     (dict(dataset="./none.csv"), "./none.csv"),
     (dict(model="./nothing"), "--model ./nothing config.json"),
-    (dict(dataset=[{"words": "a", "label": "b"}] * 40), "--text_column words: label:"),
+    (dict(dataset=[{"words": "a", "label": "b"}] * 40), "--text_column words label"),
     (
         dict(learning_rte=1, max_length=-5, label_column="lable", model="./nothing"),
         "learning_rte | --max_length -5 | 'lable' | ./nothing",
