@@ -68,6 +68,20 @@ def test_a_mask_may_be_another_for_each_token() -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("product", [300.0, -300.0])
+def test_exponentials_out_of_range_have_a_softmax(product: float) -> None:
+    """All products are alike, so that each token attends to all alike."""
+    ones = torch.ones(1, 2, 50, 8).bfloat16()
+    value = drawn(1, 2, 50, 8).bfloat16().requires_grad_()
+    output, _ = attention.forward(Layer(), product * ones, ones, value, None, scaling=1 / 8)
+    mean = value.float().mean(2, keepdim=True).expand(value.shape).transpose(1, 2)
+    assert_close(output.float(), mean, rtol=0, atol=1e-2)
+    output.sum().backward()
+    assert value.grad is not None
+    assert_close(value.grad, ones, rtol=0, atol=2e-2)
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("padded", [False, True])
 def test_its_gradients_are_those_of_torch(padded: bool) -> None:
     seen = torch.arange(200) < torch.tensor([200, 3, 64])[:, None]

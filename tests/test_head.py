@@ -79,11 +79,10 @@ def test_scaled_outputs_change_nothing_to_the_bit(family: str, tmp_path: Path) -
     if head.has_bias(layer):
         layer.bias.data += torch.tensor([70.0, 0.3])
     before, plain = outputs(model), copy.deepcopy(model.state_dict())
-    scaling = head.ScaledOutputs(layer, np.array([64.0, 0.125]))
-    assert head.scaled(layer) is scaling
+    head.scale_outputs(layer, np.array([64.0, 0.125]))
     assert torch.equal(outputs(model), before)
     name = next(name for name in plain if name.endswith(("classifier.weight", "score.weight")))
-    assert torch.equal(layer.weight * scaling.scale[:, None], plain[name])
+    assert torch.equal(layer.weight * torch.tensor([[64.0], [0.125]]), plain[name])
     for key, value in model.state_dict().items():
         assert torch.equal(value, plain[key])
     model.save_pretrained(tmp_path)
@@ -92,8 +91,8 @@ def test_scaled_outputs_change_nothing_to_the_bit(family: str, tmp_path: Path) -
     inside = layer.weight.detach().clone()
     model.load_state_dict({key: value.clone() for key, value in plain.items()})
     assert torch.equal(layer.weight, inside)
-    scaling.remove(layer)
-    assert head.scaled(layer) is None
+    head.unscale(layer)
+    assert type(layer) is torch.nn.Linear
     assert torch.equal(outputs(model), before)
     assert torch.equal(layer.weight, plain[name])
 
@@ -103,7 +102,7 @@ def test_scaled_outputs_are_computed_in_float32_under_autocast() -> None:
     torch.nn.init.constant_(layer.bias, 2000.0)
     states = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
     exact = layer(states).detach()
-    head.ScaledOutputs(layer, np.array([4.0]))
+    head.scale_outputs(layer, np.array([4.0]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = layer(states)
     assert found.dtype == torch.float32
@@ -117,7 +116,7 @@ def test_a_step_moves_scaled_outputs_by_their_scale() -> None:
         layer = torch.nn.Linear(4, 1)
         if scale:
             head.fold(layer, np.array([scale]), np.zeros(1))
-            head.ScaledOutputs(layer, np.array([scale]))
+            head.scale_outputs(layer, np.array([scale]))
         optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.1)
         before = layer(torch.ones(1, 4))
         (before / (scale or 1)).square().sum().backward()
@@ -154,7 +153,7 @@ for width in (1, 3):
     set_model_state_dict(model, get_model_state_dict(model))
     assert torch.equal(model(rows), before)
     scale, shift = np.array([3.0, 0.5, 7.0][:width]), np.array([1.0, -2.0, 0.25][:width])
-    head.scaled(model[1]).remove(model[1])
+    head.unscale(model[1])
     assert torch.equal(model(rows), before)
     head.fold(model[1], scale, shift)
     expected = before * torch.tensor(scale).float() + torch.tensor(shift).float()

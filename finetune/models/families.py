@@ -36,17 +36,16 @@ def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
     auto: Any = AutoModelForSequenceClassification  # which has no annotations
     try:
         with torch.device("meta"):
-            modules = dict(auto.from_config(copy.deepcopy(config)).named_modules())
+            modules = auto.from_config(copy.deepcopy(config)).named_modules()
     except Exception as error:  # whatever is in config.json
         raise UserError(
             f"--model {config.name_or_path}: no model can be made of its config.json: {error}"
         ) from error
-    tables = (
+    return [
         module
-        for name, module in modules.items()
+        for name, module in modules
         if re.search(r"pos[^.]*$|\bwpe$", name) and isinstance(module, torch.nn.Embedding)
-    )
-    return list(tables)
+    ]
 
 
 def positions(config: PretrainedConfig) -> int | None:
@@ -87,11 +86,8 @@ def outputs_of_head(config: PretrainedConfig) -> list[str]:
 
 
 def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:
-    """Return the dropouts of a configuration by their names in the family.
-
-    Args:
-        config: Of the model.
-        option: ``attention_dropout`` for those of attention weights, or ``hidden_dropout``.
+    """Return the dropouts of a configuration by their names in the family: those of attention
+    weights for the option ``attention_dropout``, all others for ``hidden_dropout``.
     """
     return {
         name: value

@@ -4,7 +4,6 @@ done there, so that a saved model needs nothing beside its weights.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -129,63 +128,57 @@ def power_of_two(numbers: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp2(np.clip(exponents, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)))
 
 
-def scaled(layer: torch.nn.Linear) -> ScaledOutputs | None:
-    """Return what scales the outputs of ``layer``, if :class:`ScaledOutputs` does."""
-    hooks = layer._forward_hooks.values()
-    return next((hook for hook in hooks if isinstance(hook, ScaledOutputs)), None)
-
-
 def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
-    """Let ``layer`` be trained by :class:`ScaledOutputs`, in place of those that it may have."""
-    if (earlier := scaled(layer)) is not None:
-        earlier.remove(layer)
-    ScaledOutputs(layer, scale)
+    """Make ``layer`` a :class:`ScaledLinear`, in place; one that it is already is made anew.
+
+    Args:
+        layer: To be scaled. A subclass, which may compute something else, is left as it is.
+        scale: Powers of two, shape ``(width,)``.
+    """
+    unscale(layer)
+    if type(layer) is torch.nn.Linear:
+        fold(layer, 1 / scale, np.zeros(len(scale)))
+        layer.__class__ = ScaledLinear
+        layer.scale = torch.as_tensor(scale, dtype=torch.float32)
 
 
-class ScaledOutputs:
-    """Lets a layer be trained with outputs around 1 that are returned in other units.
+def unscale(layer: torch.nn.Linear) -> None:
+    """Make ``layer`` an ordinary one that returns the same, if it is a :class:`ScaledLinear`."""
+    if isinstance(layer, ScaledLinear):
+        scale = layer.scale.double().cpu().numpy()
+        layer.__class__ = torch.nn.Linear  # type: ignore[assignment]
+        fold(layer, scale, np.zeros(len(scale)))
+
+
+class ScaledLinear(torch.nn.Linear):
+    """A layer that is trained with outputs around 1 and returns them in other units.
 
     The weights are divided by ``scale`` and the outputs multiplied with it, so that nothing changes
     but how far a step of the optimizer moves them. The state dict has the weights multiplied again:
     what is saved, a checkpoint too, is an ordinary layer in the units of its outputs, and what is
     loaded may be one. As the scale is a power of two, none of this rounds. The outputs are computed
     in float32 even under autocast: bf16 has three digits, too few for most numbers.
-
-    Args:
-        layer: To be scaled, in place.
-        scale: Powers of two, shape ``(width,)``.
     """
 
-    def __init__(self, layer: torch.nn.Linear, scale: np.ndarray) -> None:
-        self.scale = torch.as_tensor(scale, dtype=torch.float32)
-        fold(layer, 1 / scale, np.zeros(len(scale)))
-        saved: Any = functools.partial(_multiply, self.scale)
-        loaded: Any = functools.partial(_multiply, 1 / self.scale)
-        self._handles = [
-            layer.register_forward_hook(self),
-            layer.register_state_dict_post_hook(saved),  # type: ignore[no-untyped-call]
-            layer.register_load_state_dict_pre_hook(loaded),  # type: ignore[no-untyped-call]
-        ]
+    scale: torch.Tensor
 
-    def __call__(
-        self, layer: torch.nn.Linear, args: tuple[torch.Tensor, ...], output: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the outputs in their units, float32."""
-        bias = layer.bias.float() if has_bias(layer) else None
-        with torch.autocast(output.device.type, enabled=False):
-            outputs = linear(args[0].float(), layer.weight.float(), bias)
+        bias = self.bias.float() if has_bias(self) else None
+        with torch.autocast(input.device.type, enabled=False):
+            outputs = linear(input.float(), self.weight.float(), bias)
         return outputs * self.scale.to(outputs.device)
 
-    def remove(self, layer: torch.nn.Linear) -> None:
-        """Give ``layer`` back as an ordinary one that returns the same."""
-        for handle in self._handles:
-            handle.remove()
-        fold(layer, self.scale.double().cpu().numpy(), np.zeros(len(self.scale)))
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        _multiply(destination, prefix, self.scale)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        _multiply(state_dict, prefix, 1 / self.scale)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def _multiply(
-    scale: torch.Tensor, layer: torch.nn.Module, state: dict[str, Any], prefix: str, *_: Any
-) -> None:
+def _multiply(state: dict[str, Any], prefix: str, scale: torch.Tensor) -> None:
     """Multiply the weights of a layer in a state dict; those that a model has are left alone."""
     for name in (f"{prefix}weight", f"{prefix}bias"):
         if (weights := state.get(name)) is not None:

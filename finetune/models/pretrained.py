@@ -42,12 +42,8 @@ _FRESH = "_weights_without_checkpoint"
 
 
 def load_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
-    """Return the configuration of ``model``, named and pinned as for :func:`load_classifier`.
-
-    Args:
-        model: See :func:`load_classifier`.
-        revision: Likewise.
-        **changes: Attributes to set.
+    """Return the configuration of ``model``, named and pinned as for :func:`load_classifier`, with
+    some attributes set.
 
     Raises:
         UserError: If it cannot be loaded, or asks for code from the Hub.
@@ -71,8 +67,8 @@ def load_tokenizer(
     """Return the tokenizer of ``model``, named and pinned as for :func:`load_classifier`.
 
     Args:
-        model: See :func:`load_classifier`.
-        revision: Likewise.
+        model: Its name.
+        revision: On the Hub.
         truncation_side: Where long texts are cut, ``right`` or ``left``; saved with the tokenizer.
         max_length: Tokens that ``truncation=True`` leaves, saved with the tokenizer, so that a
             ``pipeline()`` cuts where the training did; None for what the tokenizer says.
@@ -166,13 +162,8 @@ def outputs(labels: Sequence[str], problem_type: ProblemType | None) -> dict[str
 def load_with_head(
     auto: Any, model: str, config: PretrainedConfig, revision: str | None
 ) -> PreTrainedModel:
-    """Return ``model`` with the head of a configuration, which continues one for the same labels.
-
-    Args:
-        auto: The class with ``from_pretrained``.
-        model: See :func:`load_classifier`.
-        config: With the names of the outputs.
-        revision: See :func:`load_classifier`.
+    """Return ``model`` as a class ``auto`` loads it, with the head of a configuration, which
+    continues one for the same labels.
     """
     trained = families.outputs_of_head(load_config(model, revision))
     with loading(model, revision) as source:

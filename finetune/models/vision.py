@@ -39,11 +39,8 @@ _SMALL = dict(
 
 
 def load_processor(model: str, revision: str | None = None) -> BaseImageProcessor:
-    """Return the image processor of ``model``, on Pillow also where torchvision is installed.
-
-    Args:
-        model: See :func:`load_classifier`.
-        revision: Likewise.
+    """Return the image processor of ``model``, on Pillow also where torchvision is installed; named
+    and pinned as for :func:`load_classifier`.
 
     Raises:
         UserError: if it cannot be loaded, or there is none on Pillow.
@@ -61,12 +58,7 @@ def load_processor(model: str, revision: str | None = None) -> BaseImageProcesso
 
 
 def load_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
-    """Return the configuration of ``model``.
-
-    Args:
-        model: See :func:`load_classifier`.
-        revision: Likewise.
-        **changes: Attributes to set.
+    """Return the configuration of ``model``, with some attributes set.
 
     Raises:
         UserError: If it cannot be loaded, or its family does not classify images.
@@ -106,8 +98,7 @@ def load_classifier(
     Raises:
         UserError: if the model cannot be loaded, or does not classify images.
     """
-    outputs = pretrained.outputs(labels, problem_type)
-    config = load_config(model, revision, **outputs)
+    config = load_config(model, revision, **pretrained.outputs(labels, problem_type))
     auto: Any = AutoModelForImageClassification  # which has no annotations
     if model == SMALL:
         classifier: PreTrainedModel = auto.from_config(config)

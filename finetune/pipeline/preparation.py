@@ -23,7 +23,6 @@ from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.recipe.rows import correction_files
 from finetune.runtime import distributed, hub
-from finetune.runtime.agreement import agree, refuse_half_directories
 from finetune.training import sampler
 from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
@@ -184,9 +183,12 @@ def _refuse_different_machines(prepared: Prepared) -> None:
         del facts["model"]  # a path may be another on each machine
     options = {**vars(settings.recipe), **vars(settings.values)}
     names = {name: f"--{name}" if name in options else name for name in facts}
-    agree({names[name]: fact for name, fact in facts.items() if name not in _MACHINE_FLAGS})
+    distributed.refuse_disagreement(
+        {names[name]: fact for name, fact in facts.items() if name not in _MACHINE_FLAGS}
+    )
     if not settings.dry_run:
-        refuse_half_directories(settings.output_dir, settings.values.save_on_each_node)
+        save_on_each_node = settings.values.save_on_each_node
+        distributed.refuse_half_directories(settings.output_dir, save_on_each_node)
 
 
 def _check_values(settings: Settings) -> ArgumentValues | None:

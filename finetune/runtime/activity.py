@@ -12,27 +12,27 @@ from contextvars import ContextVar
 
 #: Takes the name of the work, how much of it is done, how much there is (None: unknown), the unit.
 Listener = Callable[[str, int, int | None, str], object]
-_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
-_hearer: ContextVar[Callable[[str], object]] = ContextVar("hearer", default=str)
+_listeners: ContextVar[tuple[Listener, Callable[[str], object]] | None]
+_listeners = ContextVar("listeners", default=None)
 
 
 def advance(work: str, done: int, total: int | None, unit: str = "rows") -> None:
     """Report that ``done`` of ``total`` units of a piece of work are done."""
-    if listener := _listener.get():
-        listener(work, done, total, unit)
+    if listeners := _listeners.get():
+        listeners[0](work, done, total, unit)
 
 
 def say(sentence: str) -> None:
     """Report at once why nothing goes on."""
-    _hearer.get()(sentence)
+    if listeners := _listeners.get():
+        listeners[1](sentence)
 
 
 @contextlib.contextmanager
-def listening(listener: Listener, hearer: Callable[[str], object] = str) -> Iterator[None]:
+def listening(listener: Listener, hearer: Callable[[str], object]) -> Iterator[None]:
     """Hand progress inside the block to ``listener``, and sentences to ``hearer``."""
-    tokens = _listener.set(listener), _hearer.set(hearer)
+    token = _listeners.set((listener, hearer))
     try:
         yield
     finally:
-        _listener.reset(tokens[0])
-        _hearer.reset(tokens[1])
+        _listeners.reset(token)

@@ -6,12 +6,15 @@ group of their own, whose timeout is a day: the user's ``--ddp_timeout`` is for 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import platform
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from finetune.errors import RunError, UserError
@@ -126,9 +129,6 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
         backend: Of ``torch.distributed``; None for that of the device.
         timeout_seconds: After which a process that waits for another one gives up.
         use_cpu: Whether to train on the CPU where there is an accelerator.
-
-    Raises:
-        UserError: If the port is taken on the machine of rank 0.
     """
     import torch
     import torch.distributed as dist
@@ -151,15 +151,7 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
     if device != "cpu":
         default = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
         torch.accelerator.set_device_index(me.local_rank)
-    try:
-        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
-            raise
-        raise UserError(
-            f"port {os.environ.get('MASTER_PORT')} of this machine is in use, perhaps by another "
-            "job: set MASTER_PORT (torchrun: --master_port) to a free one"
-        ) from error
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     # `torchrun --max-restarts` starts processes again with the store that they had: the addresses
     # of those that failed are still there
     store = PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
@@ -176,12 +168,10 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: Any, group: Any = None) -> list[Any]:
     """Return the ``value`` of every process, by rank; several processes need the process group."""
-    return _gather(value, None) if ranks().world_size > 1 else [value]
-
-
-def _gather(value: Any, group: Any) -> list[Any]:
+    if ranks().world_size == 1:
+        return [value]
     import torch.distributed as dist
 
     values = [None] * dist.get_world_size()
@@ -220,22 +210,69 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
                 results.append(prepare())
             except (UserError, RunError) as error:
                 failure = error
-        for rank, other in enumerate(_gather(failure, waiting)):
+        for rank, other in enumerate(gather(failure, waiting)):
             if failure is None and isinstance(other, UserError):
                 raise UserError(*(f"rank {rank}: {mistake}" for mistake in other.mistakes))
             if failure or other:
                 raise failure or other
-    if share:
-        copies = _gather(_pickled(results[0]) if results else None, waiting)
-        copy: bytes | None = copies[me.rank - me.local_rank]
+    if not share:
+        return results[0]
+    pickled: bytes | None = None
+    # a recipe of the user's may put something else into the result
+    with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
+        pickled = pickle.dumps(results[0]) if results else None
+    pickled = gather(pickled, waiting)[me.rank - me.local_rank]
     if results:
         return results[0]
-    return prepare() if copy is None else pickle.loads(copy)
+    return prepare() if pickled is None else pickle.loads(pickled)
 
 
-def _pickled(result: object) -> bytes | None:
-    """Return ``result``, pickled, or None if a recipe of the user's put something else into it."""
-    try:
-        return pickle.dumps(result)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return None
+def refuse_disagreement(facts: Mapping[str, Any]) -> None:
+    """Refuse machines that differ; every rank calls it, inside the process group.
+
+    Each machine has its own command line, its own libraries and perhaps its own disk. If they
+    differ, the library carries on regardless, with other rows on each machine.
+
+    Raises:
+        UserError: On every rank, with a line for each of the ``facts`` that differs.
+    """
+    first, *facts_of_others = gather(dict(facts))
+    mistakes = {
+        name: f"the machines differ in {name}: rank 0 has {first.get(name, 'nothing')!r}, rank "
+        f"{rank} has {other.get(name, 'nothing')!r}; start every machine with the same flags, data "
+        "and libraries"
+        for rank, other in reversed([*enumerate(facts_of_others, start=1)])
+        for name in {**first, **other}
+        if first.get(name, "nothing") != other.get(name, "nothing")
+    }
+    if mistakes:
+        raise UserError(*mistakes.values())
+
+
+def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
+    """Refuse ``--save_on_each_node`` with a shared output directory, and its absence without one.
+
+    Every rank calls it, inside the process group; the directory need not exist.
+
+    Raises:
+        UserError: On every rank.
+    """
+    path = directory.absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
+    with contextlib.ExitStack() as stack:
+        name = None
+        if is_main_process():
+            probe = tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing)  # noqa: SIM115
+            name = Path(stack.enter_context(probe).name).name
+        is_shared = all(gather((existing / gather(name)[0]).exists()))
+    if not is_shared and not save_on_each_node:
+        raise UserError(
+            f"--output_dir {directory}: the machines do not share it, so the others could neither "
+            "load the best model nor resume; use a shared directory, or add --save_on_each_node "
+            "to write the whole run on each machine"
+        )
+    if is_shared and save_on_each_node:
+        raise UserError(
+            f"--save_on_each_node: the machines share {directory} and would overwrite each "
+            "other's files; leave it out"
+        )

@@ -38,17 +38,13 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader never sees half of it; on a full disk, into the reserve."""
     try:
-        _write(path, text)
+        with replacing(path) as new:
+            new.write_text(text, encoding="utf-8")
     except OSError as error:
         if not is_full(error) or not path.with_name(_RESERVE).exists():
             raise
         release(path.parent)
-        _write(path, text)
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as new:
-        new.write_text(text, encoding="utf-8")
+        write_whole(path, text)
 
 
 def apply_umask(directory: Path, pattern: str) -> None:

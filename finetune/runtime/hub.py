@@ -6,8 +6,11 @@ needs no network, for the rest the endpoint is tried once, and then ``HF_HUB_OFF
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
+import socket
+import threading
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +19,8 @@ from urllib.parse import urlsplit
 
 from finetune.errors import UserError
 from finetune.runtime import formats
-from finetune.runtime.bounded import accepts
 
+_SECONDS = 1.0
 _KINDS = {"dataset": "data set", "model": "model"}
 #: Of which one file each makes a cached model complete.
 _MODEL_FILES = (
@@ -73,24 +76,25 @@ def unreachable(
         packaged: The model that needs no Hub, if there is one of the kind.
         data: The flag that names other data.
     """
-    if not names or (not offline() and answers(endpoint())):
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+    if not names or (not is_offline and _answers(endpoint)):
         return None
-    needs_data = any(name.startswith("the data set") for name in names)
     needs_model = any(name.startswith("the model") for name in names)
-    files = " ".join([data] * needs_data + ["--model DIRECTORY"] * needs_model)
-    options = [("--embedded", "data and model from installed packages")] * embedded
+    flags = [data] if any(name.startswith("the data set") for name in names) else []
+    flags += ["--model DIRECTORY"] * needs_model
+    options = ["--embedded: data and model from installed packages"] * embedded
     if needs_model and packaged:
-        options.append((f"--model {packaged}", "a small model, no download"))
-    options.append((files, "your own files"))
-    width = max(len(flag) for flag, _ in options)
-    reason = "HF_HUB_OFFLINE is set" if offline() else f"{endpoint()} does not answer"
-    variable = "HF_HUB_OFFLINE=0" if offline() else "HF_ENDPOINT=https://a.mirror"
+        options.append(f"--model {packaged}: a small model, no download")
+    reason = "HF_HUB_OFFLINE is set" if is_offline else f"{endpoint} does not answer"
+    variable = "HF_HUB_OFFLINE=0" if is_offline else "HF_ENDPOINT=https://a.mirror"
     lines = [
         f"{' and '.join(names)} cannot be loaded: {reason}. Options:",
-        *(f"  {flag:<{width}}  {text}" for flag, text in options),
-        f"  {variable} or HF_HOME=/a/filled/cache before the command",
+        *options,
+        f"{' '.join(flags)}: your own files",
+        f"{variable} or HF_HOME=/a/filled/cache before the command",
     ]
-    return UserError("\n".join(lines))
+    return UserError("\n  ".join(lines))
 
 
 def require(options: Mapping[str, Any], *, embedded: bool, packaged: str = "") -> None:
@@ -111,46 +115,38 @@ def _is_cached(kind: str, name: str, revision: str | None, config: str | None) -
         )
     # a directory is named by the commit; which one a branch means, only the Hub knows
     pattern = f"{glob.escape(config or '')}*/*/{revision or '*'}/dataset_info.json"
-    spelling = _without_case(name.replace("/", "___"))
+    # `MyReviews` is `my_reviews` there
+    spelling = name.replace("/", "___").replace("_", "").lower()
     return any(
-        _without_case(path.name) == spelling and any(path.glob(pattern))
+        path.name.replace("_", "").lower() == spelling and any(path.glob(pattern))
         for path in caches()["datasets"].glob("*")
     )
 
 
-def _without_case(name: str) -> str:
-    """Spell a name as the cache does: ``MyReviews`` is ``my_reviews`` there."""
-    return name.replace("_", "").lower()
-
-
-def answers(endpoint: str) -> bool:
-    """Whether a connection to the endpoint, or to its proxy, opens within a second."""
-    parts = urlsplit(proxy(endpoint) or endpoint)
-    return accepts(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
-
-
-def proxy(endpoint: str) -> str | None:
-    """Return the URL of the proxy over which the endpoint is asked, if there is one."""
+def _answers(endpoint: str) -> bool:
+    """Return whether a connection to the endpoint, or to its proxy, opens within a second."""
     parts = urlsplit(endpoint)
-    url = urllib.request.getproxies().get(parts.scheme)
-    return None if url is None or urllib.request.proxy_bypass(parts.hostname or "") else url
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy is not None and not urllib.request.proxy_bypass(parts.hostname or ""):
+        parts = urlsplit(proxy)
+    address = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    connections = []
+
+    def connect() -> None:
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=_SECONDS):
+            connections.append(address)
+
+    thread = threading.Thread(target=connect, daemon=True)  # a look-up of a name has no timeout
+    thread.start()
+    thread.join(_SECONDS)
+    return bool(connections)
 
 
-def endpoint(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the URL of the Hub or its mirror."""
-    return environment.get("HF_ENDPOINT", "https://huggingface.co")
-
-
-def offline(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the libraries are told not to ask it."""
-    return environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-
-
-def caches(environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
+def caches() -> dict[str, Path]:
     """Return the directories of the libraries: ``hub`` for models, ``datasets`` for data sets."""
-    common = environment.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    home = Path(environment.get("HF_HOME", f"{common}/huggingface"))
+    common = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    home = Path(os.environ.get("HF_HOME", f"{common}/huggingface"))
     return {
-        "hub": Path(environment.get("HF_HUB_CACHE", home / "hub")).expanduser(),
-        "datasets": Path(environment.get("HF_DATASETS_CACHE", home / "datasets")).expanduser(),
+        "hub": Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser(),
+        "datasets": Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser(),
     }

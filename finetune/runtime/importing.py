@@ -20,12 +20,8 @@ HOUSE = Path(__file__).resolve().parents[2]
 def read_source(path: Path, kind: str) -> tuple[bytes, str]:
     """Return the source of a file and its sha256.
 
-    Args:
-        path: The file.
-        kind: What it is, for the message: ``recipe``.
-
     Raises:
-        UserError: If it cannot be read.
+        UserError: If it cannot be read; the message has its ``kind``, like ``recipe``.
     """
     try:
         source = path.read_bytes()
@@ -54,13 +50,12 @@ def import_source(name: str, path: Path, source: bytes, name_in_messages: str) -
         exec(compile(source, path, "exec"), vars(module))
     except BaseException as error:
         del sys.modules[name]
+        if not isinstance(error, (Exception, SystemExit)):
+            raise
+        messages = [describe_error(error, path, name_in_messages)]
         if isinstance(error, UserError):
-            raise UserError(
-                *(f"{name_in_messages}: {mistake}" for mistake in error.mistakes)
-            ) from error
-        if isinstance(error, (Exception, SystemExit)):
-            raise UserError(describe_error(error, path, name_in_messages)) from error
-        raise
+            messages = [f"{name_in_messages}: {mistake}" for mistake in error.mistakes]
+        raise UserError(*messages) from error
     return module
 
 

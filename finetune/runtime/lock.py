@@ -58,17 +58,14 @@ def is_held(directory: Path) -> bool:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         finally:
             os.close(descriptor)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
 def holder(directory: Path) -> str:
     """Return who has, or had, the lock of a directory; empty if that is unknown."""
-    path = directory / NAME
     try:
-        return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+        return (directory / NAME).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return ""

@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
 
 #: Exit status of a process that was asked to stop and can be started again (EX_TEMPFAIL).
@@ -21,45 +20,28 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 #: Launchers pass on what a terminal sent to all: within so many seconds it is the same request.
 _SAME_REQUEST = 2.0
 _POLL_PARENT, _WITHOUT_PARENT = 1.0, 7.0  # seconds
+_request: tuple[str, float] | None = None  # the name of a signal, and when it came
+_deferral: tuple[float, Callable[[str], object]] | None = None  # the arguments of `deferred`
+_timer: threading.Timer | None = None  # of the grace period
 
 
 class Stopped(KeyboardInterrupt):
     """A signal asked this process to stop; the message is its name."""
 
 
-@dataclass
-class _State:
-    """The handling of signals in this process."""
-
-    is_active: bool = False
-    request: str | None = None  # the name of the signal
-    requested_at: float = 0.0
-    is_deferred: bool = False
-    grace_seconds: float = 0.0
-    give_up: Callable[[str], object] = str
-    timer: threading.Timer | None = None
-
-    def cancel_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-
-
-_state = _State()
-
-
 def requested() -> str | None:
     """Return the name of the signal that asked this process to stop, if one did."""
-    return _state.request
+    return None if _request is None else _request[0]
 
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
     """Handle the signals inside the block; only in the main thread, which is who gets them."""
-    global _state
+    global _request
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _state = _State(is_active=True)
+    _request = None
     handlers = {
         number: signal.signal(number, _handle)
         for number in SIGNALS
@@ -70,8 +52,7 @@ def handled() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        _state.cancel_timer()
-        _state = _State()
+        _request = None
 
 
 def heed() -> None:
@@ -80,8 +61,8 @@ def heed() -> None:
     Raises:
         Stopped: If one did.
     """
-    if _state.request is not None:
-        raise Stopped(_state.request)
+    if _request is not None:
+        raise Stopped(_request[0])
 
 
 @contextlib.contextmanager
@@ -92,12 +73,14 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
         grace_seconds: How long after a signal the process ends itself, with status 75.
         give_up: Called then, with the name of the signal, in another thread.
     """
-    _state.grace_seconds, _state.give_up, _state.is_deferred = grace_seconds, give_up, True
+    global _deferral
+    _deferral = grace_seconds, give_up
     try:
         yield
     finally:
-        _state.is_deferred = False
-        _state.cancel_timer()
+        _deferral = None
+        if _timer is not None:
+            _timer.cancel()
 
 
 def leave_with_parent() -> None:
@@ -119,22 +102,25 @@ def leave_with_parent() -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
+    global _request, _timer
     time_of_signal = time.monotonic()
-    if _state.request is not None:
-        if time_of_signal - _state.requested_at > _SAME_REQUEST:
+    if _request is not None:
+        if time_of_signal - _request[1] > _SAME_REQUEST:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         return
-    _state.request, _state.requested_at = signal.Signals(number).name, time_of_signal
-    if not _state.is_deferred:
-        raise Stopped(_state.request)
-    _state.timer = threading.Timer(_state.grace_seconds, _end, [_state.give_up, _state.request])
-    _state.timer.daemon = True
-    _state.timer.start()
+    name = signal.Signals(number).name
+    _request = name, time_of_signal
+    if _deferral is None:
+        raise Stopped(name)
+    grace_seconds, give_up = _deferral
 
+    def end() -> None:
+        try:
+            give_up(name)
+        finally:
+            os._exit(STATUS)
 
-def _end(give_up: Callable[[str], object], request: str) -> None:
-    try:
-        give_up(request)
-    finally:
-        os._exit(STATUS)
+    _timer = threading.Timer(grace_seconds, end)
+    _timer.daemon = True
+    _timer.start()

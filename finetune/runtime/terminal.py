@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
+import re
 
-#: Characters that reverse what is read after them.
-_DIRECTIONS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+#: What moves the cursor or changes colours, what reverses the text after it, and halves of
+#: characters, which cannot be encoded.
+_COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str, keep: str = "\n\t") -> str:
@@ -15,13 +16,9 @@ def visible(text: str, keep: str = "\n\t") -> str:
         text: What is to be printed.
         keep: The control characters that stay as they are.
     """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        # Cc moves the cursor and changes colours, Cs cannot be encoded
-        character.encode("unicode_escape").decode("ascii")
-        if character in _DIRECTIONS
-        or (character not in keep and unicodedata.category(character) in ("Cc", "Cs"))
-        else character
-        for character in text
-    )
+
+    def escape(match: re.Match[str]) -> str:
+        character = match[0]
+        return character if character in keep else ascii(character)[1:-1]
+
+    return _COMMANDS.sub(escape, text)

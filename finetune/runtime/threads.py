@@ -14,36 +14,25 @@ from finetune.runtime import distributed
 _VARIABLE = "OMP_NUM_THREADS"
 
 
-def fair_share(local_world_size: int) -> int:
-    """Return the cores of this machine for each of its processes, at least one.
-
-    Physical cores, or the logical ones that this process may use where a container or an affinity
-    mask allows it fewer (``joblib.cpu_count``).
-    """
-    from joblib import cpu_count
-
-    return max(1, int(cpu_count(only_physical_cores=True)) // local_world_size)
-
-
-def set_by_user() -> int | None:
-    """Return the threads that ``OMP_NUM_THREADS`` asks for, unless a launcher put its 1 there."""
-    value = os.environ.get(_VARIABLE, "")
-    if not value.isdecimal() or (value == "1" and distributed.under_launcher()):
-        return None
-    return int(value)
-
-
 def use(num_threads: int | None) -> int:
     """Compute with this many threads from here on, and return how many they are.
 
-    None stands for what the user set in the environment, or else a fair share.
+    None stands for what the user set in the environment, or else a fair share: of the physical
+    cores, or of the logical ones that this process may use where a container or an affinity mask
+    allows it fewer (``joblib.cpu_count``).
     """
     import torch
+    from joblib import cpu_count
 
-    if num_threads is None and not distributed.under_launcher():
+    under_launcher = distributed.under_launcher()
+    if num_threads is None and not under_launcher:
         return torch.get_num_threads()  # the library's own choice: every core, or what is set
-    threads = num_threads or set_by_user() or fair_share(distributed.ranks().local_world_size)
-    if distributed.under_launcher():  # for worker processes, and against accelerate's own guess
+    variable = os.environ.get(_VARIABLE, "")
+    if num_threads is None and variable.isdecimal() and variable != "1":
+        num_threads = int(variable)
+    share = int(cpu_count(only_physical_cores=True)) // distributed.ranks().local_world_size
+    threads = num_threads or max(1, share)
+    if under_launcher:  # for worker processes, and against accelerate's own guess
         os.environ[_VARIABLE] = str(threads)
     torch.set_num_threads(threads)
     return threads

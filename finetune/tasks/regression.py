@@ -123,7 +123,7 @@ class Regression(Task[ScoredNumbers]):
 
     def scaled(self, model: torch.nn.Module) -> torch.nn.Module:
         """Return a model that is trained in standard deviations and returns the units of the data:
-        see :class:`~finetune.models.head.ScaledOutputs`.
+        see :class:`~finetune.models.head.ScaledLinear`.
         """
         from transformers import PreTrainedModel
 

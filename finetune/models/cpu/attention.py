@@ -27,6 +27,7 @@ GROUPS = "finetune_groups"
 _BIAS = "finetune_bias"  # likewise: the mask as it is added to the products
 #: Attention weights of a head that are computed at a time.
 WEIGHTS_AT_ONCE = 2 * 256 * 256
+_SMALLEST_SUM = 1e-20  # of exponentials that is divided by
 #: What it multiplies, and in which of them it is faster than torch's kernel despite padding.
 DTYPES, FASTER_DTYPES = (torch.float32, torch.bfloat16), (torch.bfloat16,)
 #: Keyword arguments of layers and attention that change nothing in them: the positions of tokens
@@ -154,14 +155,26 @@ class Group:
         else:
             torch.index_select(rows.flatten(0, 1), 0, self.real, out=place)
 
-    def weights(self, queries: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Return the softmax of the products: ``(sequences * heads, length, length)``."""
-        products = queries.new_empty(len(queries), self.length, self.length)
-        if self.bias is not None:
-            products.view(self.sequences, -1, *products.shape[1:]).copy_(self.bias)
-        beta = 0 if self.bias is None else 1
-        products.baddbmm_(queries, keys.transpose(1, 2), beta=beta, alpha=scaling)
-        return torch.softmax(products, -1, out=products)
+    def weights(
+        self, queries: torch.Tensor, keys: torch.Tensor, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the softmax of the products, ``(sequences * heads, length, length)``, and None; in
+        bf16 their exponentials and the sums of these, which cost half as much, if none is too small
+        or too large. In fp32 exponentials of masked products are slow.
+        """
+        for is_plain in (queries.dtype == torch.bfloat16, False):
+            products = queries.new_empty(len(queries), self.length, self.length)
+            if self.bias is not None:
+                products.view(self.sequences, -1, *products.shape[1:]).copy_(self.bias)
+            beta = 0 if self.bias is None else 1
+            products.baddbmm_(queries, keys.transpose(1, 2), beta=beta, alpha=scaling)
+            if not is_plain:
+                break
+            sums = products.exp_().sum(-1, keepdim=True)
+            smallest, largest = torch.aminmax(sums)
+            if smallest > _SMALLEST_SUM and largest < 1 / _SMALLEST_SUM:  # not NaN either
+                return products, sums
+        return torch.softmax(products, -1, out=products), None
 
 
 def at_once(length: int) -> int:
@@ -211,24 +224,28 @@ class _FewSequences(torch.autograd.Function):
         groups: Sequence[Group],
         scaling: float,
     ) -> torch.Tensor:
-        output = torch.zeros_like(query)  # of the tokens in no group, too
+        output = _empty_like(query, groups)
         with torch.autocast("cpu", enabled=False):
             for group in groups:
                 queries, keys, values = map(group.take, (query, key, value))
-                group.put(output, torch.bmm(group.weights(queries, keys, scaling), values))
+                weights, sums = group.weights(queries, keys, scaling)
+                result = torch.bmm(weights, values)
+                group.put(output, result if sums is None else result.div_(sums))
         ctx.save_for_backward(query, key, value)
         ctx.groups, ctx.scaling = groups, scaling
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs, scaling = ctx.saved_tensors, ctx.scaling
-        of_query, of_key, of_value = results = [torch.zeros_like(tensor) for tensor in inputs]
+        inputs, groups, scaling = ctx.saved_tensors, ctx.groups, ctx.scaling
+        of_query, of_key, of_value = results = [_empty_like(tensor, groups) for tensor in inputs]
         empty = gradient.new_empty(())
         with torch.autocast("cpu", enabled=False):
-            for group in ctx.groups:
+            for group in groups:
                 queries, keys, values, gradients = map(group.take, (*inputs, gradient))
-                weights = group.weights(queries, keys, scaling)
+                weights, sums = group.weights(queries, keys, scaling)
+                if sums is not None:
+                    weights /= sums
                 group.put(of_value, torch.bmm(weights.transpose(1, 2), gradients))
                 products = torch.bmm(gradients, values.transpose(1, 2))
                 torch.ops.aten._softmax_backward_data(
@@ -240,3 +257,10 @@ class _FewSequences(torch.autograd.Function):
                 result = torch.baddbmm(empty, transposed, queries, beta=0, alpha=scaling)
                 group.put(of_key, result)
         return (*results, None, None)
+
+
+def _empty_like(tokens: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
+    """Return memory for a result, 0 for the tokens in no group."""
+    result = torch.empty_like(tokens)
+    result[groups[-1].tokens.stop :] = 0
+    return result

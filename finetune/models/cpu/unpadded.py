@@ -7,7 +7,6 @@ attention is told where each of them lies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -24,7 +23,7 @@ KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm
 #: The share of the tokens with padding that may be left at most.
 MOST_TOKENS = 0.95
 # Matrix products are of few shapes: oneDNN keeps half a megabyte of each.
-_SHORT, _LONG = 16, 64  # what the lengths of rows of up to 64 tokens, and others, are a multiple of
+_SHORT, _LONG = 32, 64  # what the lengths of rows of up to 64 tokens, and others, are a multiple of
 _MULTIPLE = 64  # what all tokens are a multiple of, at least
 #: What a head reads the state of the first token for; others may read those of padding.
 _HEAD = "ForSequenceClassification"
@@ -112,7 +111,8 @@ class _Hooks:
         stack = _stack(model)
         assert stack is not None
         self.is_active = False  # inside a forward pass of the model that needs no hidden states
-        self.layout: _Layout | None = None
+        #: Rows and tokens of the padded batch, and the places there of what is computed.
+        self.layout: tuple[int, int, torch.Tensor] | None = None
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         stack[0].register_forward_pre_hook(self._enter, with_kwargs=True)
         stack[-1].register_forward_hook(self._leave)
@@ -132,22 +132,42 @@ class _Hooks:
         self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self.layout = None
-        if self.is_active and not layer.gradient_checkpointing and _is_known_call(args, kwargs):
-            hidden, mask, *rest = args
-            self.layout = _layout(mask, hidden)
-        if self.layout is None:
+        if not self.is_active or layer.gradient_checkpointing or not _is_known_call(args, kwargs):
             return None
-        setattr(mask, attention.GROUPS, self.layout.groups)
-        return (hidden.flatten(0, 1)[None, self.layout.source], mask, *rest), kwargs
+        hidden, mask, *rest = args
+        is_token = mask[:, 0, 0]
+        lengths = is_token.sum(1).numpy()
+        rows, tokens = is_token.shape
+        total = computed(lengths, tokens)
+        # little is padded; a head may read the state of a row's first token, which is padding; or
+        # the mask says more than what is padding
+        if (
+            total == rows * tokens
+            or not is_token[:, 0].all()
+            or not torch.equal(mask, is_token[:, None, None].expand_as(mask))
+        ):
+            return None
+        order, groups = np.argsort(-lengths, kind="stable"), list[attention.Group]()
+        for length, rows_of_length in groupby(lengths[order], _padded_length):
+            of_length, size = list(rows_of_length), attention.at_once(length)
+            for first in range(0, len(of_length), size):
+                first_token = groups[-1].tokens.stop if groups else 0
+                group = of_length[first : first + size]
+                groups.append(_group(group, length, first_token, lengths.sum(), hidden))
+        setattr(mask, attention.GROUPS, groups)
+        places = np.split(np.flatnonzero(is_token.numpy()), np.cumsum(lengths)[:-1])
+        real = np.concatenate([places[row] for row in order])
+        self.layout = rows, tokens, torch.from_numpy(real)
+        source = np.concatenate([real, np.repeat(real[:1], total - len(real))])
+        return (hidden.flatten(0, 1)[None, torch.from_numpy(source)], mask, *rest), kwargs
 
     def _leave(self, layer: Any, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         layout, self.layout = self.layout, None
         if layout is None:
             return output
-        rows, tokens = layout.shape
+        rows, tokens, real = layout
         padded = output.new_zeros(rows * tokens, output.shape[-1])
-        padded = padded.index_copy(0, layout.source[: layout.real], output[0, : layout.real])
-        return padded.view(rows, tokens, -1)
+        return padded.index_copy(0, real, output[0, : len(real)]).view(rows, tokens, -1)
 
 
 def _is_known_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -176,40 +196,6 @@ def _dtype_of_products(hidden: torch.Tensor) -> torch.dtype:
     return hidden.dtype
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where the tokens of a batch are."""
-
-    shape: tuple[int, int]  # rows, and tokens of each with padding
-    source: torch.Tensor  # index in the padded batch of each token that is computed
-    real: int  # how many of them are tokens of the rows; those after them are in no group
-    groups: list[attention.Group]
-
-
-def _layout(mask: torch.Tensor, hidden: torch.Tensor) -> _Layout | None:
-    """Return None if little is padded, if a row begins with padding, whose state a head may read,
-    or if the mask says more than what is padding.
-    """
-    rows, _, _, tokens = mask.shape
-    is_token = mask[:, 0, 0]
-    lengths = is_token.sum(1).numpy()
-    if not is_token[:, 0].all() or (total := computed(lengths, tokens)) == rows * tokens:
-        return None
-    if not torch.equal(mask, is_token[:, None, None].expand_as(mask)):
-        return None
-    order, groups = np.argsort(-lengths, kind="stable"), list[attention.Group]()
-    for length, rows_of_length in groupby(lengths[order], _padded_length):
-        of_length, size = list(rows_of_length), attention.at_once(length)
-        for first in range(0, len(of_length), size):
-            first_token = groups[-1].tokens.stop if groups else 0
-            group = of_length[first : first + size]
-            groups.append(_group(group, length, first_token, lengths.sum(), hidden))
-    places = np.split(np.flatnonzero(is_token.numpy()), np.cumsum(lengths)[:-1])
-    real = np.concatenate([places[row] for row in order])
-    source = np.concatenate([real, np.repeat(real[:1], total - len(real))])
-    return _Layout((rows, tokens), torch.from_numpy(source), len(real), groups)
-
-
 def _group(
     lengths: list[int], length: int, first: int, no_row: int, hidden: torch.Tensor
 ) -> attention.Group:
@@ -222,7 +208,7 @@ def _group(
         return attention.Group(tokens, count, length)
     taken = np.full(is_token.size, no_row)
     taken[real] = np.arange(tokens.start, tokens.stop)
-    seen = torch.from_numpy(is_token)[:, None, None]
+    seen = torch.from_numpy(is_token | ~is_token[:, :1])[:, None, None]
     bias = attention.as_bias(seen, _dtype_of_products(hidden))
     return attention.Group(tokens, count, length, bias, *map(torch.from_numpy, (taken, real)))
 
