@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
 
-from finetune.data.label_columns import list_names
 from finetune.errors import Report, UserError
 from finetune.recipe.options import RENAMED_PARTS, RecipeOptions, declare, option, validate
 from finetune.runtime import hub
@@ -355,6 +354,8 @@ class Recipe(RecipeOptions):
         Raises:
             UserError: If ``class_weights`` cannot be used.
         """
+        from finetune.data.label_columns import list_names
+
         text, is_own = self.class_weights, type(self).loss is not Recipe.loss
         if self.kind.label_kind == "labels" and is_own and text != "none":
             raise UserError(f"--class_weights {text}: weigh several labels a row in your loss()")

@@ -47,7 +47,7 @@ def warn_of_missing_header(recipe: Recipe, dataset: DatasetDict, text: str, labe
                 f"'{column}' is both the name of a column and a value in it",
                 "missing_header",
                 split=split,
-                fix="add a line with the names of the columns on top",
+                fix="add a first line with the names of the columns, such as 'text,label'",
             )
 
 
