@@ -336,8 +336,8 @@ MUTATIONS = (
     Mutation(
         "the tokens of a row on a CPU attend to what fills it up",
         "finetune/models/cpu/unpadded.py",
-        "seen = torch.from_numpy(is_token | ~is_token[:, :1])[:, None, None]",
-        "seen = torch.ones(count, 1, 1, length, dtype=torch.bool)",
+        "visible = torch.from_numpy(is_token | ~is_token[:, :1])[:, None, None]",
+        "visible = torch.ones(count, 1, 1, length, dtype=torch.bool)",
         ("D11",),
     ),
     Mutation(

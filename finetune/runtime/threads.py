@@ -22,17 +22,18 @@ def use(num_threads: int | None) -> int:
     allows it fewer (``joblib.cpu_count``).
     """
     import torch
-    from joblib import cpu_count
 
-    under_launcher = distributed.under_launcher()
-    if num_threads is None and not under_launcher:
+    if num_threads is None and not distributed.under_launcher():
         return torch.get_num_threads()  # the library's own choice: every core, or what is set
     variable = os.environ.get(_VARIABLE, "")
     if num_threads is None and variable.isdecimal() and variable != "1":
         num_threads = int(variable)
-    share = int(cpu_count(only_physical_cores=True)) // distributed.ranks().local_world_size
-    threads = num_threads or max(1, share)
-    if under_launcher:  # for worker processes, and against accelerate's own guess
-        os.environ[_VARIABLE] = str(threads)
-    torch.set_num_threads(threads)
-    return threads
+    if not num_threads:
+        from joblib import cpu_count
+
+        cores, me = int(cpu_count(only_physical_cores=True)), distributed.ranks()
+        num_threads = max(1, cores // me.local_world_size)
+    if distributed.under_launcher():  # for worker processes, and against accelerate's own guess
+        os.environ[_VARIABLE] = str(num_threads)
+    torch.set_num_threads(num_threads)
+    return num_threads

@@ -1625,7 +1625,7 @@ def test_bf16_is_near_and_not_the_same(single_label_run: Run) -> None:
 
 
 @pytest.mark.contract("D11")
-def test_short_rows_that_share_a_sequence_train_as_alone(bert: Path, tmp_path: Path) -> None:
+def test_short_rows_train_as_alone(bert: Path, tmp_path: Path) -> None:
     """The kernels put several rows of a few tokens into one sequence; the losses stay the same."""
     rows = [
         (" ".join(text.split()[: 3 + number % 5]), label)

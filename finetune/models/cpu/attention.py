@@ -136,14 +136,14 @@ class Group:
     bias: torch.Tensor | None = None
     #: Where sequences are filled up: the index of each token, shape ``(sequences * length,)``, that
     #: of a token in no group where it fills up, and the places that are not filled up.
-    taken: torch.Tensor | None = None
+    source: torch.Tensor | None = None
     real: torch.Tensor | None = None
 
     def take(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return ``(tokens of all sequences, heads, size)`` as ``(sequences * heads, length,
         size)``.
         """
-        rows = tokens[self.tokens] if self.taken is None else tokens.index_select(0, self.taken)
+        rows = tokens[self.tokens] if self.source is None else tokens.index_select(0, self.source)
         return rows.view(self.sequences, -1, *rows.shape[1:]).transpose(1, 2).flatten(0, 1)
 
     def put(self, tokens: torch.Tensor, result: torch.Tensor) -> None:
@@ -182,11 +182,11 @@ def at_once(length: int) -> int:
     return max(1, WEIGHTS_AT_ONCE // length**2)
 
 
-def as_bias(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return what is added to the products for a boolean mask: nearly nothing is left of an
     exponential, and a product can still be added.
     """
-    return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min / 2)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min / 2)
 
 
 def _groups(query: torch.Tensor, mask: torch.Tensor | None) -> list[Group]:

@@ -206,11 +206,11 @@ def _group(
     tokens = slice(first, first + len(real))
     if len(real) == is_token.size:
         return attention.Group(tokens, count, length)
-    taken = np.full(is_token.size, no_row)
-    taken[real] = np.arange(tokens.start, tokens.stop)
-    seen = torch.from_numpy(is_token | ~is_token[:, :1])[:, None, None]
-    bias = attention.as_bias(seen, _dtype_of_products(hidden))
-    return attention.Group(tokens, count, length, bias, *map(torch.from_numpy, (taken, real)))
+    source = np.full(is_token.size, no_row)
+    source[real] = np.arange(tokens.start, tokens.stop)
+    visible = torch.from_numpy(is_token | ~is_token[:, :1])[:, None, None]
+    bias = attention.as_bias(visible, _dtype_of_products(hidden))
+    return attention.Group(tokens, count, length, bias, *map(torch.from_numpy, (source, real)))
 
 
 def _padded_length(tokens: int) -> int:
