@@ -65,14 +65,17 @@ def test_a_custom_metric_has_the_interval_of_the_table() -> None:
     true = generator.normal(size=60)
     values = true + generator.normal(size=60)
     rows = ScoredNumbers(true, values)
-    replicates = metrics.custom_replicates(
-        lambda pair: {"mine": float(np.mean((pair.predictions - pair.label_ids) ** 2)), "list": []},
-        values,
-        true,
-        rows.groups,
+    custom = metrics.recipe_metrics(
+        rows,
+        {},
+        lambda pair: {
+            "mine": float(np.mean((pair.predictions[:, 0] - pair.label_ids) ** 2)),
+            "list": [],
+        },
     )
-    assert [*replicates] == ["mine"]
-    np.testing.assert_allclose(replicates["mine"], METRICS["numbers", "mse"].function(rows))
+    assert [*custom] == ["mine"]
+    expected = METRICS["numbers", "mse"].function(rows)
+    np.testing.assert_allclose(custom["mine"].function(rows), expected)
 
 
 #: Rows, metric, and whether value and interval are defined.

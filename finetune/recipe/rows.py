@@ -13,7 +13,7 @@ from finetune.data.columns import read_label_columns, require_labelled, require_
 from finetune.data.comma_list import split_values
 from finetune.data.row_index import Plan
 from finetune.runtime import hub
-from finetune.tasks import decision
+from finetune.tasks import kinds
 
 if TYPE_CHECKING:
     from finetune.data.label_columns import LabelOptions
@@ -62,10 +62,10 @@ def add_labels(
         UserError: If a label cannot be read, or it is not clear which task they are.
     """
     columns = read_label_columns(dataset, texts, options, recipe.report)
-    if options.task == decision.AUTO:
-        task, recipe.task_reason = decision.decide_task(columns["train"], options, recipe.report)
+    if options.task == kinds.AUTO:
+        task, recipe.task_reason = kinds.decide_task(columns["train"], options, recipe.report)
         options = dataclasses.replace(options, task=task)
-    encoded = decision.encode_labels(columns, options, recipe.report)
+    encoded = kinds.encode_labels(columns, options, recipe.report)
     recipe.label_name, recipe.unmapped_labels = options.columns[0], encoded.unmapped
     dataset = dataset.remove_columns([*options.columns])
     if len(texts) == 1 and texts[0] != "text":

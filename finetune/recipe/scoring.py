@@ -25,8 +25,8 @@ from finetune.runtime.importing import (
     path_below_cwd,
     read_source,
 )
+from finetune.statistics.functions import AVERAGED
 from finetune.statistics.metrics import (
-    AVERAGED,
     DIRECTIONS,
     MODULE,
     Compute,
@@ -35,7 +35,7 @@ from finetune.statistics.metrics import (
 )
 from finetune.statistics.metrics import Scoring as Arguments
 from finetune.tasks.base import OF_LABEL_SETS, Task
-from finetune.tasks.single_label import SingleLabel
+from finetune.tasks.classes import SingleLabel
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule

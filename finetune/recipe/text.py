@@ -130,10 +130,10 @@ class TextRecipe(Recipe, TextOptions):
         return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.tasks import decision
+        from finetune.tasks import kinds
 
         if self.task == "ordinal":
-            decision.check_order(dataset, self.label_options(), self.report)
+            kinds.check_order(dataset, self.label_options(), self.report)
             self.report.raise_errors()
         return super().split(dataset)
 

@@ -1,29 +1,39 @@
-"""The functions of the table of metrics: from rows to replicates, shape ``(1 + groups,)``.
+"""The table of metrics: name, kind of labels, direction, scale and function.
 
-Values are those of scikit-learn with ``zero_division=0``.
+A function goes from rows to replicates, shape ``(1 + groups,)``. Values are those of
+scikit-learn with ``zero_division=0``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
-from finetune.statistics.estimates import replicate, replicate_mean
-from finetune.statistics.scored import ScoredLabels, ScoredNumbers, ScoredRows
+from finetune.statistics.estimates import (
+    AGREEMENT,
+    CORRELATION,
+    ERROR,
+    EXPLAINED,
+    PROPORTION,
+    SHARE,
+    Scale,
+    replicate,
+    replicate_mean,
+)
+from finetune.statistics.probabilities import PRECISION, ROC
+from finetune.statistics.scored import Kind, ScoredLabels, ScoredNumbers, ScoredRows
 
-#: Of a spread denominator that of rounding there is none.
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # of a spread: below it there is none
 Function = Callable[[Any], np.ndarray]
 
 
 def divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Return the quotient, 0 where the denominator is."""
-    is_zero = denominator == 0
-    quotient: np.ndarray = np.where(is_zero, 0.0, numerator / np.where(is_zero, 1, denominator))
-    return quotient
+    return np.where(denominator == 0, 0.0, numerator / np.where(denominator == 0, 1, denominator))
 
 
 def right(rows: ScoredRows | ScoredLabels) -> np.ndarray:
@@ -31,31 +41,37 @@ def right(rows: ScoredRows | ScoredLabels) -> np.ndarray:
     return replicate_mean(rows.right, rows.groups)
 
 
-# ---- one class a row -----------------------------------------------------------------------------
-
-
-def of_classes(name: str, average: str, number: int = 1) -> Function:
+def averaged(name: str, average: str, number: int = 1) -> Function:
     """Return the function of precision, recall or F1.
 
     Args:
         name: Which of them.
-        average: ``binary``, of the class ``number`` alone; ``macro``, the mean over the classes
-            that occur, of which one that is lost with a group keeps its score; ``weighted``, the
-            mean over all classes by their rows.
+        average: ``binary``, of the class ``number`` alone; ``macro``, the mean over all labels, or
+            over the classes that occur, of which one that is lost with a group keeps its score;
+            ``weighted``, the mean over all classes by their rows; ``micro``, over all entries.
         number: Of the class.
     """
 
-    def function(rows: ScoredRows) -> np.ndarray:
+    def function(rows: ScoredRows | ScoredLabels) -> np.ndarray:
         right, true, predicted, *_ = rows.tallies
         denominator = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}[name]
         scores, occurs = divide(right, denominator), true + predicted > 0
-        if average == "binary":
-            return np.asarray(scores[:, number])
-        if average == "weighted":
-            return divide((scores * true).sum(axis=1), true.sum(axis=1))
-        return np.asarray(np.where(occurs, scores, scores[0])[:, occurs[0]].mean(axis=1))
+        if average == "micro":
+            scores = divide(right.sum(axis=1), denominator.sum(axis=1))
+        elif average == "binary":
+            scores = scores[:, number]
+        elif average == "weighted":
+            scores = divide((scores * true).sum(axis=1), true.sum(axis=1))
+        elif rows.kind == "labels":
+            scores = scores.mean(axis=1)
+        else:
+            scores = np.where(occurs, scores, scores[0])[:, occurs[0]].mean(axis=1)
+        return np.asarray(scores)
 
     return function
+
+
+# ---- one class a row -----------------------------------------------------------------------------
 
 
 def matthews_correlation(rows: ScoredRows) -> np.ndarray:
@@ -102,8 +118,8 @@ def brier_score(rows: ScoredRows) -> np.ndarray:
 
 
 def mean_area(place: int) -> Function:
-    """Return the function of the mean of an area, by its place in :attr:`Scored.areas`, over the
-    classes that have one; of two classes that of the second.
+    """Return the function of the mean of an area, by its place in :attr:`ScoredRows.areas`, over
+    the classes that have one; of two classes that of the second.
     """
 
     def function(rows: ScoredRows | ScoredLabels) -> np.ndarray:
@@ -116,20 +132,6 @@ def mean_area(place: int) -> Function:
 
 
 # ---- any number of labels a row ------------------------------------------------------------------
-
-
-def f1_of_labels(average: str) -> Function:
-    """Return the function of the F1 over all rows and labels, ``micro``, or of the mean F1 of the
-    labels, ``macro``.
-    """
-
-    def function(rows: ScoredLabels) -> np.ndarray:
-        shared, has, predicted = rows.tallies
-        if average == "macro":
-            return np.asarray(divide(2 * shared, has + predicted).mean(axis=1))
-        return divide(2 * shared.sum(axis=1), (has + predicted).sum(axis=1))
-
-    return function
 
 
 def f1_of_rows(rows: ScoredLabels) -> np.ndarray:
@@ -155,10 +157,8 @@ def log_loss_of_labels(rows: ScoredLabels) -> np.ndarray:
 
 # ---- numbers: true and predicted, shape (rows, targets), to one number a target ------------------
 
-NumberFunction = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
-
-def over_targets(function: NumberFunction) -> Function:
+def over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Function:
     """Return the function of the mean over the targets."""
 
     def replicates(rows: ScoredNumbers) -> np.ndarray:
@@ -167,6 +167,10 @@ def over_targets(function: NumberFunction) -> Function:
         return np.asarray(values.mean(axis=1))
 
     return replicates
+
+
+def _errors(function: Callable[[np.ndarray], np.ndarray]) -> Function:
+    return over_targets(lambda labels, values: function(values - labels))
 
 
 def r2(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -190,3 +194,61 @@ def _spread(numbers: np.ndarray) -> np.ndarray:
     """Return the standard deviation of each target, NaN where all are equal but for rounding."""
     spread = numbers.std(axis=0)
     return np.where(spread > _ROUNDING * np.abs(numbers).max(axis=0), spread, np.nan)
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A row of the table."""
+
+    name: str  # of the score; of those with averages, f1_macro; empty of one that is in no table
+    kind: Kind  # of the labels
+    direction: int  # 1 where more is better, -1 where less is
+    scale: Scale  # on which it is estimated
+    function: Function
+    of_class: int | None = None  # the number of the class that it is of, if of one alone
+
+
+AVERAGED = ("precision", "recall", "f1")
+
+
+def binary(name: str, number: int = 1) -> Metric:
+    """Return precision, recall or F1 of one class."""
+    function = averaged(name, "binary", number)
+    return Metric(f"{name}_binary", "classes", 1, SHARE, function, number)
+
+
+ROWS = (
+    Metric("accuracy", "classes", 1, PROPORTION, right),
+    *map(binary, AVERAGED),
+    *(
+        Metric(f"{name}_{average}", "classes", 1, SHARE, averaged(name, average))
+        for name in AVERAGED
+        for average in ("macro", "weighted")
+    ),
+    # of one class a row, all of the three are the accuracy
+    *(Metric(f"{name}_micro", "classes", 1, PROPORTION, right) for name in AVERAGED),
+    Metric("matthews_correlation", "classes", 1, AGREEMENT, matthews_correlation),
+    Metric("quadratic_kappa", "classes", 1, AGREEMENT, quadratic_kappa),
+    Metric("mean_absolute_error", "classes", -1, ERROR, mean_absolute_error),
+    Metric("roc_auc", "classes", 1, SHARE, mean_area(ROC)),
+    Metric("average_precision", "classes", 1, SHARE, mean_area(PRECISION)),
+    Metric("log_loss", "classes", -1, ERROR, log_loss),
+    Metric("brier_score", "classes", -1, ERROR, brier_score),
+    Metric("roc_area", "classes", 1, SHARE, mean_area(ROC)),
+    Metric("f1_micro", "labels", 1, SHARE, averaged("f1", "micro")),
+    Metric("f1_macro", "labels", 1, SHARE, averaged("f1", "macro")),
+    Metric("f1_samples", "labels", 1, SHARE, f1_of_rows),
+    Metric("subset_accuracy", "labels", 1, PROPORTION, right),
+    Metric("average_precision", "labels", 1, SHARE, mean_area(PRECISION)),
+    Metric("hamming_loss", "labels", -1, SHARE, hamming_loss),
+    Metric("log_loss", "labels", -1, ERROR, log_loss_of_labels),
+    Metric("r2", "numbers", 1, EXPLAINED, over_targets(r2)),
+    Metric("mae", "numbers", -1, ERROR, _errors(lambda error: abs(error).mean(axis=0))),
+    Metric("rmse", "numbers", -1, ERROR, _errors(lambda error: np.sqrt((error**2).mean(axis=0)))),
+    Metric("mse", "numbers", -1, ERROR, _errors(lambda error: (error**2).mean(axis=0))),
+    Metric("pearson", "numbers", 1, CORRELATION, over_targets(pearson)),
+    Metric("spearman", "numbers", 1, CORRELATION, over_targets(spearman)),
+)

@@ -57,9 +57,23 @@ class Summary(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Named(Scored):
+class NamedRows(Scored):
+    """Rows of classes or labels that have names."""
+
     names: list[str]  # of the classes or labels, in the order of their numbers
     probabilities: Probabilities  # of each, shape (rows, classes)
+
+    @property
+    def tallies(self) -> tuple[np.ndarray, ...]:
+        """Sums by class over all rows, then without each group, each ``(1 + groups, classes)``:
+        rows of the class that are predicted to be of it, rows of the class, rows predicted to be.
+        """
+        raise NotImplementedError
+
+    @property
+    def supports(self) -> np.ndarray:
+        """The rows of each class, shape ``(classes,)``."""
+        return np.asarray(self.tallies[1][0].astype(np.int64))
 
     @functools.cached_property
     def areas(self) -> tuple[np.ndarray, np.ndarray]:
@@ -70,7 +84,7 @@ class _Named(Scored):
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredRows(_Named):
+class ScoredRows(NamedRows):
     """Rows of one class each, the ``labels``, shape ``(rows,)``."""
 
     kind: ClassVar[Kind] = "classes"
@@ -112,11 +126,8 @@ class ScoredRows(_Named):
 
     @functools.cached_property
     def tallies(self) -> tuple[np.ndarray, ...]:
-        """Sums by class over all rows, then without each group, each ``(1 + groups, classes)``:
-        rows of the class that are right, rows of the class, rows predicted to be of it; then over
-        the rows of the class how far off the predictions are, and that squared.
-
-        Most metrics depend on a confusion matrix through these alone.
+        """Of all classes, then over the rows of each how far off the predictions are, and that
+        squared: most metrics depend on a confusion matrix through these alone.
         """
         classes, off = len(self.names), np.abs(self.labels - self.classes)
         count = int(self.groups.max(initial=-1)) + 1
@@ -130,14 +141,9 @@ class ScoredRows(_Named):
         right, true, *errors = (sums(self.labels, weight) for weight in weights)
         return right, true, sums(self.classes), *errors
 
-    @property
-    def supports(self) -> np.ndarray:
-        """The rows of each class, shape ``(classes,)``."""
-        return np.bincount(self.labels, minlength=len(self.names))
-
 
 @dataclass(frozen=True, eq=False)
-class ScoredLabels(_Named):
+class ScoredLabels(NamedRows):
     """Rows of any number of labels, of booleans, shape ``(rows, labels)``."""
 
     kind: ClassVar[Kind] = "labels"
@@ -167,9 +173,7 @@ class ScoredLabels(_Named):
 
     @functools.cached_property
     def tallies(self) -> tuple[np.ndarray, ...]:
-        """Sums by label over all rows, then without each group, each ``(1 + groups, labels)``: rows
-        that have the label and are given it, that have it, that are given it.
-        """
+        """Of all labels, see :attr:`NamedRows.tallies`."""
         rows, labels = self.labels.shape
         members = csr_array((np.ones(rows), (self.groups, np.arange(rows))))
         sums = np.empty((3, members.shape[0], labels))
@@ -178,11 +182,6 @@ class ScoredLabels(_Named):
             for place, entries in enumerate((has & predicted, has, predicted)):
                 sums[place, :, chosen] = members @ entries.astype(np.float64)
         return tuple(map(leave_out, sums))
-
-    @property
-    def supports(self) -> np.ndarray:
-        """The rows that have each label, shape ``(labels,)``."""
-        return np.asarray(self.labels.sum(axis=0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -202,9 +202,10 @@ class Regression(Task[ScoredNumbers]):
         self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
         targets = {}
+        in_table = {name: metric for name, metric in recipe_metrics.items() if metric.name}
         for number, name in enumerate(self.labels):
             of_target = ScoredNumbers(rows.targets[:, number], rows.outputs[:, number])
-            targets[name] = metrics.estimate(of_target, recipe_metrics)
+            targets[name] = metrics.estimate(of_target, in_table)
         return {"targets": targets or None}
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
