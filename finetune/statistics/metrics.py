@@ -17,8 +17,7 @@ from finetune.data.label_columns import list_names
 from finetune.statistics import estimates
 from finetune.statistics.estimates import NUMBER, PROPORTION, SHARE, Estimate, share, shares
 from finetune.statistics.functions import AVERAGED, ROWS, Function, Metric, binary
-from finetune.statistics.probabilities import PRECISION, ROC
-from finetune.statistics.scored import Kind, ScoredLabels, ScoredRows
+from finetune.statistics.scored import PRECISION, ROC, Kind, ScoredLabels, ScoredRows
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
@@ -270,5 +269,5 @@ def describe_top_k(rows: ScoredRows) -> dict[str, Any]:
 def describe_order(rows: ScoredRows) -> dict[str, Any]:
     """Return how far off predictions are of classes that have an order, like stars."""
     names = ("mean_absolute_error", "quadratic_kappa")
-    near = asdict(share(int((np.abs(rows.classes - rows.labels) <= 1).sum()), len(rows)))
+    near = asdict(share(int((rows.off <= 1).sum()), len(rows)))
     return estimate(rows, {name: METRICS["classes", name] for name in names}) | {"within_one": near}

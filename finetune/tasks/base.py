@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+from scipy.special import expit
 
 from finetune.data import labels as class_labels
 from finetune.data.prediction_columns import LABEL, PREDICTION, PROBABILITY, probability_of
@@ -40,18 +41,6 @@ OF_LABEL_SETS: Scoring = {
     "subset_accuracy": {MODULE: "accuracy"},
 }
 _MOST_NAMED = 12  # labels or targets in the start block
-
-
-@dataclass(frozen=True)
-class Affine:
-    """What is done to each output of a model: ``scale * output + shift``, shape ``(outputs,)``."""
-
-    scale: np.ndarray
-    shift: np.ndarray
-
-    def __call__(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the outputs of rows, shape ``(rows, outputs)``, after it."""
-        return np.asarray(outputs * self.scale + self.shift, dtype=outputs.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,10 +188,9 @@ class Task(ABC, Generic[S]):
 
     # ---- from outputs to predictions -------------------------------------------------------------
 
-    def fit(self, outputs: np.ndarray, targets: np.ndarray) -> Affine | None:
-        """Return what is done to the outputs from now on, fitted on those of the validation rows.
-
-        It is folded into the last layer of the model before that is saved. None if nothing is.
+    def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
+        """Return what is added to the outputs from now on, shape ``(outputs,)``, fitted on those of
+        the validation rows and folded into the saved model; None if nothing is.
         """
         return None
 
@@ -210,11 +198,9 @@ class Task(ABC, Generic[S]):
         """Return the task of a model into which :meth:`fit` cannot be folded."""
         return self
 
-    def thresholds_of(self, after: Affine) -> dict[str, float] | None:
-        """Return the probabilities above which labels were given before ``after``, by name; None
-        where there are no such thresholds.
-        """
-        return None
+    def thresholds_of(self, shift: np.ndarray) -> dict[str, float]:
+        """Return the probabilities of which a shift of outputs makes one half, by label."""
+        return dict(zip(self.labels, expit(-shift).tolist(), strict=True))
 
     @abstractmethod
     def decide(self, outputs: np.ndarray) -> np.ndarray:

@@ -26,10 +26,9 @@ from finetune.data.prediction_columns import (
 from finetune.statistics import baselines, calibration, metrics, scored
 from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import Metrics
-from finetune.statistics.probabilities import Probabilities
-from finetune.statistics.scored import NamedRows, ScoredLabels, ScoredRows
+from finetune.statistics.scored import NamedRows, Probabilities, ScoredLabels, ScoredRows
 from finetune.tasks import losses
-from finetune.tasks.base import Affine, RowLoss, Task
+from finetune.tasks.base import RowLoss, Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,8 +56,9 @@ class _Named(Task[N]):
         return Probabilities(columns.to_numpy(np.float64))
 
     def _probability_columns(self, rows: N) -> dict[str, np.ndarray]:
-        columns = enumerate(map(probability_of, self.labels))
-        return {name: rows.probabilities.column(index) for index, name in columns}
+        return dict(
+            zip(map(probability_of, self.labels), rows.probabilities.columns(), strict=True)
+        )
 
 
 class SingleLabel(_Named[ScoredRows]):
@@ -217,7 +217,7 @@ class MultiLabel(_Named[ScoredLabels]):
         weighted = functools.partial(row_loss, positive_weights=weights)
         return replace(loss, training_loss=weighted)
 
-    def fit(self, outputs: np.ndarray, targets: np.ndarray) -> Affine | None:
+    def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
         """Return the shifts after which one half is the threshold that was best."""
         if self.thresholds == "none":
             return None
@@ -227,14 +227,10 @@ class MultiLabel(_Named[ScoredLabels]):
             for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
                 column = Probabilities(outputs[:, [index]], "sigmoid")
                 thresholds[index] = calibration.fit_threshold(column, has[:, [index]])
-        return Affine(np.ones(len(thresholds)), -logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
+        return np.asarray(-logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
 
     def without_thresholds(self) -> MultiLabel:
         return replace(self, thresholds="none")
-
-    def thresholds_of(self, after: Affine) -> dict[str, float]:
-        """Return the thresholds of which ``after`` makes one half."""
-        return dict(zip(self.labels, expit(-after.shift).tolist(), strict=True))
 
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         return (np.asarray(outputs) > 0).astype(np.int64)
@@ -284,6 +280,6 @@ class MultiLabel(_Named[ScoredLabels]):
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         validation = self.targets(targets.values(source.splits["validation"]))
         for name, logits in baselines.of_labels(source):
-            after = self.fit(logits[: len(validation)], validation)  # as the model has it
+            shift = self.fit(logits[: len(validation)], validation)  # as the model has it
             tested = logits[len(validation) :]
-            yield name, tested if after is None else after(tested)
+            yield name, tested if shift is None else (tested + shift).astype(tested.dtype)

@@ -108,28 +108,6 @@ def binary_cross_entropy(
 binary_focal = functools.partial(binary_cross_entropy, is_focal=True)
 
 
-# ---- numbers: standardized, (rows, targets) to the mean over the targets of each row, (rows,) ----
-
-
-def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the squared error: 1 for the mean of the training rows."""
-    return ((outputs - targets) ** 2).mean(dim=-1)
-
-
-def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the absolute error, in standard deviations."""
-    return (outputs - targets).abs().mean(dim=-1)
-
-
-def huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return Huber's loss (Annals of Mathematical Statistics 35, 1964): half the squared error up
-    to one standard deviation, beyond which it grows like the absolute error.
-    """
-    from torch.nn.functional import huber_loss
-
-    return huber_loss(outputs, targets, reduction="none", delta=1.0).mean(dim=-1)
-
-
 def _precise(logits: torch.Tensor) -> torch.Tensor:
     """Return logits in fp32, or as they are in fp64."""
     import torch
