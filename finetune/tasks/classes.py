@@ -62,11 +62,7 @@ class _Named(Task[N]):
 
 
 class SingleLabel(_Named[ScoredRows]):
-    """Cross-entropy over logits; the most probable class is predicted.
-
-    Attributes:
-        is_ordered: Whether the order of the classes means something.
-    """
+    """Cross-entropy over logits; the most probable class is predicted."""
 
     name = "single_label"
     sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
@@ -78,7 +74,7 @@ class SingleLabel(_Named[ScoredRows]):
         *("roc_auc", "average_precision"),
     )
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
-    is_ordered: ClassVar[bool] = False
+    is_ordered: ClassVar[bool] = False  # whether the order of the classes means something
     has_one_class = True
 
     @property
@@ -175,12 +171,7 @@ class Ordinal(SingleLabel):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabel(_Named[ScoredLabels]):
-    """Binary cross-entropy over a sigmoid for each label; those above one half are predicted.
-
-    Attributes:
-        thresholds: What is fitted on the validation rows, for the best F1: ``one`` threshold of all
-            labels, one for each ``label``, or ``none``.
-    """
+    """Binary cross-entropy over a sigmoid for each label; those above one half are predicted."""
 
     name = "multi_label"
     sections = ("training", "labels", "length")
@@ -196,6 +187,8 @@ class MultiLabel(_Named[ScoredLabels]):
     metric_modules = ("f1", "precision", "recall", "accuracy", "average_precision", "roc_auc")
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
 
+    #: What is fitted on the validation rows, for the best F1: ``one`` threshold of all labels, one
+    #: for each ``label``, or ``none``.
     thresholds: str = "one"
 
     @property
