@@ -194,9 +194,6 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
     return {name: asdict(gap) for name, gap in gaps.items() if not np.isnan(gap.value)}
 
 
-# ---- more about the rows -------------------------------------------------------------------------
-
-
 def describe_gaps(
     rows: Any, names: Collection[str], scores: Mapping[str, Mapping[str, float]]
 ) -> list[str]:

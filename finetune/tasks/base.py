@@ -15,7 +15,13 @@ import numpy as np
 from scipy.special import expit
 
 from finetune.data import labels as class_labels
-from finetune.data.prediction_columns import LABEL, PREDICTION, PROBABILITY, probability_of
+from finetune.data.prediction_columns import (
+    LABEL,
+    MOST_COLUMNS,
+    PREDICTION,
+    PROBABILITY,
+    probability_of,
+)
 from finetune.errors import UserError, suggestion
 from finetune.statistics import metrics
 from finetune.statistics.baselines import Source
@@ -203,13 +209,10 @@ class Task(ABC, Generic[S]):
     def scored_in(self, table: pd.DataFrame) -> S:
         """Return the same of the table that :meth:`columns` was written to, which has all of it."""
 
-    def compress_outputs(self, outputs: np.ndarray) -> np.ndarray | None:
-        """Return the outputs as a file beside that table keeps them; None where it has all."""
-        return None
-
-    def needs_outputs(self, table: pd.DataFrame) -> bool:
-        """Return whether :meth:`scored` needs what :meth:`compress_outputs` returned."""
-        return False
+    @property
+    def has_outputs_file(self) -> bool:
+        """Whether a file beside that table keeps the outputs of all classes."""
+        return self.has_one_class and len(self.labels) > MOST_COLUMNS
 
     @abstractmethod
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:

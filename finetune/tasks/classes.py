@@ -16,7 +16,6 @@ from finetune.data import targets
 from finetune.data.prediction_columns import (
     LABEL,
     LABEL_PROBABILITY,
-    MOST_COLUMNS,
     MOST_PROBABLE,
     PREDICTION,
     PROBABILITY,
@@ -106,17 +105,10 @@ class SingleLabel(_Named[ScoredRows]):
         numbers = scored.class_numbers(table, LABEL, self.labels)
         return ScoredRows(numbers, self.labels, self._probabilities_in(table))
 
-    def compress_outputs(self, outputs: np.ndarray) -> np.ndarray | None:
-        return scored.to_float16(outputs) if len(self.labels) > MOST_COLUMNS else None
-
-    def needs_outputs(self, table: pd.DataFrame) -> bool:
-        has_many = len(self.labels) > MOST_COLUMNS
-        return has_many and probability_of(self.labels[0]) not in table  # which older runs have
-
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
         columns: dict[str, Any] = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
-        if len(names) <= MOST_COLUMNS:
+        if not self.has_outputs_file:
             return columns | self._probability_columns(rows)
         classes, probabilities = scored.most_probable(rows)
         columns |= {PROBABILITY: probabilities[:, 0], LABEL_PROBABILITY: rows.summary.of_label}

@@ -96,16 +96,13 @@ def encode_labels(
     Raises:
         UserError: If they cannot be labels of that task, with all columns that cannot.
     """
-    if options.separator is not None and options.task != "multi_label":
-        report.fail(f"--label_separator: a row has one label, with --task {options.task}")
-    if options.task == "regression":
-        return labels.encode_numbers(columns, options, report)
-    if len(options.columns) > 1 and options.task != "multi_label":
-        report.fail(
-            f"--label_columns: a row has one label, with --task {options.task}",
-            fix="name the column of classes by --label_column",
-        )
-    return labels.encode_names(columns, options, report)
+    task = options.task
+    if options.separator is not None and task != "multi_label":
+        report.fail(f"--label_separator: a row has one label, with --task {task}")
+    if len(options.columns) > 1 and task not in ("multi_label", "regression"):
+        report.fail(f"--label_columns: a row has one label, with --task {task}: use --label_column")
+    encode = labels.encode_numbers if task == "regression" else labels.encode_names
+    return encode(columns, options, report)
 
 
 def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> None:

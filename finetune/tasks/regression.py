@@ -141,8 +141,6 @@ class Regression(Task[ScoredNumbers]):
             for name, column in zip(self.labels or [""], columns, strict=True)
         ]
 
-    # ---- from outputs to predictions -------------------------------------------------------------
-
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.reshape(len(outputs), -1) if self.labels else outputs.reshape(len(outputs))
 
@@ -190,8 +188,6 @@ class Regression(Task[ScoredNumbers]):
             for column in (LABEL, PREDICTION)
         )
         return label, prediction, False
-
-    # ---- what predictions are worth --------------------------------------------------------------
 
     def describe(
         self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None
