@@ -38,14 +38,8 @@ def describe_calibration(rows: ScoredRows) -> dict[str, Any]:
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
-    """Return what to divide the logits by so that the log loss is least (Guo et al., 2017).
-
-    Above 1 the model was overconfident. The most probable class stays the same. Fit it on
-    validation rows: on the test rows it would flatter.
-
-    Args:
-        logits: Or logarithms of probabilities, shape ``(rows, classes)``.
-        labels: The true classes, shape ``(rows,)``.
+    """Return what to divide logits, ``(rows, classes)``, by so that the log loss of validation rows
+    is least (Guo et al., 2017); above 1 the model was overconfident.
 
     Returns:
         1 if the log loss is not lower by more than chance at any other temperature, by the
@@ -68,9 +62,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
 
 
 def fit_threshold(probabilities: Probabilities, has: np.ndarray) -> float:
-    """Return the probability above which giving a label is best for F1 over all entries.
-
-    It lies half-way between two probabilities that occur; one half if no entry is positive.
+    """Return the probability above which giving a label is best for F1 over all entries, half-way
+    between two that occur; one half if no entry is positive.
 
     Args:
         probabilities: Shape ``(rows, labels)``.

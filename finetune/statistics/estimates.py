@@ -40,9 +40,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of a metric; outside of two ends a transformation that makes its error symmetric,
-    and the way back.
-    """
+    """The range of a metric; if it has no two ends, how its error gets symmetric, and back."""
 
     lowest: float
     highest: float
@@ -76,9 +74,8 @@ def replicate_mean(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 
 def replicate(function: Function, groups: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
-    """Return the replicates of a function of arrays over the rows, by calling it on them.
-
-    Where it returns several numbers, the shape is ``(1 + groups, numbers)``.
+    """Return the replicates of a function of arrays over the rows, ``(1 + groups,)``, or ``(1 +
+    groups, numbers)`` where it returns several, by calling it on them.
     """
     values = [np.asarray(function(*arrays), dtype=np.float64)]
     for number in range(int(groups.max(initial=-1)) + 1):
@@ -127,15 +124,9 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
 def difference(
     first: np.ndarray, second: np.ndarray, scale: Scale, rows: int, different: int | None = None
 ) -> Estimate:
-    """Return how much higher the second of two models is on the same rows.
+    """Return how much higher the second of two models is on the same rows, by replicates of both.
 
-    Args:
-        first: The replicates of the first model, shape ``(1 + groups,)``.
-        second: Those of the second.
-        scale: Of the metric.
-        rows: Of the test set.
-        different: The rows with different predictions, where these alone matter; of few, 0 is in
-            the interval.
+    If ``different``, the rows with different predictions, are few, 0 is in the interval.
     """
     replicates = second - first
     if not np.isfinite(replicates).all():

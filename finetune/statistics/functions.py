@@ -38,14 +38,9 @@ def _mean(function: Function) -> Function:
 
 
 def _averaged(name: str, average: str, number: int = 1) -> Function:
-    """Return the function of precision, recall or F1.
-
-    Args:
-        name: Which of them.
-        average: ``binary``, of the class ``number`` alone; ``macro``, the mean over all labels, or
-            over the classes that occur, of which one that is lost with a group keeps its score;
-            ``weighted``, the mean over all classes by their rows; ``micro``, over all entries.
-        number: Of the class.
+    """Return the function of precision, recall or F1: ``binary``, of the class ``number`` alone;
+    ``macro``, the mean over all labels, or over the classes that occur, of which one that is lost
+    with a group keeps its score; ``weighted`` by the rows of a class; ``micro``, over all entries.
     """
 
     def function(rows: NamedRows) -> np.ndarray:
@@ -193,8 +188,8 @@ AVERAGED = ("precision", "recall", "f1")
 
 def binary(name: str, number: int = 1) -> Metric:
     """Return precision, recall or F1 of one class."""
-    function = _averaged(name, "binary", number)
-    return Metric(f"{name}_binary", "classes", 1, SHARE, function, number)
+    scores = _averaged(name, "binary", number)
+    return Metric(f"{name}_binary", "classes", 1, SHARE, scores, of_class=number)
 
 
 _right = _mean(lambda rows: rows.right)

@@ -28,6 +28,7 @@ FEWEST_OF_CLASS, MOST_RARE, FEWEST_WRONG = 5, 0.1, 10
 MOST_CONFUSED = 200  # classes: the confusions of more would be most of metrics.json
 #: The share of the squared error from which on a single row is named.
 _OF_SQUARES, _DOMINANT = ("r2", "mse", "rmse", "pearson"), 0.5
+_NONE = np.array([np.nan])  # replicates of a metric that is not defined
 Compute = Callable[["EvalPrediction"], dict[str, float]]
 #: The arguments of local metrics, by their names.
 Scoring = Mapping[str, Mapping[str, Any]]
@@ -82,20 +83,17 @@ def recipe_metrics(rows: Any, scoring: Scoring, compute: Compute) -> dict[str, M
     """Return the metrics of a recipe: those of the table, and the others as rows of it.
 
     Args:
-        rows: For which ``compute`` is called, so that its numbers have names.
+        rows: For which ``compute`` is called: it names its numbers.
         scoring: The arguments of each local metric; empty if the recipe computes its own.
         compute: The metrics that are not in the table.
     """
     metrics = find_metrics(rows.kind, scoring)
-    if scoring and len(metrics) == len(scoring):
-        return metrics
-    replicates = functools.cache(functools.partial(_replicate_custom, compute))
-    undefined = np.array([np.nan])
-
-    def metric(name: str) -> Metric:
-        return Metric("", rows.kind, 1, NUMBER, lambda rows: replicates(rows).get(name, undefined))
-
-    return metrics | {name: metric(name) for name in replicates(rows)}
+    if not scoring or len(metrics) < len(scoring):
+        replicates = functools.cache(functools.partial(_replicate_custom, compute))
+        for name in replicates(rows):
+            function = functools.partial(lambda key, rows: replicates(rows).get(key, _NONE), name)
+            metrics[name] = Metric("", rows.kind, 1, NUMBER, function)
+    return metrics
 
 
 def _replicate_custom(compute: Compute, rows: Any) -> dict[str, np.ndarray]:
@@ -250,9 +248,8 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
 
 
 def describe_top_k(rows: ScoredRows) -> dict[str, Any]:
-    """Return how often the true class is among the k most probable ones, for k below the classes.
-
-    Classes that are as probable as the true one come before it or after it by chance.
+    """Return how often the true class is among the k most probable ones, for k below the classes;
+    those that are as probable as it come before it or after it by chance.
     """
     above, ties = rows.summary.above, rows.summary.ties
     return {

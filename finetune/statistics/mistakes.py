@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,12 +12,8 @@ from finetune.data.prediction_columns import is_predicted
 from finetune.statistics.estimates import Estimate, share
 from finetune.statistics.scored import ScoredLabels, ScoredRows
 
-_FEWEST_IN_SLICE, _MOST_VALUES = 20, 30
-_FEWEST_TO_SUSPECT, _MOST_CONTRADICTED = 100, 1 / 3
 
-
-@dataclass(frozen=True)
-class Suspicion:
+class Suspicion(NamedTuple):
     """Labels that may be wrong."""
 
     rows: np.ndarray  # indices, the most confident prediction first
@@ -46,14 +42,11 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
 
     Mistakes of the model get rarer as its confidence grows, wrong labels do not: among the tenth of
     the rows with the most confident predictions most contradicted labels are wrong themselves
-    (docs/decisions/suspected-labels.md).
-
-    Returns:
-        None of fewer than 100 rows, and if more than a third of all labels are contradicted: then
-        too many of the most confident predictions are wrong themselves.
+    (docs/decisions/suspected-labels.md). None of few rows, or if too many labels are contradicted:
+    then too many of the most confident predictions are wrong themselves.
     """
     wrong = ~rows.right
-    if len(rows) < _FEWEST_TO_SUSPECT or wrong.mean() > _MOST_CONTRADICTED:
+    if len(rows) < 100 or wrong.mean() > 1 / 3:
         return None
     confident = len(rows) // 10
     order = np.argsort(-rows.summary.confidence, kind="stable")[:confident]
@@ -62,26 +55,20 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
 
 
 def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[str, Any]]:
-    """Return the slices with the lowest accuracy: by length, by columns of the data, by class.
-
-    Of each the name, rows, accuracy, and whether that is surely lower than that of all rows.
-
-    Args:
-        rows: To slice.
-        table: ``predictions.parquet``; a column of the data is a source of slices if it has 2 to 30
-            values.
-        most: How many slices; those of fewer than 20 rows are left out.
+    """Return the slices with the lowest accuracy: by length, by columns of the data that have 2 to
+    30 values, by class; of each, of 20 rows or more, the name, rows, accuracy, and whether that is
+    surely lower than that of all rows.
     """
     names = [_by_length(table["tokens"])] if "tokens" in table else []  # the slice of each row
     for column in table.columns:
-        if not is_predicted(column) and 1 < table[column].nunique() <= _MOST_VALUES:
+        if not is_predicted(column) and 1 < table[column].nunique() <= 30:
             names.append(f"{column} = " + table[column].astype("string"))
     names.append(pd.Series([f"true class '{rows.names[label]}'" for label in rows.labels]))
     slices, overall = list[dict[str, Any]](), float(rows.right.mean())
     for slice_of_row in names:
         by_slice = pd.Series(rows.right).groupby(slice_of_row.to_numpy(), sort=False)
         for name, right in by_slice:
-            if _FEWEST_IN_SLICE <= len(right) < len(rows):
+            if 20 <= len(right) < len(rows):
                 accuracy = share(int(right.sum()), len(right))
                 facts = {"name": name, "rows": len(right), "accuracy": asdict(accuracy)}
                 slices.append({**facts, "lower": accuracy.high < overall})

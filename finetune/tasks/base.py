@@ -81,8 +81,6 @@ class Task(ABC, Generic[S]):
                 f"{', '.join(self.losses)}{suggestion(self.loss_function, self.losses)}"
             )
 
-    # ---- data and model --------------------------------------------------------------------------
-
     @property
     @abstractmethod
     def feature(self) -> Any:
@@ -103,11 +101,6 @@ class Task(ABC, Generic[S]):
         """The outputs of the model for a row."""
         return max(1, len(self.labels))
 
-    @property
-    def row_loss(self) -> RowLoss:
-        """The chosen one of :attr:`losses`."""
-        return self.losses[self.loss_function or next(iter(self.losses))]
-
     def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
         """Return raw rows of a split of other data with labels as the model has them.
 
@@ -124,7 +117,7 @@ class Task(ABC, Generic[S]):
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
-        return self.row_loss(logits, labels)
+        return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
 
     def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
         """Return :func:`~finetune.tasks.losses.class_weights` of the labels."""
@@ -155,9 +148,13 @@ class Task(ABC, Generic[S]):
         """
         return model
 
-    @abstractmethod
     def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
         """Return a text about each label of the targets of training."""
+        if targets.ndim == 1:
+            shares = np.bincount(targets, minlength=len(self.labels)) / len(targets)
+        else:
+            shares = targets.mean(axis=0)
+        return [f"{name} {share:.0%}" for name, share in zip(self.labels, shares, strict=True)]
 
     def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
         """Return what the start block says of the labels of training: a name and a text."""
@@ -168,8 +165,6 @@ class Task(ABC, Generic[S]):
     def on_hub(self, *, is_text: bool) -> str:
         """Return the ``pipeline_tag`` of the Hub."""
         return "text-classification" if is_text else "image-classification"
-
-    # ---- from outputs to predictions -------------------------------------------------------------
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
         """Return what is added to the outputs from now on, shape ``(outputs,)``, fitted on those of
@@ -230,11 +225,8 @@ class Task(ABC, Generic[S]):
         """Return the values of these columns, each an array or a list over the rows."""
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        """Return the prediction of one row as a line.
-
-        Args:
-            row: The columns of :meth:`predicted_names`, of every label where there are.
-            most: How many other labels it names at most.
+        """Return the prediction of one row, of the columns of :meth:`predicted_names`, as a line
+        with ``most`` other labels.
         """
         probabilities = {label: row[probability_of(label)] for label in self.labels}
         texts = {label: f"{label} {value:.4f}" for label, value in probabilities.items()}
@@ -249,8 +241,6 @@ class Task(ABC, Generic[S]):
         """
         return str(row[LABEL]), str(row[PREDICTION]), row[LABEL] == row[PREDICTION]
 
-    # ---- what predictions are worth --------------------------------------------------------------
-
     def refuse_metrics(self, scoring: Scoring) -> None:
         """Raise a ``UserError`` of the metrics of the toolkit that are of other kinds of labels."""
         mistakes, names = list[str](), ", ".join(self.metric_modules)
@@ -264,12 +254,8 @@ class Task(ABC, Generic[S]):
     def statistics(
         self, rows: S, recipe_metrics: Metrics, temperature: float | None = None
     ) -> dict[str, Any]:
-        """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``.
-
-        Args:
-            rows: Of the test set.
-            recipe_metrics: See :func:`finetune.statistics.metrics.recipe_metrics`.
-            temperature: That was fitted on validation rows; None without one.
+        """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``, of
+        test rows, the metrics of the recipe, and the temperature that validation rows gave.
         """
         scores = metrics.estimate(rows, metrics.with_standard(self.label_kind, recipe_metrics))
         notes = metrics.describe_gaps(rows, recipe_metrics, scores)
@@ -283,8 +269,8 @@ class Task(ABC, Generic[S]):
         """Return those of :meth:`statistics` that only labels of this kind have."""
 
     def find_difference(self, other: Task[Any]) -> str:
-        """Return what is different in another task, so that their predictions cannot be compared:
-        tasks, or names of labels, of ordinal ones also their order; empty if they can.
+        """Return why predictions of another task cannot be compared: the task, or the names of
+        labels, of ordinal ones also their order; empty if they can.
         """
         if self.label_kind != other.label_kind:
             return f"different tasks: {self.name} and {other.name}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from scipy.special import expit, logit
@@ -34,33 +34,20 @@ if TYPE_CHECKING:
 
     from finetune.training.loss import GlobalLoss
 
-N = TypeVar("N", bound=NamedRows)
 #: Validation rows that have a label, below which it has the threshold of all labels together.
 _FEWEST_POSITIVES = 10
 _MOST_TOGETHER = 100  # labels: the co-occurrences of more would be most of metrics.json
 
 
-class _Named(Task[N]):
-    has_probabilities = True
-
-    def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
-        if self.has_one_class:
-            shares = np.bincount(targets, minlength=len(self.labels)) / len(targets)
-        else:
-            shares = targets.mean(axis=0)
-        return [f"{name} {share:.0%}" for name, share in zip(self.labels, shares, strict=True)]
-
-    def _probabilities_in(self, table: pd.DataFrame) -> Probabilities:
-        columns = table[[probability_of(name) for name in self.labels]]
-        return Probabilities(columns.to_numpy(np.float64))
-
-    def _probability_columns(self, rows: N) -> dict[str, np.ndarray]:
-        return dict(
-            zip(map(probability_of, self.labels), rows.probabilities.columns(), strict=True)
-        )
+def _probabilities_in(table: pd.DataFrame, names: Sequence[str]) -> Probabilities:
+    return Probabilities(table[[*map(probability_of, names)]].to_numpy(np.float64))
 
 
-class SingleLabel(_Named[ScoredRows]):
+def _probability_columns(rows: NamedRows) -> dict[str, np.ndarray]:
+    return dict(zip(map(probability_of, rows.names), rows.probabilities.columns(), strict=True))
+
+
+class SingleLabel(Task[ScoredRows]):
     """Cross-entropy over logits; the most probable class is predicted."""
 
     name = "single_label"
@@ -74,7 +61,7 @@ class SingleLabel(_Named[ScoredRows]):
     )
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
     is_ordered: ClassVar[bool] = False  # whether the order of the classes means something
-    has_one_class = True
+    has_one_class = has_probabilities = True
 
     @property
     def feature(self) -> Any:
@@ -103,13 +90,13 @@ class SingleLabel(_Named[ScoredRows]):
 
     def scored_in(self, table: pd.DataFrame) -> ScoredRows:
         numbers = scored.class_numbers(table, LABEL, self.labels)
-        return ScoredRows(numbers, self.labels, self._probabilities_in(table))
+        return ScoredRows(numbers, self.labels, _probabilities_in(table, self.labels))
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
         columns: dict[str, Any] = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
         if not self.has_outputs_file:
-            return columns | self._probability_columns(rows)
+            return columns | _probability_columns(rows)
         classes, probabilities = scored.most_probable(rows)
         columns |= {PROBABILITY: probabilities[:, 0], LABEL_PROBABILITY: rows.summary.of_label}
         for place in range(2, MOST_PROBABLE + 1):
@@ -162,7 +149,7 @@ class Ordinal(SingleLabel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiLabel(_Named[ScoredLabels]):
+class MultiLabel(Task[ScoredLabels]):
     """Binary cross-entropy over a sigmoid for each label; those above one half are predicted."""
 
     name = "multi_label"
@@ -178,6 +165,7 @@ class MultiLabel(_Named[ScoredLabels]):
     }
     metric_modules = ("f1", "precision", "recall", "accuracy", "average_precision", "roc_auc")
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
+    has_probabilities = True
 
     #: What is fitted on the validation rows, for the best F1: ``one`` threshold of all labels, one
     #: for each ``label``, or ``none``.
@@ -198,7 +186,8 @@ class MultiLabel(_Named[ScoredLabels]):
         loss = super().global_loss(rows, None)
         if weight_of_class is None:
             return loss
-        weights, row_loss = tensor(weight_of_class, dtype=float32), cast("Any", self.row_loss)
+        row_loss: Any = self.losses[self.loss_function or "binary_cross_entropy"]
+        weights = tensor(weight_of_class, dtype=float32)
         weighted = functools.partial(row_loss, positive_weights=weights)
         return replace(loss, training_loss=weighted)
 
@@ -236,12 +225,12 @@ class MultiLabel(_Named[ScoredLabels]):
         number = {name: index for index, name in enumerate(self.labels)}
         numbers = [[number[name] for name in names] for names in table[LABEL]]
         has = targets.indicators(numbers, len(self.labels))
-        return ScoredLabels(has, self.labels, self._probabilities_in(table))
+        return ScoredLabels(has, self.labels, _probabilities_in(table, self.labels))
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         rows = self.scored(labels, outputs)
         decided = {LABEL: self._list_names(rows.labels), PREDICTION: self._list_names(rows.decided)}
-        return decided | self._probability_columns(rows)
+        return decided | _probability_columns(rows)
 
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
         probabilities = self.probabilities(outputs)
