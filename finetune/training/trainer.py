@@ -172,8 +172,6 @@ class Trainer(CheckpointTrainer):
 
     def _verify(self, path: str, directory: Path) -> str:
         """Return a checkpoint that is complete, for ``True`` or ``last`` the newest that is."""
-        if self.args.should_save and not lock.is_held(directory):
-            checkpoint.settle_replaced(directory)
         if path in ("last", "true", "True"):
             newest, _ = checkpoint.newest_complete(directory)
             if newest is None:
