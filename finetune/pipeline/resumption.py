@@ -117,6 +117,8 @@ def find(
         return None
     if request not in ("resume", "last"):
         return _find_path(Path(request).expanduser(), output_dir, verifies=verifies)
+    if renames:
+        checkpoint.settle_replaced(output_dir)
     manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
     saved = checkpoint.list_checkpoints(output_dir, complete=True)
     newest, problems = saved[0] if saved else None, list[str]()

@@ -43,17 +43,13 @@ _REFUSED = {
     "prediction_loss_only": "the report needs the outputs of all rows",
     "batch_eval_metrics": "the report needs the outputs of all rows",
 }
-#: The lowest value of arguments; shares are below 1, too.
-_SHARES = ("label_smoothing_factor", "adam_beta1", "adam_beta2")
-_LOWEST = {
-    **dict.fromkeys(("save_every", "save_total_limit", "early_stopping_patience", "profile"), 1),
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 1),
-    **dict.fromkeys(("global_batch_size", "max_tokens_per_batch", "num_threads"), 1),
-    **dict.fromkeys(("gradient_accumulation_steps", "ddp_timeout"), 1),
-    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "adam_epsilon"), 0),
-    **dict.fromkeys(("warmup_steps", "grace_seconds", "eval_delay", "seed", "data_seed"), 0),
-    **dict.fromkeys(("dataloader_num_workers", "neftune_noise_alpha", *_SHARES), 0),
+#: Numbers are 0 or more, these 1 or more, and shares below 1.
+_AT_LEAST_1 = {
+    *("save_every", "save_total_limit", "early_stopping_patience", "profile", "num_threads"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
+    *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout"),
 }
+_SHARES = {"label_smoothing_factor", "adam_beta1", "adam_beta2"}
 #: What is in the name of an optimizer, and the package that it needs.
 _OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), "torchao"),
@@ -83,28 +79,18 @@ class FinetuneArguments(TrainingArguments):
     )
     global_batch_size: int | None = _option(None, "rows per optimizer step, over all devices")
     max_tokens_per_batch: int | None = _option(None, "tokens per optimizer step, with padding")
-    class_sampling: Literal["none", "balanced"] = _option(
-        "none", "rows of an epoch: none, each at most once; balanced, as many of each class"
-    )
+    class_sampling: Literal["none", "balanced"] = _option("none", "balanced: as many of each class")
     save_every: int = _option(1, "keep a checkpoint every N epochs, and the last and the best")
     resume: bool = _option(False, "continue the run in --output_dir from its newest checkpoint")
-    resume_from_checkpoint: str | None = _option(
-        None, "a checkpoint to continue from, or last: the newest complete one of the run"
-    )
+    resume_from_checkpoint: str | None = _option(None, "a checkpoint, or last: the newest complete")
     allow_changed: str | None = _option(None, "settings, with commas, that may differ on resume")
-    grace_seconds: float = _option(
-        20.0, "seconds after SIGTERM, SIGINT, SIGHUP or SIGUSR1 to finish a step and save"
-    )
-    early_stopping_patience: int | None = _option(
-        None, "stop after N evaluations in a row without a better metric_for_best_model"
-    )
+    grace_seconds: float = _option(20.0, "seconds after a signal to finish a step and save")
+    early_stopping_patience: int | None = _option(None, "stop after N evaluations without a gain")
     num_threads: int | None = _option(None, "CPU threads per process (unset: a share of the cores)")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
         "auto", "precision of matrix products (auto: bf16 where the device has it)"
     )
-    cpu_kernels: Literal["auto", "off"] = _option(
-        "auto", "on a CPU: auto for those of this toolkit, off for those of the libraries"
-    )
+    cpu_kernels: Literal["auto", "off"] = _option("auto", "off: on a CPU those of the libraries")
     profile: int | None = _option(None, "profile N steps after the first two")
     baseline: bool = _option(True, "fit a bag-of-words baseline on the same rows, to compare with")
     dataloader_num_workers: int | None = _option(  # type: ignore[assignment]
@@ -192,20 +178,17 @@ def _matching_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults that let the model be evaluated when it is saved, where the user changes one
     of the two: only then can the best one be kept.
     """
-    names = ("eval_strategy", "save_strategy")
-    strategies = {name: user_options[name] for name in names if name in user_options}
-    if "no" in strategies.values():
+    evaluate, save = (user_options.get(f"{name}_strategy") for name in ("eval", "save"))
+    if "no" in (evaluate, save):
         return {"load_best_model_at_end": False}
-    if len(strategies) != 1 or strategies.get("save_strategy") == "best":
+    if (evaluate is None) == (save is None) or save == "best":
         return {}
-    defaults: dict[str, Any] = dict.fromkeys(names, *strategies.values())
-    for name, other in (("eval_steps", "save_steps"), ("save_steps", "eval_steps")):
-        if name in user_options:
-            defaults[other] = user_options[name]
-    return defaults
+    steps = user_options.get("eval_steps", user_options.get("save_steps"))
+    defaults = dict.fromkeys(("eval_strategy", "save_strategy"), evaluate or save)
+    return defaults | ({} if steps is None else {"eval_steps": steps, "save_steps": steps})
 
 
-def shards(values: Any) -> bool:
+def shards(values: FinetuneArguments | ArgumentValues) -> bool:
     """Return whether FSDP is asked for, here or in the accelerate config."""
     return bool(values.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
@@ -219,9 +202,10 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     for name, reason in _REFUSED.items():
         if getattr(values, name):
             yield f"--{name}: {reason}"
-    for name, lowest in _LOWEST.items():
-        value, bound = getattr(values, name), 1 if name in _SHARES else math.inf
-        if value is not None and not lowest <= value < bound:
+    for name, value in vars(values).items():
+        lowest, bound = int(name in _AT_LEAST_1), 1 if name in _SHARES else math.inf
+        has_own_rule = name in ("num_train_epochs", "max_steps", "local_rank")
+        if isinstance(value, (int, float)) and not has_own_rule and not lowest <= value < bound:
             yield f"--{name} {value}: expected {lowest} or more" + " and below 1" * (bound == 1)
     if not 0 < values.num_train_epochs < math.inf:
         yield f"--num_train_epochs {values.num_train_epochs}: expected more than 0"

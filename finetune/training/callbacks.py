@@ -16,7 +16,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from finetune.errors import counted
 from finetune.runtime import activity, distributed, signals
-from finetune.runtime.files import refuse_link, replacing, write_whole
+from finetune.runtime.files import replacing, write_whole
 from finetune.runtime.signals import Stopped
 from finetune.training.checkpoint import Checkpoint
 from finetune.training.sampler import GlobalBatchSampler
@@ -48,16 +48,16 @@ class StopRequests(TrainerCallback):
         state.compute_steps(args, state.max_steps)
         self._begin()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget what the step before had to do."""
-        self.pending_evaluation = self.pending_save = self.is_epoch_ended = False
-
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note that the epoch has ended; it is saved after this."""
         self.is_epoch_ended = True
 
     def on_pre_optimizer_step(self, *_: Any, **kwargs: Any) -> None:
-        """Send the request of this process to the others."""
+        """Forget what the step before had to do, and send the request of this process."""
+        self.pending_evaluation = self.pending_save = self.is_epoch_ended = False
+        self._send()
+
+    def _send(self) -> None:
         self._flag.fill_(signals.requested() is not None)
         if dist.is_available() and dist.is_initialized():
             self._exchange = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
@@ -75,7 +75,7 @@ class StopRequests(TrainerCallback):
         Raises:
             Stopped: On every process, if one of them got a signal.
         """
-        self.on_pre_optimizer_step()
+        self._send()
         if self._is_requested():
             raise Stopped(signals.requested() or "a signal to another process")
 
@@ -245,7 +245,6 @@ class Profile(TrainerCallback):
 def _write_profile(result: profile, directory: Path) -> None:
     if not distributed.is_main_process():
         return
-    refuse_link(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with replacing(directory / "trace.json") as new:
         result.export_chrome_trace(str(new))

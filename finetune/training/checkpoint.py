@@ -1,19 +1,18 @@
-"""Complete checkpoints: ``checkpoint-N/`` as ``Trainer`` writes it, then ``checkpoint.json``.
+"""Complete checkpoints, and a directory for one run at a time.
 
-``checkpoint.json`` lists the files with sizes and checksums, and is written when every process has
-written its part and all of it is on the disk. A directory without it, or that does not match it, is
-not a complete checkpoint and is never resumed from.
+``Trainer`` writes ``checkpoint-N/``. When every process has written its part and all of it is on
+the disk, ``checkpoint.json`` lists the files with sizes and checksums. A directory without it, or
+that does not match it, is not a complete checkpoint and is never resumed from.
 
 A checksum shows damage, not malice: whoever can write the files can write ``checkpoint.json`` too.
-So pickles are searched for code before they are loaded, see :func:`refuse_code`.
-
-The output directory is for one run at a time: :func:`occupy` and :func:`clear_way`.
+So pickles are searched for code before they are loaded.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 import pickle
 import re
@@ -88,16 +87,13 @@ def complete(
         configuration=dict(configuration),
         pending=dict(pending),
     ).write(path)
-    for directory in (path / Checkpoint.NAME, path, path.parent):
-        _flush(directory)
+    for new in (path / Checkpoint.NAME, path, path.parent):
+        _flush(new)
 
 
 def list_checkpoints(directory: Path, *, complete: bool = False) -> list[Path]:
-    """Return the checkpoints of a run by their names, those of most steps first.
-
-    Args:
-        directory: Of the run.
-        complete: Leave those out that have no ``checkpoint.json``; no file is read.
+    """Return the checkpoints of a run by their names, those of most steps first; ``complete``
+    leaves those out that have no ``checkpoint.json``, without reading a file.
     """
     paths = [path for path in directory.glob("checkpoint-*") if number(path) and path.is_dir()]
     if complete:
@@ -153,12 +149,21 @@ def set_aside(path: Path, prefix: str) -> Path:
 
 
 def _free_path(path: Path) -> Path:
-    """Return a path, or where there is something, the first of ``path.1``, ``path.2``, ... ."""
-    free, count = path, 0
-    while free.exists():
-        count += 1
-        free = path.with_name(f"{path.name}.{count}")
-    return free
+    paths = (path.with_name(f"{path.name}.{count}") for count in itertools.count(1))
+    return next(free for free in itertools.chain([path], paths) if not free.exists())
+
+
+def settle_replaced(directory: Path) -> None:
+    """Bring back a complete checkpoint that was renamed because its step was saved again, or delete
+    it where the new one is complete.
+    """
+    for replaced in directory.glob("replaced-checkpoint-*"):
+        path = replaced.with_name(replaced.name.removeprefix("replaced-"))
+        if (path / Checkpoint.NAME).exists():
+            shutil.rmtree(replaced)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            replaced.rename(path)
 
 
 def rotate(directory: Path, limit: int | None, best: Path | None) -> None:
@@ -198,10 +203,7 @@ def _in_progress(directory: Path) -> str:
 
 
 def clear_way(directory: Path) -> str | None:
-    """Make room for a new run: move an earlier one aside; nothing is ever deleted.
-
-    Returns:
-        A sentence about what was moved, or None.
+    """Make room for a new run: move an earlier one aside, and say so; nothing is ever deleted.
 
     Raises:
         UserError: if the directory holds something other than a run, or one that is in progress.
@@ -243,10 +245,9 @@ def _content(directory: Path) -> list[Path]:
 def refuse_code(checkpoint: str | Path) -> None:
     """Refuse a checkpoint whose pickles hold more than tensors and numbers.
 
-    Optimizer, scheduler and random states are pickles. torch loads them as ``weights_only``, so
-    that a class or function in them is never called; here it is found without loading, and named.
-    The sharded states of FSDP it loads without that: their ``.metadata``, and what is no tensor in
-    the shards.
+    torch loads optimizer, scheduler and random states as ``weights_only``, so that a class or
+    function in them is never called; here it is found without loading, and named. The sharded
+    states of FSDP it loads without that: their ``.metadata``, and what is no tensor in the shards.
 
     Raises:
         UserError: With the file and what it holds.

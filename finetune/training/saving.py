@@ -64,18 +64,9 @@ class CheckpointTrainer(transformers.Trainer):
         self.require_finite_weights()
         directory = Path(self._get_output_dir(trial))
         path = directory / f"checkpoint-{self.state.global_step}"
-        if self._resumed is None or path.resolve() != self._resumed.resolve():
-            self._write_checkpoint(path, model, trial)
-        elif self.state.best_global_step == self.state.global_step:
-            # it is there, and has what it still has to do: a training that resumes does that again
-            self.state.best_model_checkpoint = str(path)
         if self.args.should_save:
-            best = self.state.best_model_checkpoint
-            checkpoint.rotate(directory, self.args.save_total_limit, Path(best) if best else None)
-        distributed.gather(None)  # no process looks for it before it is complete
-
-    def _write_checkpoint(self, path: Path, model: torch.nn.Module, trial: Any) -> None:
-        if self.args.should_save:
+            if (path / Checkpoint.NAME).exists():
+                checkpoint.set_aside(path, "replaced")
             shutil.rmtree(path, ignore_errors=True)
         distributed.gather(None)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
@@ -97,6 +88,12 @@ class CheckpointTrainer(transformers.Trainer):
             raise
         finally:
             self.args.save_total_limit = limit
+            if self.args.should_save:
+                checkpoint.settle_replaced(directory)
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            checkpoint.rotate(directory, limit, Path(best) if best else None)
+        distributed.gather(None)  # no process looks for it before it is complete
 
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
