@@ -17,7 +17,7 @@ from finetune.errors import UserError
 from finetune.runtime import distributed
 from finetune.training import checkpoint
 from finetune.training.checkpoint import Checkpoint
-from finetune.training.manifest import MANIFEST, METRICS, Manifest, status_and_process
+from finetune.training.manifest import MANIFEST, METRICS, Manifest
 
 if TYPE_CHECKING:
     from finetune.training.arguments import ArgumentValues
@@ -82,10 +82,13 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
 
 
 def _is_of_this_job(directory: Path) -> bool:
-    status = status_and_process(directory)
-    process = status[1] if status is not None else None
-    if process is None:
+    try:
+        manifest = _read_manifest(directory)
+    except UserError:
         return False
+    if manifest is None:
+        return False
+    process = manifest.process
     job, this_job = process.job or "", distributed.job() or ""
     if process.host != platform.node() and job.startswith("torchrun"):  # its agent is another
         return job.split()[:2] == this_job.split()[:2]
