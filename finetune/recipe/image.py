@@ -1,12 +1,4 @@
-"""Recipes of images: one image and one label a row, on an image classifier of ``transformers``.
-
-An image recipe is mostly fields::
-
-    class Beans(ImageRecipe):
-        dataset: str = "AI-Lab-Makerere/beans"
-        model: str = "google/vit-base-patch16-224-in21k"
-        training = dict(global_batch_size=32, learning_rate=5e-5, num_train_epochs=3)
-"""
+"""Recipes of images: one image and one label a row, on an image classifier of ``transformers``."""
 
 from __future__ import annotations
 
@@ -28,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class ImageRecipe(Recipe, ImageOptions):
-    """Images with one label each, on an image classifier from ``transformers``."""
+    """Images with one label each, on an image classifier from ``transformers``.
+
+    It is mostly fields, like a :class:`~finetune.recipe.TextRecipe`.
+    """
 
     input_column = "image"
     packaged_model = "embedded:vit"
@@ -50,15 +45,15 @@ class ImageRecipe(Recipe, ImageOptions):
 
         from finetune.data import columns, images
         from finetune.data.label_columns import LabelOptions, parse_label_map
-        from finetune.recipe import rows
+        from finetune.tasks import decision
 
         named = {"image": [self.image_column], "label": [self.label_column]}
         (image,), (label,) = columns.find_columns(dataset["train"], named)
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label
-        sources = {"--image_column": [image], "--label_column": [label]}
-        columns.require_columns(dataset, sources, self.report)
+        flags = {"--image_column": [image], "--label_column": [label]}
+        columns.require_columns(dataset, flags, self.report)
         dataset = columns.drop_own_columns(dataset, [image, label], self.report)
         dataset = DatasetDict(
             {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
@@ -71,8 +66,10 @@ class ImageRecipe(Recipe, ImageOptions):
             renames=parse_label_map(self.label_map),
             drop_invalid=self.drop_invalid,
         )
-        dataset, _ = rows.add_labels(self, dataset, (), options)
-        return dataset
+        label_columns = columns.read_label_columns(dataset, (), options, self.report)
+        encoded = decision.encode_labels(label_columns, options, self.report)
+        self.label_name, self.unmapped_labels = label, encoded.unmapped
+        return encoded.added_to(dataset.remove_columns(label))
 
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:

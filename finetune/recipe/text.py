@@ -1,12 +1,4 @@
-"""Recipes of text: a text, or several parts of one, a row, on an encoder of ``transformers``.
-
-A text recipe is mostly fields::
-
-    class Yelp(TextRecipe):
-        dataset: str = "Yelp/yelp_review_full"
-        model: str = "google-bert/bert-base-cased"
-        training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
-"""
+"""Recipes of text: a text, or several parts of one, a row, on an encoder of ``transformers``."""
 
 from __future__ import annotations
 
@@ -33,11 +25,18 @@ if TYPE_CHECKING:
     from finetune.data.encoding import Encoder, Rows
     from finetune.data.label_columns import LabelOptions
     from finetune.data.windows import Windows
-    from finetune.training.arguments import FinetuneArguments
 
 
 class TextRecipe(Recipe, TextOptions):
-    """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
+    """Sentences, pairs or documents with labels, on an encoder from ``transformers``.
+
+    A text recipe is mostly fields::
+
+        class Yelp(TextRecipe):
+            dataset: str = "Yelp/yelp_review_full"
+            model: str = "google-bert/bert-base-cased"
+            training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
+    """
 
     packaged_model = "embedded:minilm"
 
@@ -55,58 +54,75 @@ class TextRecipe(Recipe, TextOptions):
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
         several columns of text, ``texts`` has the parts. Other columns stay.
-
-        Raises:
-            UserError: If columns or values are missing, or labels cannot be read.
         """
-        from finetune.data import columns, parts
-        from finetune.recipe import rows
+        from finetune.data import columns, parts, sources
+        from finetune.tasks import decision
 
-        texts = self.columns_read() if self.text_columns or self.text_column else []
-        labels = self._labels_read()
-        if not (texts and labels[0]):  # find those that the options leave open
-            named = {"text": texts, "label": labels}
-            texts, labels = columns.find_columns(dataset["train"], named)
+        named = {"text": self.columns_read(), "label": [*self.label_options().columns]}
+        texts, labels = columns.find_columns(dataset["train"], named)
+        if [texts, labels] != [*named.values()]:
             self.text_column = self.text_column if self.text_columns else texts[0]
             self.label_column = self.label_column if self.label_columns else labels[0]
             names = " and ".join(map(repr, texts))
             self.note(f"columns: {names} is the text, {labels[0]!r} the label")
         is_one = self.text_columns is None
-        sources = {
+        flags = {
             "--text_column" if is_one else "--text_columns": texts,
             "--label_columns" if self.label_columns else "--label_column": labels,
         }
-        columns.require_columns(dataset, sources, self.report)
-        if is_one and not self.label_columns:
-            rows.warn_of_missing_header(self, dataset, self.text_column, self.label_column)
+        columns.require_columns(dataset, flags, self.report)
+        is_file = self.row_source is not None and self.row_source.kind == "local"
+        has_names = is_file and is_one and not self.label_columns
+        for split, rows in dataset.items() if has_names else ():
+            if column := sources.names_are_values(rows, [*texts, *labels]):
+                self.report.warning(
+                    f"the first line of the {split} data looks like a row, not like column names: "
+                    f"'{column}' is both the name of a column and a value in it",
+                    "missing_header",
+                    split=split,
+                    fix="add a first line with the names of the columns, such as 'text,label'",
+                )
         dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
         if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
-        is_open = self.task == "auto"
-        dataset, task = rows.add_labels(self, dataset, texts, self.label_options())
-        self.task = task  # type: ignore[assignment]
-        if self.label_columns and task == "regression":
+        options, is_open = self.label_options(), self.task == decision.AUTO
+        label_columns = columns.read_label_columns(dataset, texts, options, self.report)
+        if is_open:
+            decided = decision.decide_task(label_columns["train"], options, self.report)
+            self.task, self.task_reason = decided
+            options = self.label_options()
+        encoded = decision.encode_labels(label_columns, options, self.report)
+        self.label_name, self.unmapped_labels = labels[0], encoded.unmapped
+        if self.label_columns and self.task == "regression":
             self.target_names = labels
-        if is_open and task == "single_label" and super().is_ordinal(dataset["train"]):
+        dataset = dataset.remove_columns(labels)
+        if is_one and texts[0] != "text":
+            dataset = dataset.rename_column(texts[0], "text")
+        dataset = encoded.added_to(dataset)
+        if is_open and self.task == "single_label" and super().is_ordinal(dataset["train"]):
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
         return dataset if is_one else parts.combined(dataset, texts)
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.tasks import decision
+
+        if self.task == "ordinal":
+            decision.check_order(dataset, self.label_options(), self.report)
+            self.report.raise_errors()
+        return super().split(dataset)
 
     def columns_read(self) -> list[str]:
         from finetune.data.columns import parse_names
 
         return parse_names("--text_columns", self.text_columns) or [self.text_column]
 
-    def _labels_read(self) -> list[str]:
-        from finetune.data.columns import parse_names
-
-        return parse_names("--label_columns", self.label_columns) or [self.label_column]
-
     def label_options(self) -> LabelOptions:
         """Return how labels are written."""
+        from finetune.data.columns import parse_names
         from finetune.data.label_columns import LabelOptions, parse_label_map
 
         return LabelOptions(
-            columns=self._labels_read(),
+            columns=parse_names("--label_columns", self.label_columns) or [self.label_column],
             task=self.task,
             names=split_values(self.label_order or "") or self.label_names,
             is_ordered=bool(self.label_order),
@@ -129,14 +145,6 @@ class TextRecipe(Recipe, TextOptions):
     def is_ordinal(self, rows: Dataset) -> bool:
         return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
 
-    def split(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.tasks import decision
-
-        if self.task == "ordinal":
-            decision.check_order(dataset, self.label_options(), self.report)
-            self.report.raise_errors()
-        return super().split(dataset)
-
     # ---- model and tokenizer ---------------------------------------------------------------------
 
     @functools.cached_property
@@ -144,9 +152,6 @@ class TextRecipe(Recipe, TextOptions):
         """The configuration of the model, as it is stored; None if the recipe builds its own.
 
         The default of ``max_length`` is reduced to the positions of the model.
-
-        Raises:
-            UserError: If the model has no head for texts, or fewer positions than ``max_length``.
         """
         from finetune.models import families
         from finetune.models.pretrained import load_config
@@ -209,18 +214,10 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.models import families
 
         defaults = super().training_defaults(user_options)
-        if not self.model or "splits" not in vars(self):  # the model may still be out of reach
-            return defaults
-        overflows = self.model_config is not None and families.overflows(self.model_config)
-        if overflows and defaults.get("precision", "auto") == "auto":
+        config = self.model_config if self.model and "splits" in vars(self) else None
+        if config is not None and families.overflows(config):
             defaults["precision"] = "fp32"
         return defaults
-
-    def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
-        from finetune.models.families import refuse_half_precision
-
-        refuse_half_precision(model, bf16=arguments.bf16, fp16=arguments.fp16)
-        return super().adapt(model, arguments)
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         kwargs = super().trainer_kwargs(model)
@@ -275,7 +272,7 @@ class TextRecipe(Recipe, TextOptions):
         """Return the targets of training, of each window where texts are read in windows."""
         import numpy as np
 
-        if self.windows is None or self.class_weights == "none":
+        if self.windows is None:
             return super().training_targets()
         return np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])
 
@@ -303,7 +300,7 @@ class TextRecipe(Recipe, TextOptions):
         return sample_tokens(self._reader("train"), len(self.splits["train"]), self.encoder())
 
     def _reader(self, split: str) -> Rows:
-        """Return a function from row numbers of a split to these rows, as the model reads them."""
+        """Return a function from row numbers to these rows of a split, as the model reads them."""
         from finetune.data import parts
 
         rows, has_parts = self.splits[split], self.text_columns is not None
