@@ -328,7 +328,7 @@ MUTATIONS = (
     ),
     Mutation(
         "long texts lose the end that --truncation keeps",
-        "finetune/recipe/text.py",
+        "finetune/recipe/pretrained.py",
         'side = "left" if self.truncation == "tail" else "right"',
         'side = "left" if self.truncation == "head" else "right"',
         ("B1",),

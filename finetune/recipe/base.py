@@ -111,7 +111,11 @@ class Recipe(RecipeOptions):
         """
         if not self.dataset:
             raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
-        return self.read()
+        return self.labelled(self.read())
+
+    def labelled(self, dataset: DatasetDict) -> DatasetDict:
+        """Return rows of a source with the columns that :meth:`load` returns; here they have."""
+        return dataset
 
     def read(self) -> DatasetDict:
         """Return the rows of the source as they are, with the column ``_row``."""
@@ -205,8 +209,7 @@ class Recipe(RecipeOptions):
         """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.
 
         With weights of classes the library divides the loss by the rows of a step, our trainer by
-        the sum of their weights, which are 1 on average. A ``model`` is trained instead of a fresh
-        one.
+        the sum of their weights, which are 1 on average.
         """
         if model is None:
             model = self.kind.initialized(self.build_model(self.labels), self.note)
@@ -227,8 +230,6 @@ class Recipe(RecipeOptions):
 
     def trainer(self, **training_arguments: Any) -> Trainer:
         """Return a ``transformers.Trainer``, ready to ``train()``; nothing is written before.
-
-        The ``training_arguments`` go over the defaults of the recipe.
 
         Raises:
             UserError: If an argument is unknown, or if the data cannot be trained on.
@@ -346,20 +347,21 @@ class Recipe(RecipeOptions):
 
         return self.kind.targets(targets.values(self.splits[split]))
 
-    def training_targets(self) -> np.ndarray:
-        """Return the targets of what one epoch trains on: see :meth:`targets`."""
-        return self.targets("train")
-
     @functools.cached_property
     def weights(self) -> np.ndarray | None:
         """The weight of each class in the loss, shape ``(classes,)``; None if all are alike."""
+        import numpy as np
+
         from finetune.data.label_columns import list_names
 
         if (text := self.class_weights) == "none":
             return None
         if self.kind.label_kind == "labels" and type(self).loss is not Recipe.loss:
             raise UserError(f"--class_weights {text}: weigh several labels a row in your loss()")
-        weights = self.kind.class_weights(text, self.training_targets())
+        rows = self.prepared["train"].with_format("numpy")
+        has_targets = "labels" in rows.column_names  # of each window, where texts are read in these
+        targets = np.asarray(rows["labels"][:]) if has_targets else self.targets("train")
+        weights = self.kind.class_weights(text, targets)
         if weights is not None:
             pairs = [f"{n} {weight:.4g}" for n, weight in zip(self.labels, weights, strict=True)]
             self.note(f"class weights: {list_names(pairs)}; the evaluation loss is not weighted")

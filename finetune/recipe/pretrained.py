@@ -1,4 +1,4 @@
-"""Recipes of text: a text, or several parts of one, a row, on an encoder of ``transformers``."""
+"""Recipes of texts, or several parts of one a row, and of images, on models of ``transformers``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finetune.data import ROW
 from finetune.data.comma_list import split_values
 from finetune.errors import UserError
 from finetune.recipe.base import Recipe
-from finetune.recipe.options import TextOptions
-from finetune.runtime import extras
+from finetune.recipe.options import ImageOptions, TextOptions, option
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from datasets import Dataset, DatasetDict
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
 
     from finetune.checking.texts import TokenSample
     from finetune.data.encoding import Encoder, Rows
+    from finetune.data.image_batches import Augmentation
     from finetune.data.label_columns import LabelOptions
     from finetune.data.windows import Windows
 
@@ -40,16 +40,7 @@ class TextRecipe(Recipe, TextOptions):
 
     packaged_model = "embedded:minilm"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("drop_duplicates", "drop_overlap"):
-            if getattr(self, name) == "near":
-                extras.require(f"--{name} near", extras.NEAR)
-
     # ---- columns ---------------------------------------------------------------------------------
-
-    def load(self) -> DatasetDict:
-        return self.labelled(self.read())
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
@@ -268,14 +259,6 @@ class TextRecipe(Recipe, TextOptions):
             processes=self.preprocessing_num_workers,
         )
 
-    def training_targets(self) -> np.ndarray:
-        """Return the targets of training, of each window where texts are read in windows."""
-        import numpy as np
-
-        if self.windows is None:
-            return super().training_targets()
-        return np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])
-
     def whole_lengths(self, split: str) -> list[int] | None:
         import numpy as np
 
@@ -286,16 +269,14 @@ class TextRecipe(Recipe, TextOptions):
         lengths = first_lengths(self.prepared[split]).copy()
         full = np.flatnonzero(lengths >= self.max_length)
         lengths[full] = self.encoder().whole_lengths(self._reader(split)(full))
-        return [int(length) for length in lengths]
+        return list(lengths.tolist())
 
     @functools.cached_property
     def token_sample(self) -> TokenSample | None:
-        """What the tokenizer makes of a sample of the training texts; None where the recipe
-        tokenizes in another way.
-        """
+        """What the tokenizer makes of a sample of the training texts."""
         from finetune.checking.texts import sample_tokens
 
-        if type(self).prepare is not TextRecipe.prepare:
+        if type(self).prepare is not TextRecipe.prepare:  # which tokenizes in another way
             return None
         return sample_tokens(self._reader("train"), len(self.splits["train"]), self.encoder())
 
@@ -305,3 +286,111 @@ class TextRecipe(Recipe, TextOptions):
 
         rows, has_parts = self.splits[split], self.text_columns is not None
         return lambda numbers: parts.read_by_model(rows.select(numbers), several=has_parts)
+
+
+class ImageRecipe(Recipe, ImageOptions):
+    """Images with one label each, on an image classifier from ``transformers``; mostly fields."""
+
+    input_column = "image"
+    packaged_model = "embedded:vit"
+    training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
+
+    dataset: str = option(
+        "", "folder with a folder for each class, table of paths and labels, or name on the Hub"
+    )
+    label_column: str = option("", "column that holds the label (unset: one with a usual name)")
+
+    def labelled(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``;
+        missing labels and images that cannot be decoded are refused. Other columns stay.
+        """
+        from datasets import DatasetDict
+
+        from finetune.data import columns, images
+        from finetune.data.label_columns import LabelOptions, parse_label_map
+        from finetune.tasks import decision
+
+        named = {"image": [self.image_column], "label": [self.label_column]}
+        (image,), (label,) = columns.find_columns(dataset["train"], named)
+        if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
+            self.note(f"columns: '{image}' is the image, '{label}' the label")
+            self.image_column, self.label_column = image, label
+        flags = {"--image_column": [image], "--label_column": [label]}
+        columns.require_columns(dataset, flags, self.report)
+        dataset = columns.drop_own_columns(dataset, [image, label], self.report)
+        dataset = DatasetDict(
+            {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
+        )
+        dataset = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
+        options = LabelOptions(
+            columns=[label],
+            task="single_label",
+            names=self.label_names,
+            renames=parse_label_map(self.label_map),
+            drop_invalid=self.drop_invalid,
+        )
+        label_columns = columns.read_label_columns(dataset, (), options, self.report)
+        encoded = decision.encode_labels(label_columns, options, self.report)
+        self.label_name, self.unmapped_labels = label, encoded.unmapped
+        return encoded.added_to(dataset.remove_columns(label))
+
+    @functools.cached_property
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model, as it is stored; None if the recipe builds its own."""
+        from finetune.models import vision
+
+        is_custom = type(self).build_model is not ImageRecipe.build_model
+        return None if is_custom else vision.load_config(self.model, revision=self.model_revision)
+
+    def check(self) -> None:
+        if self.model_config is not None:
+            self.processing_class()
+
+    def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        """Return the images as they are stored; they are decoded as they are collated."""
+        from datasets import Image
+
+        from finetune.data.image_batches import DRAWN_FROM
+
+        prepared = dataset.cast_column("image", Image(decode=False))
+        if "train" in prepared:
+            prepared["train"] = prepared["train"].rename_column(ROW, DRAWN_FROM)
+        return prepared
+
+    def processing_class(self) -> BaseImageProcessor:
+        return self._processor
+
+    @functools.cached_property
+    def _processor(self) -> BaseImageProcessor:
+        from finetune.models.vision import load_processor
+
+        return load_processor(self.model, self.model_revision)
+
+    @functools.cached_property
+    def augmentation(self) -> Augmentation:
+        """The random crops and flips of training."""
+        from finetune.data.image_batches import Augmentation
+
+        return Augmentation(self.crop_scale, self.horizontal_flip)
+
+    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.vision import batch_norms, load_classifier
+
+        problem_type = self.presumed_kind.problem_type
+        model = load_classifier(self.model, labels, self.model_revision, problem_type)
+        if count := batch_norms(model):
+            self.note(f"{count} layers of BatchNorm: results depend on the number of processes")
+        return model
+
+    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.vision import load_classifier
+
+        return load_classifier(str(directory), labels)
+
+    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        from finetune.data.image_batches import Collator
+
+        return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
+
+    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        return {**super().trainer_kwargs(model), "callbacks": [self.augmentation]}
