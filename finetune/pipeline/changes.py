@@ -19,6 +19,7 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, TextRecipe, catalog, scoring
 from finetune.runtime.files import to_json
+from finetune.runtime.importing import read_source
 
 if TYPE_CHECKING:
     from finetune.config.settings import Settings
@@ -63,7 +64,10 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
         "recipe": settings.name,
         "recipe_file": catalog.file_hash(type(recipe)),
         **_hash_model_files(recipe),
-        "metric_files": scoring.hashes(recipe.known_scoring),
+        "metric_files": {
+            name: read_source(path, "metric")[1]
+            for name, path in scoring.files_of(recipe.known_scoring).items()
+        },
         "data": fingerprint(recipe.splits, recipe.input_column),
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
         "labels": recipe.labels,
