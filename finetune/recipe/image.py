@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datasets import DatasetDict
     from transformers import BaseImageProcessor, PretrainedConfig
 
-    from finetune.data.image_batches import Augmentation
+    from finetune.data.batches import Augmentation
 
 
 class ImageRecipe(Recipe, ImageOptions):
@@ -90,7 +90,7 @@ class ImageRecipe(Recipe, ImageOptions):
         """Return the images as they are stored; they are decoded as they are collated."""
         from datasets import Image
 
-        from finetune.data.image_batches import DRAWN_FROM
+        from finetune.data.batches import DRAWN_FROM
 
         prepared = dataset.cast_column("image", Image(decode=False))
         if "train" in prepared:
@@ -109,7 +109,7 @@ class ImageRecipe(Recipe, ImageOptions):
     @functools.cached_property
     def augmentation(self) -> Augmentation:
         """The random crops and flips of training."""
-        from finetune.data.image_batches import Augmentation
+        from finetune.data.batches import Augmentation
 
         return Augmentation(self.crop_scale, self.horizontal_flip)
 
@@ -128,7 +128,7 @@ class ImageRecipe(Recipe, ImageOptions):
         return load_classifier(str(directory), labels)
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-        from finetune.data.image_batches import Collator
+        from finetune.data.batches import Collator
 
         return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
 

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from finetune.checking.texts import TokenSample
-    from finetune.data.encoding import Encoder, Rows
+    from finetune.data.encoding import Encoder, Rows, Windows
     from finetune.data.label_columns import LabelOptions
-    from finetune.data.windows import Windows
     from finetune.training.arguments import FinetuneArguments
 
 
@@ -59,7 +58,8 @@ class TextRecipe(Recipe, TextOptions):
         Raises:
             UserError: If columns or values are missing, or labels cannot be read.
         """
-        from finetune.data import columns, parts
+        from finetune.data import columns
+        from finetune.data.tokenize import combined
         from finetune.recipe import rows
 
         texts = self.columns_read() if self.text_columns or self.text_column else []
@@ -89,7 +89,7 @@ class TextRecipe(Recipe, TextOptions):
             self.target_names = labels
         if is_open and task == "single_label" and super().is_ordinal(dataset["train"]):
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
-        return dataset if is_one else parts.combined(dataset, texts)
+        return dataset if is_one else combined(dataset, texts)
 
     def columns_read(self) -> list[str]:
         from finetune.data.columns import parse_names
@@ -253,16 +253,15 @@ class TextRecipe(Recipe, TextOptions):
     @property
     def windows(self) -> Windows | None:
         """What cuts texts into windows; None if they are truncated."""
-        from finetune.data.windows import Windows
+        from finetune.data.encoding import Windows
 
         return None if self.long_texts == "cut" else Windows(self.encoder(), self.stride)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data import parts
-        from finetune.data.tokenize import tokenize
+        from finetune.data.tokenize import refuse_others, tokenize
         from finetune.tasks import kinds
 
-        parts.refuse_others(dataset, several=self.text_columns is not None)
+        refuse_others(dataset, several=self.text_columns is not None)
         return tokenize(
             dataset,
             self.encoder(),
@@ -282,7 +281,7 @@ class TextRecipe(Recipe, TextOptions):
     def whole_lengths(self, split: str) -> list[int] | None:
         import numpy as np
 
-        from finetune.data.windows import first_lengths
+        from finetune.data.encoding import first_lengths
 
         if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
             return None
@@ -304,7 +303,7 @@ class TextRecipe(Recipe, TextOptions):
 
     def _reader(self, split: str) -> Rows:
         """Return a function from row numbers of a split to these rows, as the model reads them."""
-        from finetune.data import parts
+        from finetune.data.tokenize import read_by_model
 
         rows, has_parts = self.splits[split], self.text_columns is not None
-        return lambda numbers: parts.read_by_model(rows.select(numbers), several=has_parts)
+        return lambda numbers: read_by_model(rows.select(numbers), several=has_parts)

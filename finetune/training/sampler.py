@@ -30,7 +30,7 @@ import torch
 from torch.utils.data import Sampler
 from transformers import EvalPrediction
 
-from finetune.data import batches, windows
+from finetune.data import batches, encoding
 from finetune.errors import UserError
 from finetune.runtime import distributed
 from finetune.training.arguments import ArgumentValues, FinetuneArguments
@@ -205,7 +205,7 @@ class RowOrder:
     @classmethod
     def by_length(cls, dataset: Any, column: str, pooling: str | None) -> RowOrder:
         """Return the order from the longest row to the shortest, which pads least."""
-        documents = windows.documents_of(dataset) if pooling else None
+        documents = encoding.documents_of(dataset) if pooling else None
         is_data_set = isinstance(dataset, datasets.Dataset)
         lengths = batches.lengths_of(dataset, column) if is_data_set else None
         order = None if lengths is None else np.argsort(-lengths, kind="stable")
@@ -222,8 +222,8 @@ class RowOrder:
         inputs = self._concatenate(prediction.inputs)
         losses = self._concatenate(prediction.losses)
         if self.documents is not None and self.pooling is not None:
-            outputs = windows.pooled(outputs, self.documents, self.pooling)
-            first = windows.firsts(self.documents)
+            outputs = encoding.pooled(outputs, self.documents, self.pooling)
+            first = encoding.firsts(self.documents)
             labels = None if labels is None else labels[first]
             inputs = None if inputs is None else inputs[first]
         return EvalPrediction(outputs, labels, inputs, losses)
