@@ -8,7 +8,7 @@ import torch
 
 from finetune.cli import console
 from finetune.data import sources, targets
-from finetune.data.windows import documents_of
+from finetune.data.encoding import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
 from finetune.models.cpu import kernels as cpu

@@ -35,7 +35,6 @@ from finetune.data.read import (
     line_numbers,
     read_file,
     read_whole_text,
-    without_progress_bars,
 )
 from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import hub
@@ -256,10 +255,9 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         if others := {path: other for path, other in kinds.items() if other != kind}:
             features[column] = _common_feature(column, {paths[0]: kind, **others})
     parts = [table.select_columns([*features]) for table in tables]
-    with without_progress_bars():
-        return concatenate_datasets(
-            [part if part.features == features else part.cast(features) for part in parts]
-        )
+    return concatenate_datasets(
+        [part if part.features == features else part.cast(features) for part in parts]
+    )
 
 
 def _common_feature(column: str, kinds: Mapping[Path, Any]) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 from transformers import EvalPrediction, PrinterCallback, ProgressCallback
 
 from finetune.config.settings import Settings
-from finetune.data import windows
+from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import head
 from finetune.pipeline import changes, events, report, results
@@ -163,7 +163,7 @@ def _show_batch(prepared: Prepared, progress: Progress) -> Run:
     if prepared.checkpoint is not None:
         progress(Noted(f"would resume from {prepared.checkpoint}"))
     rows = recipe.prepared["train"]
-    unused = {arguments.length_column_name, windows.COLUMN} & {*rows.column_names}
+    unused = {arguments.length_column_name, COLUMN} & {*rows.column_names}
     rows = rows.remove_columns([*unused])
     rows = rows.select(range(min(arguments.per_device_train_batch_size or 1, len(rows))))
     progress(events.Collated(recipe.data_collator()(list(rows))))

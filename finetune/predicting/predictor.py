@@ -20,8 +20,7 @@ import torch
 from finetune.data import ROW
 from finetune.data.batches import cut, split
 from finetune.data.digests import TEXTS
-from finetune.data.encoding import characters
-from finetune.data.windows import Pool, documents_of
+from finetune.data.encoding import Pool, characters, documents_of
 from finetune.errors import UserError
 from finetune.models.cpu import kernels
 from finetune.recipe import TextRecipe

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from finetune.data.columns import parse_names
 from finetune.data.images import decode
-from finetune.data.read_json import refuse_half_characters
-from finetune.data.read_text import ReadOptions
+from finetune.data.read_text import ReadOptions, refuse_half_characters
 from finetune.errors import Report, UserError, counted, suggestion
 from finetune.predicting.inputs import (
     CHUNK_ROWS,

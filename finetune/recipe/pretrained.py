@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
 
     from finetune.checking.texts import TokenSample
-    from finetune.data.encoding import Encoder, Rows
-    from finetune.data.image_batches import Augmentation
+    from finetune.data.batches import Augmentation
+    from finetune.data.encoding import Encoder, Rows, Windows
     from finetune.data.label_columns import LabelOptions
-    from finetune.data.windows import Windows
 
 
 class TextRecipe(Recipe, TextOptions):
@@ -46,7 +45,8 @@ class TextRecipe(Recipe, TextOptions):
         """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
         several columns of text, ``texts`` has the parts. Other columns stay.
         """
-        from finetune.data import columns, parts, sources
+        from finetune.data import columns, sources
+        from finetune.data.tokenize import combined
         from finetune.tasks import decision
 
         named = {"text": self.columns_read(), "label": [*self.label_options().columns]}
@@ -92,7 +92,7 @@ class TextRecipe(Recipe, TextOptions):
         dataset = encoded.added_to(dataset)
         if is_open and self.task == "single_label" and super().is_ordinal(dataset["train"]):
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
-        return dataset if is_one else parts.combined(dataset, texts)
+        return dataset if is_one else combined(dataset, texts)
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.tasks import decision
@@ -241,16 +241,15 @@ class TextRecipe(Recipe, TextOptions):
     @property
     def windows(self) -> Windows | None:
         """What cuts texts into windows; None if they are truncated."""
-        from finetune.data.windows import Windows
+        from finetune.data.encoding import Windows
 
         return None if self.long_texts == "cut" else Windows(self.encoder(), self.stride)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data import parts
-        from finetune.data.tokenize import tokenize
+        from finetune.data.tokenize import refuse_others, tokenize
         from finetune.tasks import kinds
 
-        parts.refuse_others(dataset, several=self.text_columns is not None)
+        refuse_others(dataset, several=self.text_columns is not None)
         return tokenize(
             dataset,
             self.encoder(),
@@ -262,7 +261,7 @@ class TextRecipe(Recipe, TextOptions):
     def whole_lengths(self, split: str) -> list[int] | None:
         import numpy as np
 
-        from finetune.data.windows import first_lengths
+        from finetune.data.encoding import first_lengths
 
         if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
             return None
@@ -282,10 +281,10 @@ class TextRecipe(Recipe, TextOptions):
 
     def _reader(self, split: str) -> Rows:
         """Return a function from row numbers to these rows of a split, as the model reads them."""
-        from finetune.data import parts
+        from finetune.data.tokenize import read_by_model
 
         rows, has_parts = self.splits[split], self.text_columns is not None
-        return lambda numbers: parts.read_by_model(rows.select(numbers), several=has_parts)
+        return lambda numbers: read_by_model(rows.select(numbers), several=has_parts)
 
 
 class ImageRecipe(Recipe, ImageOptions):
@@ -350,7 +349,7 @@ class ImageRecipe(Recipe, ImageOptions):
         """Return the images as they are stored; they are decoded as they are collated."""
         from datasets import Image
 
-        from finetune.data.image_batches import DRAWN_FROM
+        from finetune.data.batches import DRAWN_FROM
 
         prepared = dataset.cast_column("image", Image(decode=False))
         if "train" in prepared:
@@ -369,7 +368,7 @@ class ImageRecipe(Recipe, ImageOptions):
     @functools.cached_property
     def augmentation(self) -> Augmentation:
         """The random crops and flips of training."""
-        from finetune.data.image_batches import Augmentation
+        from finetune.data.batches import Augmentation
 
         return Augmentation(self.crop_scale, self.horizontal_flip)
 
@@ -388,7 +387,7 @@ class ImageRecipe(Recipe, ImageOptions):
         return load_classifier(str(directory), labels)
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-        from finetune.data.image_batches import Collator
+        from finetune.data.batches import Collator
 
         return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
 

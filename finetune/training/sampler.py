@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import Sampler
 from transformers import EvalPrediction
 
-from finetune.data import batches, windows
+from finetune.data import batches, encoding
 from finetune.errors import UserError
 from finetune.runtime import distributed
 from finetune.training.arguments import ArgumentValues, FinetuneArguments
@@ -200,7 +200,7 @@ class RowOrder:
         is_data_set = isinstance(dataset, datasets.Dataset)
         lengths = batches.lengths_of(dataset, column) if is_data_set else None
         order = None if lengths is None else np.argsort(-lengths, kind="stable")
-        return cls(order, windows.documents_of(dataset) if pooling else None, pooling)
+        return cls(order, encoding.documents_of(dataset) if pooling else None, pooling)
 
     def restore(self, prediction: EvalPrediction) -> EvalPrediction:
         """Return arrays in the order of the data, one row a document, of lists of batches.
@@ -211,8 +211,8 @@ class RowOrder:
         lists = (prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses)
         outputs, labels, inputs, losses = map(self._concatenate, lists)
         if self.documents is not None and self.pooling is not None:
-            outputs = windows.pooled(outputs, self.documents, self.pooling)
-            first = windows.firsts(self.documents)
+            outputs = encoding.pooled(outputs, self.documents, self.pooling)
+            first = encoding.firsts(self.documents)
             labels, inputs = (None if rows is None else rows[first] for rows in (labels, inputs))
         return EvalPrediction(outputs, labels, inputs, losses)
 
