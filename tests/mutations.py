@@ -266,8 +266,8 @@ MUTATIONS = (
     Mutation(
         "--exclude leaves no row out",
         "finetune/data/corrections.py",
-        'if title.startswith("--relabel"):',
-        'if title.startswith("--"):',
+        '_parse_label(cell, train) if flag == "--relabel" else None',
+        '_parse_label(cell, train) if flag != "" else None',
         ("C8",),
     ),
     Mutation(

@@ -57,17 +57,16 @@ def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[li
     named = {name for names in columns.values() for name in names}
     chosen, report = list[list[str]](), Report()
     for kind, names in columns.items():
-        usual = [name for name in names if name]
-        if not usual:
+        if not any(names):
             free = [name for name in rows.column_names if name not in named]
-            usual = [name for name in free if name.lower() in _USUAL_NAMES[kind]]
-            usual = [kind] if kind in usual else usual
-            if len(usual) != 1:
+            names = [name for name in free if name.lower() in _USUAL_NAMES[kind]]
+            names = [kind] if kind in names else names
+            if len(names) != 1:
                 report.error(
                     f"--{kind}_column: expected the name of a column, or one column called "
                     f"{' or '.join(_USUAL_NAMES[kind])}{describe_columns(rows, kind)}"
                 )
-        chosen.append(usual)
+        chosen.append([*names])
     report.raise_errors()
     return chosen
 
@@ -75,7 +74,7 @@ def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[li
 def require_columns(
     dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Report
 ) -> None:
-    """Refuse columns that are missing, named twice or of the wrong type.
+    """Refuse columns that are missing or named twice, and texts that are none, or are numbers.
 
     Args:
         dataset: As it was read.
@@ -95,9 +94,18 @@ def require_columns(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
                 + describe_columns(dataset[lacking[0]], column)
             )
-        elif flag.startswith("--text_column"):
-            _require_texts(dataset, flag, column, report)
         flags.setdefault(column, flag)
+        for split, rows in dataset.items() if flag.startswith("--text_column") else ():
+            if lacking or not rows.num_rows:
+                continue
+            values = itertools.chain.from_iterable(arrow.batches(rows, column))
+            cells = (value.as_py() for value in values if value.is_valid)
+            first = next(cells, "")
+            numbers = (parse_number(cell) is not None for cell in itertools.chain([first], cells))
+            if not isinstance(first, str) or (split == "train" and all(numbers)):
+                message = f"the column '{column}' of the {split} data holds no text, but {first!r}"
+                report.error(f"{flag}: {message}", fix="is it the right column?")
+                break
     report.raise_errors()
 
 
@@ -105,23 +113,6 @@ def describe_columns(rows: Dataset, column: str) -> str:
     """Return which columns there are, and which is called most like a missing one."""
     names = [name for name in rows.column_names if name != ROW]
     return f"{suggestion(column, names)} (available: {', '.join(names)})"
-
-
-def _require_texts(dataset: DatasetDict, flag: str, column: str, report: Report) -> None:
-    """Report a column that holds other values than texts, or whose training texts are numbers."""
-    for split, rows in dataset.items():
-        values = (value for batch in arrow.batches(rows, column) for value in batch.drop_null())
-        if (first := next(values, None)) is None:
-            continue
-        cells = (value.as_py() for value in itertools.chain([first], values))
-        is_text = arrow.is_text(first.type)
-        if not is_text or (split == "train" and all(parse_number(c) is not None for c in cells)):
-            report.error(
-                f"{flag}: the column '{column}' of the {split} data holds no text, but "
-                f"{first.as_py()!r}",
-                fix="is it the right column?",
-            )
-            return
 
 
 def drop_own_columns(dataset: DatasetDict, columns: Sequence[str], report: Report) -> DatasetDict:
@@ -141,20 +132,18 @@ def read_label_columns(
 ) -> dict[str, list[LabelColumn]]:
     """Return the columns of labels of each split, missing where a text or a label of a row is.
 
-    Args:
-        dataset: With the columns.
-        texts: Columns of texts.
-        options: How labels are written.
-        report: Gets an error for each column of a split with missing values, or a warning if such
-            rows are left out.
-
     Raises:
-        UserError: If values are missing, unless such rows are left out.
+        UserError: If values are missing, unless such rows are left out, with a warning.
     """
     columns = {}
     for split, rows in dataset.items():
         labels = [read_label_column(rows, name) for name in options.columns]
-        masks = {f"text in '{name}'": _has_text(rows, name) for name in texts}
+        masks = {}
+        for name in texts:
+            batches = (batch.cast(pa.string()) for batch in arrow.batches(rows, name))
+            blank = (pc.equal(pc.utf8_trim_whitespace(pc.fill_null(b, "")), "") for b in batches)
+            is_blank = np.concatenate([np.zeros(0, dtype=bool), *(b.to_numpy() for b in blank)])
+            masks[f"text in '{name}'"] = ~is_blank
         masks |= {f"label in '{column.name}'": column.codes >= 0 for column in labels}
         valid = np.logical_and.reduce([*masks.values()])
         columns[split] = [column.only(valid) for column in labels]
@@ -168,14 +157,6 @@ def read_label_columns(
     if not options.drop_invalid:
         report.raise_errors()
     return columns
-
-
-def _has_text(rows: Dataset, column: str) -> np.ndarray:
-    """Return which rows have a text that is not blank, shape ``(rows,)``."""
-    batches = arrow.batches(rows, column)
-    texts = (pc.utf8_trim_whitespace(batch.cast(pa.string())) for batch in batches)
-    has_text = [pc.fill_null(pc.not_equal(batch, ""), False).to_numpy() for batch in texts]
-    return np.concatenate([np.zeros(0, dtype=bool), *has_text])
 
 
 def require_labelled(dataset: DatasetDict, input_column: str, report: Report) -> None:
@@ -229,7 +210,13 @@ def require_rows(
                 fix="rename them by --label_map OLD=NEW, add training rows for them, or do "
                 f"without: --dataset_splits {split}=none",
             )
-    for position in targets.constant(train):
+    report.raise_errors()
+    if targets.are_classes(train):
+        is_constant = np.array([{*trained.values()} <= {len(train)}])
+    else:
+        numbers = np.reshape(targets.values(train), (len(train), -1))
+        is_constant = (numbers == numbers[:1]).all(axis=0)
+    for position in np.flatnonzero(is_constant).tolist():
         name = names[position] if position < len(names) else f"target {position + 1}"
         labels = [classes[number] for number in trained] or targets.values(train)[:1]
         report.error(

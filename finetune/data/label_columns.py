@@ -19,7 +19,6 @@ from finetune.data import targets
 from finetune.data.comma_list import split_pairs
 from finetune.errors import UserError
 
-_SHOWN_NAMES = 5
 _NEIGHBOURS = re.compile(r"""['"]\s+['"]""")
 
 
@@ -92,21 +91,15 @@ def read_label_column(rows: Dataset, name: str) -> LabelColumn:
     codes = pd.factorize(keys)[0]
     values = [cells[row] for row in np.unique(codes, return_index=True)[1].tolist()]
     if classes:
-        names = dict(enumerate(classes))
-        values = [
-            [names.get(number) for number in value] if isinstance(value, list) else names.get(value)
-            for value in values
-        ]
-    column = LabelColumn(
-        name=name, values=values, codes=codes, numbers=targets.source_rows(rows), classes=classes
-    )
-    return column.only(np.array([*map(_is_label, values), False])[codes])
-
-
-def _is_label(value: Any) -> bool:
-    if isinstance(value, list):  # an empty one is a row that has none of the labels
-        return None not in value
-    return value is not None and value == value and bool(str(value).strip())
+        names = dict(enumerate(classes)).get
+        values = [[*map(names, v)] if isinstance(v, list) else names(v) for v in values]
+    are_labels = [  # an empty list is a row that has none of the labels
+        None not in v if isinstance(v, list) else not pd.isna(v) and str(v).strip() != ""
+        for v in values
+    ]
+    numbers = targets.source_rows(rows)
+    column = LabelColumn(name=name, values=values, codes=codes, numbers=numbers, classes=classes)
+    return column.only(np.array([*are_labels, False])[codes])
 
 
 def parse_list(cell: Any) -> list[Any] | None:
@@ -141,9 +134,8 @@ def parse_number(value: Any) -> float | None:
 def natural_key(name: str) -> tuple[bool, float, str]:
     """Return a key that sorts names: numbers first, as numbers."""
     value = parse_number(name)
-    if value is None or not math.isfinite(value):
-        return True, 0.0, name
-    return False, value, name
+    is_number = value is not None and math.isfinite(value)
+    return not is_number, float(name) if is_number else 0.0, name
 
 
 def are_numbers(names: Sequence[str]) -> bool:
@@ -171,5 +163,5 @@ def parse_label_map(text: str | None) -> dict[str, str]:
 
 def list_names(names: Sequence[str]) -> str:
     """Return the first five names, quoted, and the number of others."""
-    rest = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(f"'{name}'" for name in names[:_SHOWN_NAMES]) + rest
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(f"'{name}'" for name in names[:5]) + rest

@@ -6,7 +6,7 @@ import itertools
 import re
 import shlex
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +32,6 @@ from finetune.errors import Report, UserError
 
 #: What a cell of a column of 0 and 1 may be.
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-_BITS = {"0", "1", "False", "True"}
 _EXPECTED = (
     "expected labels of one kind: classes, one per row, are --task single_label; several per row "
     "are --task multi_label, as a JSON list, with --label_separator ';' or in --label_columns of "
@@ -56,14 +55,13 @@ class Encoded:
 
     def added_to(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``label``, without the rows that are left out."""
-        splits = {}
+        splits = DatasetDict()
         for split, rows in dataset.items():
             labels = self.labels[split]
-            rows = rows.add_column("label", labels, feature=self.feature)
+            splits[split] = rows.add_column("label", labels, feature=self.feature)
             if labels.null_count:
-                rows = rows.select(np.flatnonzero(labels.is_valid()))
-            splits[split] = rows
-        return DatasetDict(splits)
+                splits[split] = splits[split].select(np.flatnonzero(labels.is_valid()))
+        return splits
 
 
 def parse_truth(value: Any) -> bool | None:
@@ -152,32 +150,31 @@ def _read_names(
     In a cell of several labels these are words or whole numbers. Where 0 or 1 comes twice in a
     cell, it has a place for each label rather than their names.
     """
-    is_set, separator = options.task == "multi_label", options.separator
+    is_set = options.task == "multi_label"
     are_whole = options.task != "ordinal" and are_numbers([*map(str, column.values)])
     names: list[list[str]] = []
     single_names: set[str] = set()
-    kinds: set[type] = set()
+    kinds: set[bool] = set()
     for place, value in enumerate(column.values):
         labels = parse_list(value)
-        if labels is None and separator and not looks_printed(value):
-            labels = str(value).split(separator)
+        if labels is None and options.separator and not looks_printed(value):
+            labels = str(value).split(options.separator)
         if is_set:
             cell = [_class_name(label).strip() for label in labels or ()]
-            kinds |= {*map(_kind, labels or ())}
-            is_refused = labels is None or not (kinds <= {str} or kinds <= {int})
-            is_refused |= len({*cell}) < len(cell) and _BITS.issuperset(cell)
+            kinds |= {isinstance(label, str) for label in labels or ()}
+            is_refused = labels is None or len(kinds) > 1 or not all(map(_is_class, labels))
+            is_refused |= len({*cell}) < len(cell) and {*cell} <= {"0", "1", "False", "True"}
         else:
             cell = [_class_name(value)]
             is_refused = labels is not None or isinstance(value, dict) or cell[0] in single_names
             is_refused |= are_whole and float(value) % 1 > 0
             single_names.add(cell[0])
         if is_refused:
-            report.error(
+            message, rows = (
                 f"--label_column: '{column.name}' holds {value!r}",
-                split=split,
-                rows=column.first_row(place),
-                fix=_EXPECTED,
+                column.first_row(place),
             )
+            report.error(message, split=split, rows=rows, fix=_EXPECTED)
             break
         names.append([name for name in cell if name] if is_set else cell)
     return replace(column, values=names)
@@ -187,8 +184,8 @@ def _class_name(value: Any) -> str:  # of 1.0 it is "1"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _kind(label: Any) -> type:  # of a whole number ``int``
-    return int if isinstance(label, int | float) and label % 1 == 0 else type(label)
+def _is_class(label: Any) -> bool:  # a word or a whole number
+    return isinstance(label, str) or (isinstance(label, int | float) and label % 1 == 0)
 
 
 def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report) -> Dataset:
@@ -199,8 +196,9 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
     """
     if not targets.are_classes(rows):
         raise UserError("the data has numbers as labels, and the model predicts classes")
-    source, is_set, counts = targets.class_names(rows), targets.is_set(rows), targets.counts(rows)
-    if unknown := {number for number in counts if source[number] not in names}:
+    source, is_set = targets.class_names(rows), targets.is_set(rows)
+    numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}
+    if unknown := targets.counts(rows).keys() - numbers.keys():
         listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
         report.fail(
             f"the data has labels that the model does not know: {listing} (it knows: "
@@ -208,7 +206,6 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
             split=split,
             rows=targets.first_row(rows, unknown),
         )
-    numbers = {number: names.index(source[number]) for number in counts}
     labels = [
         sorted(numbers[number] for number in label) if is_set else numbers[label]
         for label in targets.values(rows)
@@ -229,30 +226,25 @@ def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -
     counts: Counter[str] = Counter()
     for rows in dataset.values():
         counts.update({classes[number]: n for number, n in targets.counts(rows).items()})
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = defaultdict(list)
     for name, _ in counts.most_common():
-        groups.setdefault(_comparable(name), []).append(name)
+        words = unicodedata.normalize("NFKC", name).casefold().split()
+        visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
+        groups[visible.lstrip("0") or "0" if visible.isdecimal() else visible].append(name)
     similar = [group for _, group in sorted(groups.items()) if len(group) > 1]
-    listing = "; ".join(" and ".join(map(_quote, group)) for group in similar)
-    renames = [(name, group[0].strip()) for group in similar for name in group]
-    option = shlex.quote(join_pairs([pair for pair in renames if pair[0] != pair[1]]))
     if similar:
+        # in ASCII, where a difference is not visible
+        quoted = [
+            [repr(n) if unicodedata.is_normalized("NFC", n) else ascii(n) for n in group]
+            for group in similar
+        ]
+        renames = [(name, group[0].strip()) for group in similar for name in group]
+        option = shlex.quote(join_pairs([pair for pair in renames if pair[0] != pair[1]]))
         report.warning(
-            f"similar labels kept as separate classes: {listing}",
+            f"similar labels kept as separate classes: {'; '.join(map(' and '.join, quoted))}",
             "similar_labels",
             fix=f"to merge them, make them identical in the data, or --label_map {option}",
         )
-
-
-def _comparable(name: str) -> str:
-    """Return a name without case, blanks, invisible characters and zeros before a whole number."""
-    words = unicodedata.normalize("NFKC", name).casefold().split()
-    visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
-    return visible.lstrip("0") or "0" if visible.isdecimal() else visible
-
-
-def _quote(name: str) -> str:  # escaped where its difference from others is not visible
-    return repr(name) if unicodedata.is_normalized("NFC", name) else ascii(name)
 
 
 # ---- numbers -------------------------------------------------------------------------------------
@@ -268,38 +260,30 @@ def encode_numbers(
     """
     if options.renames:
         report.fail("--label_map: the labels are numbers, which have no other names")
-    count = len(options.columns)
-    labels = {}
+    count, labels = len(options.columns), {}
     for split, group in columns.items():
-        parsed = [_parse_numbers(column, split, options, report) for column in group]
-        numbers = np.stack(parsed, axis=1)
-        is_missing = np.isnan(numbers).any(axis=1)
-        if count == 1:
-            labels[split] = pa.array(numbers[:, 0], mask=is_missing)
-        else:
-            mask = pa.array(is_missing)
-            labels[split] = pa.FixedSizeListArray.from_arrays(numbers.ravel(), count, mask=mask)
+        parsed = []
+        for column in group:
+            values = np.array([*map(parse_number, column.values), None], dtype=float)
+            with np.errstate(over="ignore"):
+                numbers = values.astype(np.float32)[column.codes]  # -1 is the last one: missing
+            numbers[~np.isfinite(numbers)] = np.nan
+            parsed.append(numbers)
+            invalid = np.flatnonzero(np.isnan(numbers) & (column.codes >= 0))
+            if len(invalid):
+                message = (
+                    f"{len(invalid):,} of {len(numbers):,} {split} rows with a value that is not a "
+                    f"finite number in '{column.name}', such as "
+                    f"'{column.values[column.codes[invalid[0]]]}'"
+                )
+                fix = f"{_EXPECTED}; --drop_invalid leaves these rows out"
+                rows = column.numbers[invalid].tolist()
+                refuse_or_drop(report, message, split, rows, fix, drop=options.drop_invalid)
+        matrix = np.stack(parsed, axis=1)
+        mask = pa.array(np.isnan(matrix).any(axis=1))
+        lists = pa.FixedSizeListArray.from_arrays(matrix.ravel(), count, mask=mask)
+        labels[split] = lists if count > 1 else pa.array(parsed[0], from_pandas=True)
     if not options.drop_invalid:
         report.raise_errors()
     feature = Value("float32")
     return Encoded(feature if count == 1 else List(feature, length=count), labels)
-
-
-def _parse_numbers(
-    column: LabelColumn, split: str, options: LabelOptions, report: Report
-) -> np.ndarray:
-    """Return the numbers of a column as float32, NaN where there is none, and report others."""
-    parsed = [parse_number(value) for value in column.values]
-    with np.errstate(over="ignore"):
-        numbers = np.array([*parsed, None], dtype=float).astype(np.float32)  # the last one: missing
-    numbers[~np.isfinite(numbers)] = np.nan
-    invalid = np.flatnonzero(np.isnan(numbers[column.codes]) & (column.codes >= 0))
-    if len(invalid):
-        message = (
-            f"{len(invalid):,} of {len(column.codes):,} {split} rows with a value that is not a "
-            f"finite number in '{column.name}', such as '{column.values[column.codes[invalid[0]]]}'"
-        )
-        fix = f"{_EXPECTED}; --drop_invalid leaves these rows out"
-        rows = column.numbers[invalid].tolist()
-        refuse_or_drop(report, message, split, rows, fix, drop=options.drop_invalid)
-    return np.asarray(numbers[column.codes])
