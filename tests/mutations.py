@@ -258,7 +258,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the newest rows become the validation set",
-        "finetune/data/row_index.py",
+        "finetune/data/splits.py",
         'HELD_OUT = ("test", "validation")',
         'HELD_OUT = ("validation", "test")',
         ("C7",),

@@ -9,6 +9,7 @@ contradicts it, each from a model that did not see the row (docs/decisions/suspe
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from finetune.checking import texts
 from finetune.data import ROW, arrow, digests, targets
 from finetune.data.files_of_splits import KEYWORDS
-from finetune.data.repeated import find_near_duplicates
+from finetune.data.repeated import drop_repeated
 from finetune.data.row_findings import RELABEL, report_rows
-from finetune.data.row_index import Plan
+from finetune.data.splits import Plan, build_index
 from finetune.errors import Report, counted
 from finetune.runtime import activity
 from finetune.statistics import baselines, mistakes
@@ -100,7 +101,14 @@ def check_deep(
     if not arrow.is_text(rows.data.schema.field(column).type):
         report.info("--deep looks at texts, and this recipe reads none", "deep")
         return
-    find_near_duplicates(source, column, plan, report)
+    # what near duplicates would cost, where the plan keeps them
+    near_plan, costs = Plan(drop_duplicates="near", drop_overlap="near"), Report()
+    drop_repeated(build_index(source, near_plan, costs), source, column, near_plan, costs)
+    for finding in costs.findings:
+        if finding.name == "near_duplicates" and plan.drop_duplicates == "exact":
+            report.add(replace(finding, fix="--drop_duplicates near keeps one of each"))
+        if finding.name == "near_overlap" and plan.drop_overlap == "exact":
+            report.add(replace(finding, fix="--drop_overlap near leaves them out"))
     texts.find_other_languages(rows, column, report)
     if not isinstance(rows.features["label"], ClassLabel) or len(rows) < _FEWEST_FOR_WORDS:
         limit = f"expected {_FEWEST_FOR_WORDS} training rows or more with one class each"

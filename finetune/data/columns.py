@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shlex
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +15,8 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, arrow, targets
-from finetune.data.comma_list import format_option, split_values
-from finetune.data.label_columns import (
+from finetune.data.comma_list import format_option, join_pairs, split_values
+from finetune.data.labels import (
     LabelColumn,
     LabelOptions,
     list_names,
@@ -224,3 +227,37 @@ def require_rows(
             f"({list_names(labels)}): expected two different ones or more{reason}"
         )
     report.raise_errors()
+
+
+def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -> None:
+    """Refuse names in ``--label_map`` that no row of a training has, and warn of classes that
+    differ by case, blanks or the like; none are merged.
+    """
+    classes = targets.class_names(dataset["train"])
+    if unmapped:
+        names = f"{list_names(unmapped)} in the data (labels: {list_names(classes)})"
+        report.error(f"--label_map: no label {names}")
+    counts: Counter[str] = Counter()
+    for rows in dataset.values():
+        counts.update({classes[number]: n for number, n in targets.counts(rows).items()})
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, _ in counts.most_common():
+        words = unicodedata.normalize("NFKC", name).casefold().split()
+        visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
+        groups[visible.lstrip("0") or "0" if visible.isdecimal() else visible].append(name)
+    similar = [group for _, group in sorted(groups.items()) if len(group) > 1]
+    if similar:
+        pairs = [(name, names[0].strip()) for names in similar for name in names]
+        option = shlex.quote(join_pairs([(old, new) for old, new in pairs if old != new]))
+        # escaped where the difference is not visible
+        quoted = [
+            " and ".join(
+                repr(n) if unicodedata.is_normalized("NFC", n) else ascii(n) for n in names
+            )
+            for names in similar
+        ]
+        report.warning(
+            f"similar labels kept as separate classes: {'; '.join(quoted)}",
+            "similar_labels",
+            fix=f"to merge them, make them identical in the data, or --label_map {option}",
+        )

@@ -21,7 +21,7 @@ import pyarrow as pa
 from datasets import Dataset, DatasetDict, List
 
 from finetune.data import ROW, arrow, digests, targets
-from finetune.data.label_columns import list_names, parse_list, parse_number
+from finetune.data.labels import list_names, parse_list, parse_number
 from finetune.data.prediction_columns import PREFIX, free_name
 from finetune.data.read import ReadOptions, existing, read_file
 from finetune.data.sources import Source

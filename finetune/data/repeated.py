@@ -14,8 +14,8 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -25,10 +25,12 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from finetune.data import arrow, digests, targets
 from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows
-from finetune.data.row_index import Plan, build_index
 from finetune.data.targets import source_rows
 from finetune.errors import Report, Severity, counted
 from finetune.runtime import activity, extras
+
+if TYPE_CHECKING:
+    from finetune.data.splits import Plan
 
 #: The Jaccard index from which on two texts are nearly the same.
 _SIMILARITY = 0.8
@@ -101,17 +103,6 @@ def drop_repeated(
         similar = _find_near(remaining, dataset, column, plan, report_part)
         remaining[split] = remaining[split].drop(similar)
     return pd.concat(remaining.values()).sort_index().drop(columns="pair")
-
-
-def find_near_duplicates(dataset: DatasetDict, column: str, plan: Plan, report: Report) -> None:
-    """Report the rows that near duplicates would cost a training, where the plan keeps them."""
-    near_plan, costs = Plan(drop_duplicates="near", drop_overlap="near"), Report()
-    drop_repeated(build_index(dataset, near_plan, costs), dataset, column, near_plan, costs)
-    for finding in costs.findings:
-        if finding.name == "near_duplicates" and plan.drop_duplicates == "exact":
-            report.add(replace(finding, fix="--drop_duplicates near keeps one of each"))
-        if finding.name == "near_overlap" and plan.drop_overlap == "exact":
-            report.add(replace(finding, fix="--drop_overlap near leaves them out"))
 
 
 def _find_near(

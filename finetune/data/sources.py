@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import (
-    ClassLabel,
     Dataset,
     DatasetDict,
     Features,
@@ -201,8 +200,7 @@ class Source:
             raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
         commit = find_commit(next(iter(loaded.values())))
         # without the Hub the library takes what is in the cache, whatever its revision
-        pinned = _COMMIT.fullmatch(self.revision or "")
-        if pinned and commit not in (None, self.revision):
+        if _COMMIT.fullmatch(self.revision or "") and commit not in (None, self.revision):
             raise UserError(
                 f"--dataset_revision {self.revision}: the cache has '{name}' at {commit}, and the "
                 "Hub was not contacted"
@@ -247,22 +245,21 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
             )
     for fact in facts.values():
         report.info(fact, name="reading", split=split)
-    features = Features(tables[0].features)
-    for column, kind in tables[0].features.items():
-        kinds = [table.features[column] for table in tables]
-        others = [(path, k) for path, k in zip(paths, kinds, strict=True) if k != kind]
-        try:
-            if others and any(isinstance(kind, ClassLabel) for kind in kinds):  # in Arrow a number
-                raise pa.ArrowTypeError("the classes differ")
-            if others:  # a type that holds the values of all, such as fractions and whole numbers
-                schemas = [Features({column: kind}).arrow_schema for kind in kinds]
-                merged = pa.unify_schemas(schemas, promote_options="permissive")
-                features[column] = Features.from_arrow_schema(arrow.stored(merged))[column]
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise UserError(
-                f"the column '{column}' is {kind} in {paths[0]} and {others[-1][1]} in "
-                f"{others[-1][0]}: {error}; write it alike in all files of a split"
-            ) from error
+    features = tables[0].features
+    kinds = {name: [table.features[name] for table in tables] for name in features}
+    others = {name: [*map(str, k)] for name, k in kinds.items() if any(f != k[0] for f in k)}
+    try:
+        if "ClassLabel" in str(others):  # in Arrow a number, whatever its names
+            raise pa.ArrowTypeError(f"other classes in {', '.join(others)}")
+        if others:  # types that hold the values of all, such as fractions and whole numbers
+            schemas = [table.select_columns([*features]).features.arrow_schema for table in tables]
+            merged = pa.unify_schemas(schemas, promote_options="permissive")
+            features = Features.from_arrow_schema(arrow.stored(merged))
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UserError(
+            f"{paths[0]} and the other files of the {split} split have columns of other types: "
+            f"{error}; write them alike"
+        ) from error
     parts = [table.select_columns([*features]) for table in tables]
     with without_progress_bars():
         return concatenate_datasets(

@@ -354,7 +354,7 @@ class Recipe(RecipeOptions):
         Raises:
             UserError: If ``class_weights`` cannot be used.
         """
-        from finetune.data.label_columns import list_names
+        from finetune.data.labels import list_names
 
         text, is_own = self.class_weights, type(self).loss is not Recipe.loss
         if self.kind.label_kind == "labels" and is_own and text != "none":

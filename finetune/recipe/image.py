@@ -49,7 +49,7 @@ class ImageRecipe(Recipe, ImageOptions):
         from datasets import DatasetDict
 
         from finetune.data import columns, images
-        from finetune.data.label_columns import LabelOptions, parse_label_map
+        from finetune.data.labels import LabelOptions, parse_label_map
         from finetune.recipe import rows
 
         named = {"image": [self.image_column], "label": [self.label_column]}

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING
 
 from datasets import DatasetDict
 
-from finetune.data import corrections, labels, sources
-from finetune.data.columns import read_label_columns, require_labelled, require_rows
+from finetune.data import corrections, sources
+from finetune.data.columns import (
+    check_names,
+    read_label_columns,
+    require_labelled,
+    require_rows,
+)
 from finetune.data.comma_list import split_values
-from finetune.data.row_index import Plan
+from finetune.data.splits import Plan
 from finetune.runtime import hub
 from finetune.tasks import decision
 
 if TYPE_CHECKING:
-    from finetune.data.label_columns import LabelOptions
+    from finetune.data.labels import LabelOptions
     from finetune.recipe.base import Recipe
 
 
@@ -95,7 +100,7 @@ def make_splits(recipe: Recipe) -> DatasetDict:
     from finetune.checking.rows import check_rows
 
     source, report = recipe.source, recipe.report
-    labels.check_names(source, recipe.unmapped_labels, report)
+    check_names(source, recipe.unmapped_labels, report)
     report.raise_errors()
     dataset = recipe.split(source)
     if any((files := correction_files(recipe)).values()):

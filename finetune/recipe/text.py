@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from finetune.checking.texts import TokenSample
     from finetune.data.encoding import Encoder, Rows
-    from finetune.data.label_columns import LabelOptions
+    from finetune.data.labels import LabelOptions
     from finetune.data.windows import Windows
     from finetune.training.arguments import FinetuneArguments
 
@@ -103,7 +103,7 @@ class TextRecipe(Recipe, TextOptions):
 
     def label_options(self) -> LabelOptions:
         """Return how labels are written."""
-        from finetune.data.label_columns import LabelOptions, parse_label_map
+        from finetune.data.labels import LabelOptions, parse_label_map
 
         return LabelOptions(
             columns=self._labels_read(),
