@@ -57,14 +57,10 @@ def check_rows(
     split_by: Collection[str],
     report: Report,
 ) -> None:
-    """Report what is suspicious in texts and classes.
+    """Report what is suspicious in texts and classes of a source, and of the ``splits`` made of it.
 
-    Args:
-        source: The splits as they were read, with ``_row``, ``label`` and what the model reads.
-        splits: Training, validation and test rows made of it.
-        columns: The names in the data of the columns that the model reads.
-        split_by: The columns that rows are split by.
-        report: Gets the findings.
+    ``columns`` are the names in the data of what the model reads, ``split_by`` those of the columns
+    that rows are split by.
     """
     for split, rows in source.items():
         texts.find_damaged_texts(rows, split, columns, report)
@@ -89,13 +85,8 @@ def check_deep(
 ) -> None:
     """Report what is suspicious in how texts and labels resemble each other; takes minutes.
 
-    Args:
-        source: The splits as they were read, with ``_row``, ``label`` and ``column``.
-        splits: Training, validation and test rows made of it.
-        column: Of the texts.
-        read: The names in the data of the columns that the model reads.
-        plan: How rows are split: near duplicates that it leaves out are in the report already.
-        report: Gets the findings.
+    ``read`` are the names in the data of the columns that the model reads. Near duplicates that the
+    ``plan`` leaves out are in the report already.
     """
     rows = splits["train"]
     if not arrow.is_text(rows.data.schema.field(column).type):
@@ -233,21 +224,36 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) 
             f"the column '{name}' alone determines the label of {accuracy:.1%} of the training "
             f"rows (the most frequent class: {constant:.1%})"
         )
-        details: Any = dict(count=right, examined=len(labels))
-        if name in read:
-            fix = "unless it is known before the label is, leave it out of --text_columns"
-            report.warning(message, "revealing_column", fix=fix, **details)
-        else:
-            message += "; the model does not read it"
-            report.info(message, "revealing_column", **details)
+        fix = "unless it is known before the label is, leave it out of --text_columns"
+        if name not in read:
+            message, fix = f"{message}; the model does not read it", ""
+        (report.warning if name in read else report.info)(
+            message, "revealing_column", fix=fix, count=right, examined=len(labels)
+        )
 
 
 def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
     """Report the labels that the predictions of a cross-validated bag of words contradict."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from threadpoolctl import threadpool_limits
+
     names, labels = targets.class_names(rows), targets.strata(rows)
-    probabilities = _cross_validate(rows[column][:], labels, len(names))
-    if probabilities is None:
+    vectorizer = TfidfVectorizer(
+        ngram_range=(1, 2),
+        sublinear_tf=True,
+        min_df=2,  # a term of a single row says nothing of others
+        max_features=baselines.bounds(len(names))[1],
+    )
+    terms = _count_terms(vectorizer, rows[column][:])
+    if terms is None:
         return
+    fold = np.random.default_rng(0).permutation(len(labels)) % _FOLDS
+    probabilities = np.zeros((len(labels), len(names)))
+    with threadpool_limits(1):  # more threads wait for each other: three times slower
+        for number in range(_FOLDS):
+            is_held_out = fold == number
+            predict = baselines.classifier(terms[~is_held_out], labels[~is_held_out], len(names))
+            probabilities[is_held_out] = predict(terms[is_held_out])
     scored = ScoredRows(labels, names, Probabilities(probabilities))
     suspicion = mistakes.suspicion(scored)
     right = share(int(scored.right.sum()), len(scored))
@@ -277,30 +283,3 @@ def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
             [float(f"{probability:.3g}") for probability in predicted.max(axis=1)],
         ),
     )
-
-
-def _cross_validate(texts: Sequence[str], labels: np.ndarray, classes: int) -> np.ndarray | None:
-    """Return each row's class probabilities from the other four fifths, shape ``(rows, classes)``.
-
-    None if the texts hold no words.
-    """
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from threadpoolctl import threadpool_limits
-
-    vectorizer = TfidfVectorizer(
-        ngram_range=(1, 2),
-        sublinear_tf=True,
-        min_df=2,  # a term of a single row says nothing of others
-        max_features=baselines.bounds(classes)[1],
-    )
-    terms = _count_terms(vectorizer, texts)
-    if terms is None:
-        return None
-    fold = np.random.default_rng(0).permutation(len(labels)) % _FOLDS
-    probabilities = np.zeros((len(labels), classes))
-    with threadpool_limits(1):  # more threads wait for each other: three times slower
-        for number in range(_FOLDS):
-            is_held_out = fold == number
-            predict = baselines.classifier(terms[~is_held_out], labels[~is_held_out], classes)
-            probabilities[is_held_out] = predict(terms[is_held_out])
-    return probabilities

@@ -5,7 +5,6 @@ of them: how long they are, and what it does not know.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from datasets import Dataset
 from finetune.data import arrow, digests
 from finetune.data.encoding import Encoder, Read
 from finetune.data.row_findings import EXCLUDE, report_rows
-from finetune.errors import Report, counted
+from finetune.errors import Report
 
 #: Rows of a split that are looked at; of more, this many drawn at random.
 _MOST_ROWS = 100_000
@@ -66,8 +65,8 @@ _TOKEN_SAMPLE = 2000
 #: The mean share of unknown tokens of a text from which on it is suspicious, and the share of texts
 #: without a sequence of tokens of their own from which on most are lost to the model.
 _MUCH_UNKNOWN, _MOST_EQUAL = 0.05, 0.5
-#: The share of truncated texts that is suspicious, and the one that the advice would leave.
-_SUSPICIOUS_TRUNCATED, _ADVISED_TRUNCATED = 0.25, 0.01
+#: The share of truncated texts that is suspicious.
+_SUSPICIOUS_TRUNCATED = 0.25
 
 
 def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Report) -> None:
@@ -155,26 +154,19 @@ class TokenSample:
     texts: int
     sequences: int
 
-    def report_lengths(self, max_length: int, positions: int | None, report: Report) -> None:
-        """Report how long the training texts are in tokens, and how many are truncated.
-
-        ``positions`` is how many the model can read at all; None without a limit.
-        """
+    def report_lengths(self, max_length: int, report: Report) -> None:
+        """Report how long the training texts are in tokens, and how many are truncated."""
         share = float((self.lengths > max_length).mean())
         median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
         sampled = f" ({len(self.rows):,} sampled)" if len(self.rows) < self.total else ""
-        message = (
+        (report.warning if share > _SUSPICIOUS_TRUNCATED else report.info)(
             f"training texts{sampled} have {median:,} tokens (median), 95% up to {high:,}, "
-            f"the longest {longest:,}; {share:.1%} are truncated at --max_length {max_length}"
+            f"the longest {longest:,}; {share:.1%} are truncated at --max_length {max_length}",
+            "lengths",
+            fix="--long_texts windows reads all of them" if share > 0.01 else "",
+            count=round(share * self.total),
+            examined=self.total,
         )
-        details: Any = dict(count=round(share * self.total), examined=self.total)
-        if share > _ADVISED_TRUNCATED:
-            details["fix"] = "--long_texts windows reads all of them"
-            advised = math.ceil(float(np.quantile(self.lengths, 1 - _ADVISED_TRUNCATED)) / 8) * 8
-            if positions is None or advised <= positions:
-                details["fix"] = f"--max_length {advised} truncates 1%"
-        is_suspicious = share > _SUSPICIOUS_TRUNCATED
-        (report.warning if is_suspicious else report.info)(message, "lengths", **details)
 
     def report_unknown(self, model: str, rows: np.ndarray, report: Report) -> None:
         """Report if the tokenizer of a model does not know the texts of the training.
@@ -187,9 +179,8 @@ class TokenSample:
         is_lost = 1 - self.sequences / self.texts > _MOST_EQUAL
         suspicious = self.unknown >= _MUCH_UNKNOWN
         (report.error if is_lost else report.warning)(
-            f"{share:.0%} of the tokens of a training text are unknown to the "
-            f"tokenizer of {model}; {counted(self.texts, 'different text')} become "
-            f"{counted(self.sequences, 'sequence')} of tokens",
+            f"{share:.0%} of the tokens of a training text are unknown to the tokenizer of "
+            f"{model}; {self.texts:,} different texts become {self.sequences:,} token lists",
             "unknown_tokens",
             fix="a model whose tokenizer knows this language and script, for instance a "
             "multilingual one: --model FacebookAI/xlm-roberta-base",

@@ -50,9 +50,7 @@ def parse_names(flag: str, text: Any) -> list[str]:
 def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Return the columns of each kind: those that are named, or else the one with a usual name.
 
-    Args:
-        rows: Of training.
-        columns: The columns by kind, ``text``, ``image`` or ``label``; empty ones are found.
+    ``columns`` are by kind, ``text``, ``image`` or ``label``; empty ones are found.
 
     Raises:
         UserError: If no column has a usual name, or several, none of which is called as its kind.
@@ -79,10 +77,7 @@ def require_columns(
 ) -> None:
     """Refuse columns that are missing or named twice, and texts that are none, or are numbers.
 
-    Args:
-        dataset: As it was read.
-        columns: The columns by the flags that name them: ``--text_column``, ``--label_columns``.
-        report: Gets an error for each of them.
+    ``columns`` are by the flags that name them: ``--text_column``, ``--label_columns``.
 
     Raises:
         UserError: If there is such a column.
@@ -163,11 +158,7 @@ def read_label_columns(
 
 
 def require_labelled(dataset: DatasetDict, input_column: str, report: Report) -> None:
-    """Refuse raw rows without the columns that a recipe loads, or with labels of another type.
-
-    Raises:
-        UserError: With all that is wrong.
-    """
+    """Refuse raw rows without the columns that a recipe loads, or with labels of another type."""
     require_columns(dataset, {"load()": [input_column, "label"]}, report)
     for split, rows in dataset.items():
         if not (targets.are_classes(rows) or "float" in str(rows.features["label"])):
@@ -190,12 +181,9 @@ def require_rows(
     Args:
         dataset: The splits of a source, or training, validation and test rows.
         names: What the user calls the labels: their column, or several columns of numbers.
-        report: Gets an error for each mistake.
+        report: Gets an error for each mistake, which are raised.
         source: The names of the splits that these were made of; None for those of a source, whose
             classes may still be corrected.
-
-    Raises:
-        UserError: With all mistakes.
     """
     dropped = [report.text(item) for item in report.findings if item.name == "dropped_rows"]
     reason = f" ({'; '.join(dropped)})" * bool(dropped)

@@ -121,13 +121,8 @@ def apply(
     Of each file are returned ``file``, ``sha256``, and the rows ``relabelled`` and ``excluded``
     by split.
 
-    Args:
-        splits: Made of ``source``, with ``_row``, ``label`` and ``column``.
-        source: As it was read.
-        column: What the model reads.
-        relabel: Files with ``new_label``; each begins with the labels that the one before it left.
-        exclude: Files of rows that are left out.
-        report: Gets a fact about each file.
+    The splits are made of ``source``, and the model reads ``column``. A file begins with the labels
+    that the one before it left.
 
     Raises:
         UserError: If a file is not of these rows, names unknown labels, or is ambiguous.

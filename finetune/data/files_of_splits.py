@@ -92,11 +92,7 @@ def choose_splits(
 ) -> tuple[dict[str, str], list[str]]:
     """Return which of the ``names`` in a source is which split, and facts for the user.
 
-    Args:
-        dataset: The source.
-        names: Of all that may be a split.
-        split_names: As :func:`parse_split_names` returns them.
-        hint: What else can be typed if there is no split to train on.
+    ``hint`` says what else can be typed if there is no split to train on.
 
     Raises:
         UserError: If a name of ``split_names`` is missing, or several names may be a split.
@@ -138,11 +134,8 @@ def choose_splits(
 
 
 def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
-    """Return the files of each split of a local data set.
-
-    Args:
-        dataset: A directory; or, of one split, a file or a pattern such as ``data/2024-*.csv``.
-        split_names: As :func:`parse_split_names` returns them.
+    """Return the files of each split of a directory, or those of one split: a file, or a pattern
+    such as ``data/2024-*.csv``.
 
     Raises:
         UserError: If there are none, or if it is not clear which they are.

@@ -228,10 +228,8 @@ def encode_names(
     of the source or of the columns if it has one, then numbers as numbers, then words. An empty
     list, or a row of zeros, is a row that has none of the labels.
 
-    Args:
-        columns: The columns of labels of each split: one, or several of 0 and 1.
-        options: How labels are written.
-        report: Gets an error for the first value of a column that cannot be read; it is raised.
+    Raises:
+        UserError: With the first value of each column that cannot be read.
     """
     named = {
         split: _read_bits(group, split, report)

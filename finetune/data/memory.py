@@ -45,9 +45,8 @@ def is_table(data: Any) -> bool:
 def store(data: Any) -> str:
     """Return the name of a data set; rows in memory are written into the cache.
 
-    Args:
-        data: The name or the path of a data set; a pandas frame; a table of another library, such
-            as polars; a ``Dataset``; a list of dicts; or a mapping of these by split.
+    ``data`` is the name or the path of a data set; a frame of pandas, or of another library such as
+    polars; a ``Dataset``; a list of dicts; or a mapping of these by split.
 
     Raises:
         UserError: If it is none of these, or has values that Arrow has no common type for.

@@ -13,29 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import (
-    Dataset,
-    DatasetDict,
-    Features,
-    Image,
-    Value,
-    concatenate_datasets,
-    load_dataset,
-)
+from datasets import Dataset, DatasetDict, Features, Image, Value
 from datasets.exceptions import DatasetGenerationError
 
-from finetune.data import ROW, arrow, embedded, memory
+from finetune.data import ROW, arrow, embedded, memory, read
 from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
-from finetune.data.read import (
-    ReadOptions,
-    line_numbers,
-    read_file,
-    read_whole_text,
-    without_progress_bars,
-)
+from finetune.data.read import ReadOptions, line_numbers, read_file
 from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import hub
 
@@ -85,18 +72,11 @@ class Source:
 
     @functools.cached_property
     def files(self) -> SplitFiles:
-        """The files of a local data set, as they were when they were first looked for.
-
-        Raises:
-            UserError: If there are none, or if it is not clear which they are.
-        """
+        """The files of a local data set, as they were when they were first looked for."""
         return find_files(self.dataset, self.split_names)
 
     def load(self, report: Report | None = None) -> DatasetDict:
         """Return the splits, with all columns and :data:`ROW`, the row's number in its split.
-
-        Args:
-            report: Gets how files were read, and what was left out.
 
         Raises:
             UserError: If the source does not exist or cannot be read.
@@ -127,9 +107,7 @@ class Source:
     def locate(self, split: str, rows: Sequence[int]) -> str:
         """Return where rows are: ``lines 5, 9``, ``a.csv line 3; b.csv line 2``, ``position 0``.
 
-        Args:
-            split: The split of the rows; of a split that the source does not have rows are counted.
-            rows: Their numbers, from 0, at least one; the first few are named.
+        Of ``rows``, numbers from 0, the first few are named.
         """
         places = self._find_places(split, rows[:SHOWN_PLACES])
         groups = []
@@ -187,14 +165,14 @@ class Source:
             columns["image"] = [str(path.absolute()) for path in paths]
         else:
             features["text"] = Value("string")
-            texts = (read_whole_text(path, self.options).strip() for path in paths)
+            texts = (read.read_whole_text(path, self.options).strip() for path in paths)
             columns["text"] = [text or None for text in texts]
         return Dataset.from_dict(columns, features)
 
     def _load_hub(self, name: str) -> DatasetDict:
         """Return a data set of the Hub, prepared once in the cache of the library."""
         try:
-            loaded = load_dataset(name, self.config, revision=self.revision)
+            loaded = datasets.load_dataset(name, self.config, revision=self.revision)
         except (DatasetGenerationError, OSError, ValueError) as error:  # also those of Arrow
             hint = "; --dataset_config NAME chooses" * ("config" in str(error).lower())
             raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
@@ -261,8 +239,8 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
             f"{error}; write them alike"
         ) from error
     parts = [table.select_columns([*features]) for table in tables]
-    with without_progress_bars():
-        return concatenate_datasets(
+    with read.without_progress_bars():
+        return datasets.concatenate_datasets(
             [part if part.features == features else part.cast(features) for part in parts]
         )
 

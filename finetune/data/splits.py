@@ -228,13 +228,17 @@ def _divide(
             if not 1 < size < len(left):
                 raise UserError(
                     f"--{name}_size {requested:g}: takes {size:,} of {len(train):,} rows, of which "
-                    f"{len(left):,} are left; expected 2 or more, and fewer than are left"
+                    f"{len(train) - len(left):,} are taken; expected 2 or more, and fewer than are "
+                    "left"
                 )
         labels, seed = strata[left["row"]], plan.seed + (name == "validation")
         if kind == "group":
             is_chosen = _split_groups(labels, pd.factorize(left["group"], sort=True)[0], size, seed)
         elif kind == "time":
-            is_chosen = _split_newest(left["time"].to_numpy(), size)
+            # rows of one time stay together, so that about ``size`` are split off
+            rows_since = left["time"].value_counts().sort_index(ascending=False).cumsum()[:-1]
+            newest = (rows_since - size).abs().idxmin() if len(rows_since) else np.inf
+            is_chosen = (left["time"] >= newest).to_numpy()
         else:
             is_chosen = _split_rows(labels, size, seed)
         if kind and not is_chosen.any():
@@ -365,14 +369,3 @@ def _split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) 
         spare = np.flatnonzero(~has_all)
         chosen = spare[np.abs(sizes[spare] - size).argsort(kind="stable")[:1]].tolist()
     return np.isin(groups, chosen)
-
-
-def _split_newest(times: np.ndarray, size: int) -> np.ndarray:
-    """Return which rows are the newest, shape ``(rows,)``, of booleans.
-
-    Rows of one time stay together, so that about ``size`` are true; none if all times are equal.
-    """
-    rows_since = pd.Series(times).value_counts().sort_index(ascending=False).cumsum().iloc[:-1]
-    if rows_since.empty or not size:
-        return np.zeros(len(times), dtype=bool)
-    return np.asarray(times >= (rows_since - size).abs().idxmin())

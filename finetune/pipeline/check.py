@@ -11,7 +11,6 @@ from finetune.checking.rows import check_deep
 from finetune.config.settings import Settings
 from finetune.data import targets
 from finetune.errors import Finding, Severity
-from finetune.models import families
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
@@ -97,11 +96,12 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
         is_read = "splits" in vars(recipe)
         if is_read and values is not None and not report.has_errors:
             with report.collect():
-                if isinstance(recipe, TextRecipe) and recipe.long_texts == "cut":
-                    config, sample = recipe.model_config, recipe.token_sample
-                    positions = None if config is None else families.positions(config)
-                    if sample is not None:  # the recipe tokenizes as usual
-                        sample.report_lengths(recipe.max_length, positions, report)
+                if (
+                    isinstance(recipe, TextRecipe)
+                    and recipe.long_texts == "cut"
+                    and (sample := recipe.token_sample)
+                ):
+                    sample.report_lengths(recipe.max_length, report)
                 steps = preparation.steps_of(values, recipe)
             for remark in preparation.remarks(recipe, values, steps) if steps is not None else ():
                 report.warning(remark)

@@ -30,9 +30,8 @@ _MISTAKES = 50
 def of_run(run: Run) -> Path | None:
     """Write the test rows of a run that may have a wrong label, then its most confident mistakes.
 
-    Returns:
-        The file in its directory, which stays as it is if a person has written into it; None
-        where no row is suspected, or the task has no classes.
+    Return the file in its directory, which stays as it is if a person has written into it; None
+    where no row is suspected, or the task has no classes.
     """
     table, path = run.predicted_rows, run.path / FILE
     if path.exists() and corrections.has_new_labels(path):
@@ -81,15 +80,9 @@ def refuse_path(path: Path) -> None:
 
 
 def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
-    """Write the rows that findings suspect, each once, with all reasons.
+    """Write the rows that findings suspect, each once, with all reasons; return how many.
 
-    Args:
-        path: Of the file; one that is there is replaced, or removed if no row is suspected.
-        findings: From the worst.
-        recipe: Which read the rows.
-
-    Returns:
-        How many.
+    A file that is there is replaced, or removed if no row is suspected.
     """
     suspects: dict[str, dict[int, list[tuple[str, Suspect]]]] = defaultdict(dict)
     for finding in findings:  # by split and row
