@@ -258,7 +258,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the newest rows become the validation set",
-        "finetune/data/row_index.py",
+        "finetune/data/splits.py",
         'HELD_OUT = ("test", "validation")',
         'HELD_OUT = ("validation", "test")',
         ("C7",),
@@ -266,8 +266,8 @@ MUTATIONS = (
     Mutation(
         "--exclude leaves no row out",
         "finetune/data/corrections.py",
-        'if title.startswith("--relabel"):',
-        'if title.startswith("--"):',
+        '_parse_label(cell, train) if flag == "--relabel" else None',
+        '_parse_label(cell, train) if flag != "" else None',
         ("C8",),
     ),
     Mutation(

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from finetune.config.settings import Settings
 from finetune.data import ROW
-from finetune.data.label_columns import list_names
+from finetune.data.labels import list_names
 from finetune.errors import UserError, counted
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs

@@ -263,10 +263,10 @@ class Recipe(RecipeOptions):
     def splits(self) -> DatasetDict:
         """The raw splits, corrected and checked, with the rows in the order of the source."""
         from finetune.checking.rows import check_rows
-        from finetune.data import columns, corrections, labels
+        from finetune.data import columns, corrections
 
         source, report = self.source, self.report
-        labels.check_names(source, self.unmapped_labels, report)
+        columns.check_names(source, self.unmapped_labels, report)
         report.raise_errors()
         dataset = self.split(source)
         if any((files := self.correction_files()).values()):
@@ -352,7 +352,7 @@ class Recipe(RecipeOptions):
         """The weight of each class in the loss, shape ``(classes,)``; None if all are alike."""
         import numpy as np
 
-        from finetune.data.label_columns import list_names
+        from finetune.data.labels import list_names
 
         if (text := self.class_weights) == "none":
             return None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from finetune.checking.texts import TokenSample
     from finetune.data.batches import Augmentation
     from finetune.data.encoding import Encoder, Rows, Windows
-    from finetune.data.label_columns import LabelOptions
+    from finetune.data.labels import LabelOptions
 
 
 class TextRecipe(Recipe, TextOptions):
@@ -110,7 +110,7 @@ class TextRecipe(Recipe, TextOptions):
     def label_options(self) -> LabelOptions:
         """Return how labels are written."""
         from finetune.data.columns import parse_names
-        from finetune.data.label_columns import LabelOptions, parse_label_map
+        from finetune.data.labels import LabelOptions, parse_label_map
 
         return LabelOptions(
             columns=parse_names("--label_columns", self.label_columns) or [self.label_column],
@@ -306,7 +306,7 @@ class ImageRecipe(Recipe, ImageOptions):
         from datasets import DatasetDict
 
         from finetune.data import columns, images
-        from finetune.data.label_columns import LabelOptions, parse_label_map
+        from finetune.data.labels import LabelOptions, parse_label_map
         from finetune.tasks import decision
 
         named = {"image": [self.image_column], "label": [self.label_column]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from finetune.data.label_columns import have_order
+from finetune.data.labels import have_order
 from finetune.data.targets import class_names, is_set
 from finetune.tasks.base import Task
 from finetune.tasks.decision import FEWEST_ORDERED

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from finetune.data.comma_list import split_values
-from finetune.data.label_columns import list_names
+from finetune.data.labels import list_names
 from finetune.errors import UserError, suggestion
 
 #: Beside ``NAME=WEIGHT,NAME=WEIGHT``.
