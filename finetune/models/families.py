@@ -86,9 +86,7 @@ def outputs_of_head(config: PretrainedConfig) -> list[str]:
 
 
 def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:
-    """Return the dropouts of a configuration by their names in the family: those of attention
-    weights for the option ``attention_dropout``, all others for ``hidden_dropout``.
-    """
+    """Return the dropouts of ``attention_dropout``, or ``hidden_dropout``, by their names here."""
     return {
         name: value
         for name, value in config.get_text_config().to_dict().items()
@@ -105,23 +103,21 @@ def set_dropout(config: PretrainedConfig, option: str, probability: float | None
     Raises:
         UserError: If it is above 0 and the family has no such dropout.
     """
+    text = config.get_text_config()
     names = [] if probability is None else list(dropouts(config, option))
     if probability and all(map(_HEAD_DROPOUT.search, names)):
-        present = filter(_DROPOUT.search, config.get_text_config().to_dict())
+        present = filter(_DROPOUT.search, text.to_dict())
         raise UserError(
             f"--{option} {probability}: a model of type '{config.model_type}' has no such dropout, "
             f"only {', '.join(sorted(present)) or 'none at all'}"
         )
     for name in names:
-        setattr(config.get_text_config(), name, probability)
+        setattr(text, name, probability)
 
 
 def set_up(config: PretrainedConfig, pad_token_id: int | None) -> None:
-    """Make a configuration that of a classifier whose outputs do not depend on the batch.
-
-    Args:
-        config: Changed in place.
-        pad_token_id: What batches are padded with; None for what the configuration says.
+    """Make a configuration, in place, that of a classifier whose outputs do not depend on the
+    batch, which is padded with ``pad_token_id``; None for what the configuration says.
     """
     text = config.get_text_config()
     if pad_token_id is not None and (
@@ -130,9 +126,8 @@ def set_up(config: PretrainedConfig, pad_token_id: int | None) -> None:
     ):
         text.pad_token_id = config.pad_token_id = pad_token_id
     # what generation would go on from: of no use here, and as large as all hidden states
-    for name in ("use_cache", "use_mems_eval"):
-        if hasattr(text, name):
-            setattr(text, name, False)
+    for name in {"use_cache", "use_mems_eval"} & {*vars(text)}:
+        setattr(text, name, False)
     if config.model_type == "big_bird":
         # sparse attention turns into full attention for good at the first short batch: results
         # would depend on the order of batches
@@ -147,26 +142,11 @@ def freeze_unused(model: PreTrainedModel) -> None:
             parameter.requires_grad_(False)
 
 
-def overflows(config: PretrainedConfig) -> bool:
-    """Return whether a family cannot be trained in bf16 or fp16.
-
-    DeBERTa of the first version masks with the lowest number of fp32; v2 and v3 do not.
+def overflows(config: Any) -> bool:
+    """Return whether a family cannot be trained in bf16 or fp16: DeBERTa of the first version masks
+    with the lowest number of fp32; v2 and v3 do not.
     """
-    return bool(config.model_type == "deberta")
-
-
-def refuse_half_precision(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> None:
-    """Refuse a precision that the family of a model overflows in.
-
-    Raises:
-        UserError: With the precision to use.
-    """
-    config = getattr(model, "config", None)
-    if (bf16 or fp16) and isinstance(config, PretrainedConfig) and overflows(config):
-        raise UserError(
-            f"--precision {'bf16' if bf16 else 'fp16'}: a model of type '{config.model_type}' "
-            "overflows in it; expected --precision fp32"
-        )
+    return getattr(config, "model_type", None) == "deberta"
 
 
 def end_token(config: PretrainedConfig) -> int | None:
@@ -191,20 +171,20 @@ def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def set_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, model: str) -> None:
-    """Give a tokenizer without a padding token that of the configuration, or the one that ends a
-    text.
+    """Let a tokenizer without a padding token pad with that of the configuration, or with the one
+    that ends a text.
 
     Raises:
-        UserError: If there is no token to pad with.
+        UserError: If there is neither.
     """
     pad_token_id: Any = config.get_text_config().pad_token_id
     if tokenizer.pad_token is not None:
         return
     if pad_token_id is not None and 0 <= pad_token_id < len(tokenizer):
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
-    elif tokenizer.eos_token is not None:
-        tokenizer.pad_token = tokenizer.eos_token
     else:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
         raise UserError(
             f"--model {model}: its tokenizer has no padding token, and none that ends a text; "
             "add pad_token to its tokenizer_config.json"

@@ -52,9 +52,7 @@ def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | 
     return [trained.index(label) for label in labels]
 
 
-def continue_head(
-    model: PreTrainedModel, trained: Sequence[str], labels: Sequence[str]
-) -> frozenset[str]:
+def continue_head(model: PreTrainedModel, trained: Sequence[str], labels: Sequence[str]) -> bool:
     """Order the outputs of a loaded head by the labels, or replace it where it is for others.
 
     Args:
@@ -63,23 +61,20 @@ def continue_head(
         labels: The names that are needed.
 
     Returns:
-        The names of the weights that are replaced by random ones.
+        Whether the head goes on; otherwise its weights are random.
     """
     if len(trained) != len(labels):  # the library has made a new one
-        return frozenset()
+        return False
     layer, order = last_linear(model, len(labels)), match_outputs(trained, labels)
-    weights = [weight for weight in (layer.weight, layer.bias) if weight is not None]
     with torch.no_grad():
         if order is not None:
-            for weight in weights:
+            for weight in layer.parameters():
                 weight.copy_(weight[order].clone())
-            return frozenset()
+            return True
         torch.nn.init.normal_(layer.weight, std=getattr(model.config, "initializer_range", 0.02))
-        for bias in weights[1:]:
-            bias.zero_()
-    return frozenset(
-        n for n, weight in model.named_parameters() if any(weight is w for w in weights)
-    )
+        if has_bias(layer):
+            layer.bias.zero_()
+    return False
 
 
 def has_bias(layer: torch.nn.Linear) -> bool:

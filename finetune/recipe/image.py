@@ -77,10 +77,10 @@ class ImageRecipe(Recipe, ImageOptions):
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
         """The configuration of the model, as it is stored; None if the recipe builds its own."""
-        from finetune.models import vision
+        from finetune.models.pretrained import load_image_config
 
         is_custom = type(self).build_model is not ImageRecipe.build_model
-        return None if is_custom else vision.load_config(self.model, revision=self.model_revision)
+        return None if is_custom else load_image_config(self.model, self.model_revision)
 
     def check(self) -> None:
         if self.model_config is not None:
@@ -102,7 +102,7 @@ class ImageRecipe(Recipe, ImageOptions):
 
     @functools.cached_property
     def _processor(self) -> BaseImageProcessor:
-        from finetune.models.vision import load_processor
+        from finetune.models.pretrained import load_processor
 
         return load_processor(self.model, self.model_revision)
 
@@ -114,18 +114,18 @@ class ImageRecipe(Recipe, ImageOptions):
         return Augmentation(self.crop_scale, self.horizontal_flip)
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.vision import batch_norms, load_classifier
+        from finetune.models.pretrained import load_image_classifier
 
         problem_type = self.presumed_kind.problem_type
-        model = load_classifier(self.model, labels, self.model_revision, problem_type)
-        if count := batch_norms(model):
+        model = load_image_classifier(self.model, labels, self.model_revision, problem_type)
+        if count := sum("BatchNorm" in type(module).__name__ for module in model.modules()):
             self.note(f"{count} layers of BatchNorm: results depend on the number of processes")
         return model
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.vision import load_classifier
+        from finetune.models.pretrained import load_image_classifier
 
-        return load_classifier(str(directory), labels)
+        return load_image_classifier(str(directory), labels)
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from finetune.data.image_batches import Collator

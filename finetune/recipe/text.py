@@ -217,9 +217,14 @@ class TextRecipe(Recipe, TextOptions):
         return defaults
 
     def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
-        from finetune.models.families import refuse_half_precision
+        from finetune.models import families
 
-        refuse_half_precision(model, bf16=arguments.bf16, fp16=arguments.fp16)
+        is_half = arguments.bf16 or arguments.fp16
+        if is_half and families.overflows(getattr(model, "config", None)):
+            raise UserError(
+                f"--precision {'bf16' if arguments.bf16 else 'fp16'}: a model of type "
+                "'deberta' overflows in it; expected --precision fp32"
+            )
         return super().adapt(model, arguments)
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:

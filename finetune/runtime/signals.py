@@ -22,7 +22,6 @@ _SAME_REQUEST = 2.0
 _POLL_PARENT, _WITHOUT_PARENT = 1.0, 7.0  # seconds
 _request: tuple[str, float] | None = None  # the name of a signal, and when it came
 _deferral: tuple[float, Callable[[str], object]] | None = None  # the arguments of `deferred`
-_timer: threading.Timer | None = None  # of the grace period
 
 
 class Stopped(KeyboardInterrupt):
@@ -56,11 +55,7 @@ def handled() -> Iterator[None]:
 
 
 def heed() -> None:
-    """Stop now if a signal asked for it meanwhile.
-
-    Raises:
-        Stopped: If one did.
-    """
+    """Raise :class:`Stopped` if a signal asked for it meanwhile."""
     if _request is not None:
         raise Stopped(_request[0])
 
@@ -79,8 +74,6 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
         yield
     finally:
         _deferral = None
-        if _timer is not None:
-            _timer.cancel()
 
 
 def leave_with_parent() -> None:
@@ -102,7 +95,7 @@ def leave_with_parent() -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    global _request, _timer
+    global _request
     time_of_signal = time.monotonic()
     if _request is not None:
         if time_of_signal - _request[1] > _SAME_REQUEST:
@@ -111,16 +104,16 @@ def _handle(number: int, frame: FrameType | None) -> None:
         return
     name = signal.Signals(number).name
     _request = name, time_of_signal
-    if _deferral is None:
+    if (deferral := _deferral) is None:
         raise Stopped(name)
-    grace_seconds, give_up = _deferral
 
-    def end() -> None:
+    def end_after_grace() -> None:
+        time.sleep(deferral[0])
+        if _deferral is not deferral:
+            return
         try:
-            give_up(name)
+            deferral[1](name)
         finally:
             os._exit(STATUS)
 
-    _timer = threading.Timer(grace_seconds, end)
-    _timer.daemon = True
-    _timer.start()
+    threading.Thread(target=end_after_grace, daemon=True).start()

@@ -24,7 +24,7 @@ from transformers.integrations.integration_utils import (
 from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
 
 from finetune.errors import UserError, suggestion
-from finetune.runtime import distributed, precision, threads
+from finetune.runtime import distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.training.options import (
     BATCH_SIZES,
@@ -124,7 +124,7 @@ class FinetuneArguments(TrainingArguments):
             self.disable_tqdm = distributed.ranks().rank != 0 or not watched
         _refuse(self)
         _resolve(self)
-        threads.use(self.num_threads)
+        hardware.use_threads(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -324,7 +324,7 @@ def _resolve(values: Any) -> None:
     if not (values.bf16 or values.fp16):
         precision_name = values.precision
         if precision_name == "auto":
-            precision_name = precision.automatic(device_type)
+            precision_name = hardware.automatic_precision(device_type)
             if values.tf32 is None and device_type == "cuda" and is_torch_tf32_available():
                 values.tf32 = True
         values.bf16, values.fp16 = precision_name == "bf16", precision_name == "fp16"

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from finetune.models.cpu import attention, layers, unpadded
-from finetune.runtime import precision
+from finetune.runtime import hardware
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 #: Bytes; the second is the most that glibc took as a threshold before 2.35, on 64 bits.
@@ -69,7 +69,7 @@ def for_inference(model: torch.nn.Module, *, bf16: bool) -> None:
         bf16: Whether that is bf16. Where a CPU is slower in it, so is our attention.
     """
     _keep_large_blocks()
-    if bf16 and precision.prefers_bf16("cpu"):
+    if bf16 and hardware.prefers_bf16("cpu"):
         attention.use(model)
     layers.pack(model)
 
