@@ -1,8 +1,8 @@
 """What the families of models in ``transformers`` do differently: positions, dropouts, padding.
 
-How their heads find the token that stands for a text was read in the library: the first one
-(BERT, RoBERTa, DeBERTa ...), the rightmost that is not padding (GPT-2, Llama, Qwen, Gemma), the
-last one (XLNet, which is padded on the left), the one that ends the text (T5, BART).
+Their heads read the token that stands for a text: the first one (BERT, RoBERTa, DeBERTa ...), the
+rightmost that is not padding (GPT-2, Llama, Qwen, Gemma), the last one (XLNet, which is padded on
+the left), the one that ends the text (T5, BART).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoModelForSequenceClassification,
     PretrainedConfig,
     PreTrainedModel,
@@ -38,8 +37,11 @@ def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
         with torch.device("meta"):
             modules = auto.from_config(copy.deepcopy(config)).named_modules()
     except Exception as error:  # whatever is in config.json
+        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"--model {config.name_or_path}: no model can be made of its config.json: {error}"
+            f"--model {config.name_or_path}: expected a text model that transformers has a head "
+            "for sequence classification on, of type bert or llama for instance; found type "
+            f"'{config.model_type}': {reason}"
         ) from error
     return [
         module
@@ -49,9 +51,11 @@ def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
 
 
 def positions(config: PretrainedConfig) -> int | None:
-    """Return the most tokens that a model has learned positions for; None where it has none.
+    """Return the most tokens that a model has learned positions for; None where it has none:
+    relative and rotary positions go on beyond those that were trained.
 
-    Relative and rotary positions go on beyond those that were trained.
+    Raises:
+        UserError: If ``transformers`` cannot make a classifier of texts of the configuration.
     """
     limits = [
         # the first position follows that of padding in RoBERTa, an offset in BART
@@ -63,26 +67,13 @@ def positions(config: PretrainedConfig) -> int | None:
     return min([*limits, getattr(config, "max_position_embeddings", limits[0])]) if limits else None
 
 
-def require_head(model: str, config: PretrainedConfig) -> None:
-    """Refuse a model of a family without a head for texts.
-
-    Raises:
-        UserError: If ``transformers`` has no ``ForSequenceClassification`` for it.
-    """
-    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise UserError(
-            f"--model {model}: transformers has no head for sequence classification on a model of "
-            f"type '{config.model_type}'; expected a text model, of type bert or llama for instance"
-        )
-
-
 def outputs_of_head(config: PretrainedConfig) -> list[str]:
     """Return the names of the outputs that a model was fine-tuned for; empty without a head."""
     heads = ("ForSequenceClassification", "ForImageClassification")
     if not any(name.endswith(heads) for name in config.architectures or []):
         return []
     names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
-    return [names[number] for number in sorted(names)]
+    return [name for _, name in sorted(names.items())]
 
 
 def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:

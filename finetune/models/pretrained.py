@@ -171,22 +171,20 @@ def load_classifier(
 
     Args:
         model: A name on the Hub, a local directory, or ``embedded:minilm``.
-        labels: The names of the outputs; they go into the configuration, for ``pipeline()``. A
-            single output without a name if there are none. A head that was trained for the same
-            names is continued, one for others is replaced.
+        labels: The names of the outputs, for ``pipeline()``; a single output without a name if
+            there are none. A head that was trained for the same names is continued, one for others
+            is replaced.
         revision: Commit, tag or branch on the Hub; the newest if None.
-        problem_type: What the labels are, ``single_label_classification`` for instance, as the
-            configuration has it; None for what it says.
+        problem_type: What the labels are; None for what the configuration says.
         hidden_dropout: Probability, or None for the model's own.
         attention_dropout: Likewise.
         pad_token_id: What batches are padded with, by which decoders find the end of a text; None
             for what the configuration says.
 
     Raises:
-        UserError: if the model cannot be loaded, has no head for texts or no such dropout.
+        UserError: If the model cannot be loaded, has no head for texts or no such dropout.
     """
     config = load_config(model, revision, **_head_attributes(labels, problem_type))
-    families.require_head(model, config)
     families.set_dropout(config, "hidden_dropout", hidden_dropout)
     families.set_dropout(config, "attention_dropout", attention_dropout)
     families.set_up(config, pad_token_id)

@@ -16,7 +16,7 @@ from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
 from finetune.recipe.rows import split_plan
-from finetune.runtime import extras
+from finetune.runtime import version
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -94,7 +94,7 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
     recipe, report, steps = chosen.recipe, chosen.report, None
     if deep:
         with report.collect():
-            extras.require("--deep", extras.NEAR, extras.LANGUAGES)
+            version.require_packages("--deep", version.NEAR, version.LANGUAGES)
     with telling(progress):
         values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)

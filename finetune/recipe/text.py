@@ -21,7 +21,7 @@ from finetune.data.comma_list import split_values
 from finetune.errors import UserError
 from finetune.recipe.base import Recipe
 from finetune.recipe.options import TextOptions
-from finetune.runtime import extras
+from finetune.runtime import version
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +45,7 @@ class TextRecipe(Recipe, TextOptions):
         super().__post_init__()
         for name in ("drop_duplicates", "drop_overlap"):
             if getattr(self, name) == "near":
-                extras.require(f"--{name} near", extras.NEAR)
+                version.require_packages(f"--{name} near", version.NEAR)
 
     # ---- columns ---------------------------------------------------------------------------------
 
@@ -154,7 +154,6 @@ class TextRecipe(Recipe, TextOptions):
         if type(self).build_model is not TextRecipe.build_model:
             return None
         config = load_config(self.model, self.model_revision)
-        families.require_head(self.model, config)
         positions = families.positions(config)
         if positions is not None and self.max_length > positions:
             limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"

@@ -31,16 +31,11 @@ def read_source(path: Path, kind: str) -> tuple[bytes, str]:
 
 
 def import_source(name: str, path: Path, source: bytes, name_in_messages: str) -> ModuleType:
-    """Import the source of a file as the module ``name``; a compiled copy beside it is not run.
-
-    Args:
-        name: The module's name in ``sys.modules``.
-        path: The file.
-        source: What was read from it, so that what is hashed is what is run.
-        name_in_messages: What a message calls the file.
+    """Import the source of a file as the module ``name``: what was hashed is what is run, and no
+    compiled copy beside it.
 
     Raises:
-        UserError: If it cannot be imported.
+        UserError: If it cannot be imported; the message calls the file by ``name_in_messages``.
     """
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -75,9 +70,8 @@ def only_class(module: ModuleType, base: type[T], name_in_messages: str) -> type
         UserError: If it defines none, or several.
     """
     values = [value for value in vars(module).values() if isinstance(value, type)]
-    classes = [
-        value for value in values if issubclass(value, base) and value.__module__ == module.__name__
-    ]
+    values = [value for value in values if value.__module__ == module.__name__]
+    classes = [value for value in values if issubclass(value, base)]
     if len(classes) != 1:
         names = ", ".join(cls.__name__ for cls in classes) or "none"
         raise UserError(

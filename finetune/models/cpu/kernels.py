@@ -1,10 +1,8 @@
 """The kernels of this folder that a model is trained or used with on a CPU.
 
-Each kernel leaves what it does not support to torch and to ``transformers``;
-:func:`finetune.models.cpu.unpadded.supports` has the reason where a model keeps its padding. All of
-them are switched off by ``--cpu_kernels off``, and with them
-:mod:`finetune.models.cpu.exchange`, which the trainer sets up once DDP has wrapped the model.
-docs/performance.md has what each brings.
+Each leaves what it does not support to torch and to ``transformers``. ``--cpu_kernels off`` switches
+them off, with :mod:`finetune.models.cpu.exchange`, which the trainer sets up once DDP has wrapped
+the model. docs/performance.md has what each brings.
 """
 
 from __future__ import annotations
@@ -18,9 +16,6 @@ from transformers import PreTrainedModel
 from finetune.models.cpu import attention, layers, unpadded
 from finetune.runtime import hardware
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of <malloc.h>
-#: Bytes; the second is the most that glibc took as a threshold before 2.35, on 64 bits.
-_LARGEST, _LARGEST_ONCE = 2**30, 2**25
 _THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
 
 
@@ -34,8 +29,10 @@ def _keep_large_blocks() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None and _THRESHOLDS.isdisjoint(os.environ):
-        any(mallopt(_MMAP_THRESHOLD, size) for size in (_LARGEST, _LARGEST_ONCE))
-        mallopt(_TRIM_THRESHOLD, _LARGEST)
+        trim_threshold, mmap_threshold = -1, -3  # of <malloc.h>
+        # the second is the most that glibc took as a threshold before 2.35, on 64 bits
+        any(mallopt(mmap_threshold, size) for size in (2**30, 2**25))
+        mallopt(trim_threshold, 2**30)
 
 
 def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> None:
@@ -72,13 +69,3 @@ def for_inference(model: torch.nn.Module, *, bf16: bool) -> None:
     if bf16 and hardware.prefers_bf16("cpu"):
         attention.use(model)
     layers.pack(model)
-
-
-def names(model: torch.nn.Module) -> list[str]:
-    """Return the names of the kernels that ``model`` is trained with, as a user reads them."""
-    is_used = {
-        "attention": attention.used_by(model),
-        "dropout": layers.drops(model),
-        "padding-free encoder layers": unpadded.used_by(model),
-    }
-    return [name for name in is_used if is_used[name]]

@@ -88,11 +88,6 @@ def use_dropout(model: torch.nn.Module) -> None:
         layer.__class__ = Dropout
 
 
-def drops(model: torch.nn.Module) -> bool:
-    """Return whether a layer of ``model`` is a :class:`Dropout` and drops anything."""
-    return any(type(layer) is Dropout and layer.p > 0 for layer in model.modules())
-
-
 class PackedLinear(torch.nn.Module):
     """``torch.nn.Linear``, for inference, with a copy of the weights that oneDNN has laid out."""
 
