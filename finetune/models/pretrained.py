@@ -311,5 +311,4 @@ def _reason(error: Exception) -> str:
             "expected a model of a type that transformers has"
         )
     line = str(error).strip().partition("\n")[0]
-    is_plain = isinstance(error, (OSError, RuntimeError, ValueError))
-    return line if is_plain else f"{type(error).__name__}: {shorten(line, 200)}"
+    return shorten(f"{type(error).__name__}: {line}", 400)

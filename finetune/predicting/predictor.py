@@ -23,7 +23,7 @@ from finetune.data.digests import TEXTS
 from finetune.data.encoding import characters
 from finetune.data.windows import Pool, documents_of
 from finetune.errors import UserError
-from finetune.models.cpu import kernels
+from finetune.models import cpu
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hardware
@@ -68,7 +68,7 @@ class Predictor:
         if self._bf16:
             model.to(torch.bfloat16)
         if on_cpu and cpu_kernels == "auto":
-            kernels.for_inference(model, bf16=self._bf16)
+            cpu.for_inference(model, bf16=self._bf16)
         self._model = model.to(self._device)
         self._collate = self._recipe.data_collator()
 

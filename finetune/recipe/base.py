@@ -198,13 +198,13 @@ class Recipe(RecipeOptions):
             model: From :meth:`build_model` or :meth:`load_model`.
             arguments: Of the training, resolved: device, precision and batch are known.
         """
-        from finetune.models.cpu import kernels
+        from finetune.models import cpu
 
         model = self.kind.scaled(model)
         has_kernels = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and has_kernels:
             recomputes = bool(arguments.activation_checkpointing)
-            kernels.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
+            cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
         return model
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:

@@ -224,20 +224,19 @@ def refuse_disagreement(facts: Mapping[str, Any]) -> None:
     differ, the library carries on regardless, with other rows on each machine.
 
     Raises:
-        UserError: On every rank, with a line for each of the ``facts`` that differs.
+        UserError: On every rank, with a line for each fact of the first machine that differs.
     """
     first, *facts_of_others = gather(dict(facts))
-    mistakes = {}
     for rank, other in enumerate(facts_of_others, start=1):
-        for name in {**first, **other}:
-            values = first.get(name, "nothing"), other.get(name, "nothing")
-            if values[0] != values[1] and name not in mistakes:
-                mistakes[name] = (
-                    f"the machines differ in {name}: rank 0 has {values[0]!r}, rank {rank} has "
-                    f"{values[1]!r}; start every machine with the same flags, data and libraries"
-                )
-    if mistakes:
-        raise UserError(*mistakes.values())
+        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+        mistakes = [
+            f"the machines differ in {name}: rank 0 has {first.get(name, 'nothing')!r}, rank "
+            f"{rank} has {other.get(name, 'nothing')!r}; start every machine with the same flags, "
+            "data and libraries"
+            for name in names
+        ]
+        if mistakes:
+            raise UserError(*mistakes)
 
 
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
