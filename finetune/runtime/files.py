@@ -81,12 +81,7 @@ def is_full(error: OSError) -> bool:
 
 
 def to_json(content: Any, **options: Any) -> str:
-    """Return JSON in which numbers that are not finite, which JSON lacks, are null.
-
-    Args:
-        content: What ``json.dumps`` takes.
-        **options: Of ``json.dumps``.
-    """
+    """Return what ``json.dumps`` does, but null for numbers that are not finite: JSON has none."""
     try:
         return json.dumps(content, allow_nan=False, **options)
     except ValueError:

@@ -37,11 +37,8 @@ def names_repository(name: str | None) -> bool:
 
 
 def missing(options: Mapping[str, Any]) -> list[str]:
-    """Return what is on the Hub and not in the cache, for people.
-
-    Args:
-        options: Of which ``dataset``, ``model``, ``dataset_revision``, ``model_revision`` and
-            ``dataset_config`` count.
+    """Return what is on the Hub and not in the cache, for people, of the options ``dataset``,
+    ``model``, ``dataset_revision``, ``model_revision`` and ``dataset_config``.
     """
     names = []
     for option, noun in (("dataset", "data set"), ("model", "model")):
@@ -69,14 +66,8 @@ def require(
 ) -> None:
     """Require that the Hub answers within a second, if something is :func:`missing`.
 
-    Args:
-        options: Of :func:`missing`.
-        embedded: Whether ``--embedded`` is a way out.
-        packaged: The model that needs no Hub, if there is one of the kind.
-        data: The flag that names other data.
-
     Raises:
-        UserError: With the alternatives.
+        UserError: With the alternatives: ``--embedded``, a ``packaged`` model, other ``data``.
     """
     names = missing(options)
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
