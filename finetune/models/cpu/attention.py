@@ -116,7 +116,7 @@ def is_recorded() -> bool:
 
 
 def _is_faster(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Return whether it is, for sequences with padding and one boolean mask for all heads, if any."""
+    """Return whether it is, with padding, and with a boolean mask for all heads or none."""
     sequences, _, tokens, _ = query.shape
     return query.dtype in FASTER_DTYPES and (
         mask is None or (mask.dtype == torch.bool and mask.shape == (sequences, 1, tokens, tokens))

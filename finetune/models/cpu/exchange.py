@@ -25,8 +25,8 @@ _exchanging: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
 class _Shared:
-    """Takes what DDP hands over, bucket by bucket, and averages it when the last has come: only then
-    do the processes wait for each other, not for whoever is slower at each bucket.
+    """Takes what DDP hands over, bucket by bucket, and averages it when the last has come: at each
+    bucket the processes would wait for whoever is slower just there.
 
     The memory has shape ``(processes, gradients)``.
     """

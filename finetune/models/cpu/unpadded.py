@@ -144,9 +144,7 @@ class _Hooks:
             return None
         # matrix products are of few shapes: oneDNN keeps half a megabyte of each
         order, groups = np.argsort(-lengths, kind="stable"), list[attention.Group]()
-        for length, rows_of_length in groupby(
-            lengths[order], lambda n: _round_up(int(n), 32 if n <= 64 else 64)
-        ):
+        for length, rows_of_length in groupby(lengths[order], _padded_length):
             of_length, size = list(rows_of_length), attention.at_once(length)
             for first in range(0, len(of_length), size):
                 first_token = groups[-1].tokens.stop if groups else 0
@@ -206,6 +204,10 @@ def _group(
     visible = torch.from_numpy(is_token | ~is_token[:, :1])[:, None, None]
     bias = attention.as_bias(visible, _dtype_of_products(hidden))
     return attention.Group(tokens, count, length, bias, *map(torch.from_numpy, (source, real)))
+
+
+def _padded_length(tokens: int) -> int:
+    return _round_up(int(tokens), 32 if tokens <= 64 else 64)
 
 
 def _round_up(tokens: int, multiple: int) -> int:
