@@ -25,6 +25,9 @@ from finetune.errors import UserError
 
 #: Weights of a family that its head leaves out; DDP would wait for their gradients.
 _UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
+#: Families that overflow in bf16 and fp16: DeBERTa of the first version masks with the lowest number
+#: of fp32; v2 and v3 do not.
+OVERFLOWING = frozenset({"deberta"})
 #: Dropouts, and those of heads and activations, which an option sets only where they are above 0.
 _DROPOUT = re.compile(r"dropout|pdrop")
 _HEAD_DROPOUT = re.compile(r"classif|cls|summary|pooler|activation|qa")
@@ -131,19 +134,6 @@ def freeze_unused(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if name.startswith(prefixes):
             parameter.requires_grad_(False)
-
-
-def overflows(config: Any) -> bool:
-    """Return whether a family cannot be trained in bf16 or fp16: DeBERTa of the first version masks
-    with the lowest number of fp32; v2 and v3 do not.
-    """
-    return getattr(config, "model_type", None) == "deberta"
-
-
-def end_token(config: PretrainedConfig) -> int | None:
-    """Return the id of the token that every row must have equally often; None without such."""
-    text: Any = config.get_text_config()
-    return text.eos_token_id if config.is_encoder_decoder else None
 
 
 def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:

@@ -210,19 +210,20 @@ class TextRecipe(Recipe, TextOptions):
         defaults = super().training_defaults(user_options)
         if not self.model or "splits" not in vars(self):  # the model may still be out of reach
             return defaults
-        overflows = self.model_config is not None and families.overflows(self.model_config)
-        if overflows and defaults.get("precision", "auto") == "auto":
+        family = getattr(self.model_config, "model_type", None)
+        if family in families.OVERFLOWING and defaults.get("precision", "auto") == "auto":
             defaults["precision"] = "fp32"
         return defaults
 
     def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
         from finetune.models import families
 
-        is_half = arguments.bf16 or arguments.fp16
-        if is_half and families.overflows(getattr(model, "config", None)):
+        family = getattr(getattr(model, "config", None), "model_type", None)
+        if (arguments.bf16 or arguments.fp16) and family in families.OVERFLOWING:
+            precision = "bf16" if arguments.bf16 else "fp16"
             raise UserError(
-                f"--precision {'bf16' if arguments.bf16 else 'fp16'}: a model of type "
-                "'deberta' overflows in it; expected --precision fp32"
+                f"--precision {precision}: a model of type '{family}' overflows in it; expected "
+                "--precision fp32"
             )
         return super().adapt(model, arguments)
 
@@ -246,11 +247,10 @@ class TextRecipe(Recipe, TextOptions):
     def encoder(self) -> Encoder:
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
-        from finetune.models import families
 
-        tokenizer, config = self.processing_class(), self.model_config
-        end = None if config is None else families.end_token(config)
-        # the token that every row must have equally often, where the family has one
+        tokenizer, config, end = self.processing_class(), self.model_config, None
+        if config is not None and config.is_encoder_decoder:  # every row must have it equally often
+            end = getattr(config.get_text_config(), "eos_token_id", None)
         end_token = None if end is None else (end, str(tokenizer.convert_ids_to_tokens(end)))
         return Encoder(tokenizer, self.max_length, self.truncation, end_token)
 

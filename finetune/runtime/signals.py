@@ -55,12 +55,6 @@ def handled() -> Iterator[None]:
         _request = None
 
 
-def heed() -> None:
-    """Raise :class:`Stopped` if a signal asked for it meanwhile."""
-    if _request is not None:
-        raise Stopped(_request[0])
-
-
 @contextlib.contextmanager
 def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator[None]:
     """Only note a signal inside the block, whose code looks at :func:`requested`.
