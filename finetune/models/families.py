@@ -25,8 +25,7 @@ from finetune.errors import UserError
 
 #: Weights of a family that its head leaves out; DDP would wait for their gradients.
 _UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
-#: Families that overflow in bf16 and fp16: DeBERTa of the first version masks with the lowest number
-#: of fp32; v2 and v3 do not.
+#: Families that overflow in bf16 and fp16: DeBERTa (not v2 and v3) masks with fp32's lowest number.
 OVERFLOWING = frozenset({"deberta"})
 #: Dropouts, and those of heads and activations, which an option sets only where they are above 0.
 _DROPOUT = re.compile(r"dropout|pdrop")
@@ -120,8 +119,9 @@ def set_up(config: PretrainedConfig, pad_token_id: int | None) -> None:
     ):
         text.pad_token_id = config.pad_token_id = pad_token_id
     # what generation would go on from: of no use here, and as large as all hidden states
-    for name in {"use_cache", "use_mems_eval"} & {*vars(text)}:
-        setattr(text, name, False)
+    for name in ("use_cache", "use_mems_eval"):
+        if hasattr(text, name):
+            setattr(text, name, False)
     if config.model_type == "big_bird":
         # sparse attention turns into full attention for good at the first short batch: results
         # would depend on the order of batches

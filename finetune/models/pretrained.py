@@ -107,8 +107,7 @@ def load_tokenizer(
 
 
 def load_processor(model: str, revision: str | None = None) -> BaseImageProcessor:
-    """Return the image processor of ``model``, on Pillow also where torchvision is installed; named
-    and pinned as for :func:`load_classifier`.
+    """Return the image processor of ``model``, on Pillow also where torchvision is installed.
 
     Raises:
         UserError: If it cannot be loaded, or there is none on Pillow.
@@ -116,8 +115,7 @@ def load_processor(model: str, revision: str | None = None) -> BaseImageProcesso
     if model == _SMALL_VIT:
         from transformers import ViTImageProcessorPil
 
-        half = [0.5] * _CHANNELS
-        size = {"height": _SIDE, "width": _SIDE}
+        half, size = [0.5] * _CHANNELS, {"height": _SIDE, "width": _SIDE}
         return ViTImageProcessorPil(size=size, image_mean=half, image_std=half)
     auto: Any = AutoImageProcessor  # which has no annotations
     with loading(model, revision) as source:
@@ -212,12 +210,12 @@ def load_image_classifier(
 
 def _head_attributes(labels: Sequence[str], problem_type: ProblemType | None) -> dict[str, Any]:
     names = list(labels) or ["LABEL_0"]
-    attributes: dict[str, Any] = {
+    return {
         "num_labels": len(names),
         "id2label": dict(enumerate(names)),
         "label2id": {name: index for index, name in enumerate(names)},
+        **({} if problem_type is None else {"problem_type": problem_type}),
     }
-    return attributes if problem_type is None else {**attributes, "problem_type": problem_type}
 
 
 def _load_with_head(
@@ -244,7 +242,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> torch.nn.Module:
     """Return ``model``, which may be none of the library's, with the weights of a safetensors file.
 
     Raises:
-        UserError: If the file is not there, is damaged, or is of another model.
+        UserError: If the file cannot be read or is of another model.
     """
     try:
         load_model(model, path)
@@ -280,7 +278,9 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
     source: str | Path = model
     if not model:
         raise UserError("--model: this recipe names no model of its own, give one")
-    if not (is_on_hub := hub.names_repository(model)):
+    if not hub.names_repository(model):
+        if revision is not None:
+            raise UserError(f"--model_revision {revision}: {model} is not from the Hub")
         is_packaged = model == embedded.PREFIX + "minilm"
         source = embedded.model_directory() if is_packaged else Path(model).expanduser()
         if not (source / "config.json").exists():
@@ -288,8 +288,6 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
                 f"--model {model}: expected a directory that holds a config.json, or "
                 f"{embedded.PREFIX}minilm (texts) or {_SMALL_VIT} (images)"
             )
-    if revision is not None and not is_on_hub:
-        raise UserError(f"--model_revision {revision}: {model} is not from the Hub")
     pinned = {} if revision is None else {"revision": revision}
     try:
         yield {"pretrained_model_name_or_path": str(source), "trust_remote_code": False, **pinned}
@@ -301,10 +299,7 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):
-        return (
-            "its weights are a pickle that holds more than tensors; nothing in it was run. "
-            "Expected model.safetensors"
-        )
+        return "its weights are a pickle of more than tensors, which is not run; use safetensors"
     if "trust_remote_code" in str(error):
         return (
             "it needs code of its own (auto_map in its configuration), which is never run; "

@@ -115,12 +115,7 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
     """Create the process group of a job of several processes.
 
     The library ignores ``ddp_timeout`` on CPU, but uses a group that is there. On an accelerator
-    the group also has gloo, for objects that are gathered on the CPU.
-
-    Args:
-        backend: Of ``torch.distributed``; None for that of the device.
-        timeout_seconds: After which a process that waits for another one gives up.
-        use_cpu: Whether to train on the CPU where there is an accelerator.
+    the group also has gloo, for objects that are gathered on the CPU. None is the device's backend.
     """
     import torch
     import torch.distributed as dist
@@ -176,16 +171,12 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
     machine, which finds in the caches what it shares with rank 0.
 
     The other processes of a machine get a copy from its first one, or prepare for themselves if
-    the result cannot be pickled. Several processes need the process group.
-
-    Args:
-        prepare: May take a day. It may fork: gloo's threads hold nothing that a child needs
-            (docs/decisions/process-group-first.md).
-        share: Whether to copy the result; otherwise every process prepares for itself.
+    the result cannot be pickled or is not to be shared. Several processes need the process group.
+    ``prepare`` may take a day. It may fork: gloo's threads hold nothing that a child needs
+    (docs/decisions/process-group-first.md).
 
     Raises:
-        UserError: On every rank, if it was raised on one.
-        RunError: Likewise.
+        UserError: On every rank, if it was raised on one; a ``RunError`` likewise.
     """
     me = ranks()
     if me.world_size == 1:
@@ -201,11 +192,14 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
                 results.append(prepare())
             except (UserError, RunError) as error:
                 failure = error
-        for rank, other in enumerate(gather(failure, waiting)):
-            if failure is None and isinstance(other, UserError):
+        failures = gather(failure, waiting)
+        if failure is not None:
+            raise failure
+        for rank, other in enumerate(failures):
+            if isinstance(other, UserError):
                 raise UserError(*(f"rank {rank}: {mistake}" for mistake in other.mistakes))
-            if failure or other:
-                raise failure or other
+            if other is not None:
+                raise other
     pickled: bytes | None = None
     if share:
         # a recipe of the user's may put something else into the result
@@ -218,13 +212,10 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
 
 
 def refuse_disagreement(facts: Mapping[str, Any]) -> None:
-    """Refuse machines that differ; every rank calls it, inside the process group.
+    """Refuse machines that differ, on every rank; all call it, inside the process group.
 
     Each machine has its own command line, its own libraries and perhaps its own disk. If they
     differ, the library carries on regardless, with other rows on each machine.
-
-    Raises:
-        UserError: On every rank, with a line for each fact of the first machine that differs.
     """
     first, *facts_of_others = gather(dict(facts))
     for rank, other in enumerate(facts_of_others, start=1):
@@ -240,21 +231,14 @@ def refuse_disagreement(facts: Mapping[str, Any]) -> None:
 
 
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
-    """Refuse ``--save_on_each_node`` with a shared output directory, and its absence without one.
-
-    Every rank calls it, inside the process group; the directory need not exist.
-
-    Raises:
-        UserError: On every rank.
+    """Refuse ``--save_on_each_node`` with a shared output directory, and its absence without one,
+    on every rank; all call it, inside the process group. The directory need not exist.
     """
     path = directory.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
-    with contextlib.ExitStack() as stack:
-        name = None
-        if is_main_process():
-            probe = tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing)  # noqa: SIM115
-            name = Path(stack.enter_context(probe).name).name
-        is_shared = all(gather((existing / gather(name)[0]).exists()))
+    with tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing) as probe:
+        name = gather(Path(probe.name).name)[0]  # that of rank 0
+        is_shared = all(gather((existing / name).exists()))
     if is_shared == save_on_each_node:
         reason = (
             "the machines share it and would overwrite each other's files; leave "
