@@ -168,6 +168,7 @@ def write(
         UserError: If outputs of the model are not finite.
     """
     recipe, task = settings.recipe, settings.recipe.kind
+    run.update()  # refused where it was removed meanwhile
     validation_scores = scores(recipe, "validation", validation, "eval_")
     test_scores = scores(recipe, "test", test, "test_")
     stored = _write_predictions(run.path, recipe, test.predictions)

@@ -61,7 +61,8 @@ class Run:
         run = path if isinstance(path, Run) else cls(Path(path).expanduser())
         if not (run.path / MANIFEST).exists():
             reason = f"no {MANIFEST} in it" if run.path.exists() else "no such directory"
-            runs = [other.parent for other in run.path.parent.glob(f"*/{MANIFEST}")]
+            folders = (run.path.parent, Path("runs"))
+            runs = [file.parent for folder in folders for file in folder.glob(f"*/{MANIFEST}")]
             raise UserError(
                 f"{path} is not the directory of a run: {reason}{suggestion(str(run.path), runs)}"
             )
