@@ -196,8 +196,8 @@ MUTATIONS = (
     Mutation(
         "the lock of a run directory is a file that nobody locks",
         "finetune/runtime/lock.py",
-        "        lock.acquire()",
-        "        (path / NAME).touch()",
+        "_EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "_EXCLUSIVE = fcntl.LOCK_UN",
         ("D7",),
     ),
     Mutation(

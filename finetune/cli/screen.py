@@ -11,7 +11,6 @@ from finetune.data import sources, targets
 from finetune.data.encoding import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
-from finetune.models.cpu import kernels as cpu
 from finetune.pipeline import events, results
 from finetune.recipe import TextRecipe, catalog
 from finetune.reporting import tables, wording
@@ -69,13 +68,11 @@ def _start(event: events.Started) -> None:
     changed = ", ".join(f"{name}={value}" for name, value in settings.overrides.items())
     epochs = arguments.num_train_epochs
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
-    described, kernels = "built by the recipe", ""
+    described = "built by the recipe"
     if base := getattr(recipe, "model", None):
         described = pretrained.describe(base)
     if model is not None:
         described += f", {sum(tensor.numel() for tensor in model.parameters()):,} parameters"
-        if arguments.device.type == "cpu" and (names := ", ".join(cpu.names(model))):
-            kernels = f"{names}; --cpu_kernels off for those of the libraries"
     precision = results.precision(arguments)
     if arguments.precision == "auto":
         precision += " (fastest on this device)"
@@ -91,7 +88,6 @@ def _start(event: events.Started) -> None:
         "model": described,
         "device": _device(arguments, settings.command),
         "batch": _batch_sizes(arguments),
-        "cpu kernels": kernels,
         "precision": precision,
         "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
         "embedded": f"overrides: {changed}" if changed else "",

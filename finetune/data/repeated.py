@@ -27,7 +27,7 @@ from finetune.data import arrow, digests, targets
 from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows
 from finetune.data.targets import source_rows
 from finetune.errors import Report, Severity, counted
-from finetune.runtime import activity, extras
+from finetune.runtime import activity, version
 
 if TYPE_CHECKING:
     from finetune.data.splits import Plan
@@ -160,7 +160,7 @@ def _find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) 
     a match are not nearly the same as each other. In memory are 768 bytes a row, and the word pairs
     of a few thousand rows.
     """
-    extras.require("near duplicates", extras.NEAR)
+    version.require_packages("near duplicates", version.NEAR)
     from datasketch import MinHash
 
     signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)

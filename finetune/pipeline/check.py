@@ -14,7 +14,7 @@ from finetune.errors import Finding, Severity
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
-from finetune.runtime import extras
+from finetune.runtime import version
 
 #: The exit status of ``check`` for the worst finding, from the worst.
 STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
@@ -89,7 +89,7 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
     recipe, report, steps = chosen.recipe, chosen.report, None
     if deep:
         with report.collect():
-            extras.require("--deep", extras.NEAR, extras.LANGUAGES)
+            version.require_packages("--deep", version.NEAR, version.LANGUAGES)
     with telling(progress):
         values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)

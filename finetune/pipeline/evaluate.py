@@ -106,8 +106,7 @@ def evaluate(
     )
 
     def prepare() -> tuple[Recipe, int | None, list[str]]:
-        if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):
-            raise unreachable
+        hub.require(sources(run, data), data="--data FILE")
         if data is None:
             _require_same_data(run, recipe)
             _ = recipe.prepared

@@ -231,10 +231,9 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     recipe, report = settings.recipe, settings.report
     # an unknown option may be meant to say where data and model are
     has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
-    missing = [] if has_unknown else hub.missing(vars(recipe))
-    packaged = recipe.packaged_model
-    if unreachable := hub.unreachable(missing, embedded=bool(recipe.embedded), packaged=packaged):
-        report.error(str(unreachable))
+    options = {} if has_unknown else vars(recipe)
+    with report.collect():
+        hub.require(options, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
     if not (report.has_errors and hub.missing({**vars(recipe), "dataset": None})):
         with report.collect():
             recipe.check()

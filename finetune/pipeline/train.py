@@ -147,7 +147,8 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                 gc.collect()
                 distributed.leave()  # the other processes are done
                 if recording.run is not None:
-                    signals.heed()
+                    if name := signals.requested():  # meanwhile
+                        raise Stopped(name)
                     with explained(settings.arguments, "writing the results"):
                         results.write(recording.run, settings, report_event, *outputs)
             if recording.run is not None:

@@ -22,10 +22,10 @@ from finetune.data.batches import cut, split
 from finetune.data.digests import TEXTS
 from finetune.data.encoding import Pool, characters, documents_of
 from finetune.errors import UserError
-from finetune.models.cpu import kernels
+from finetune.models import cpu
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, precision, threads
+from finetune.runtime import distributed, hardware
 
 #: Tokens of a batch. On a CPU the activations of a layer then nearly fit into its cache.
 TOKENS_ON_CPU, TOKENS_ON_ACCELERATOR = 1024, 65_536
@@ -58,7 +58,7 @@ class Predictor:
         # a new thread of torch starts with as many threads of its own as there are cores
         self._executor = partial(
             ThreadPoolExecutor,
-            threads.use(None) if on_cpu else 1,
+            hardware.use_threads(None) if on_cpu else 1,
             initializer=partial(torch.set_num_threads, 1) if on_cpu else None,
         )
         model = self._recipe.load_model(run.path, run.labels).eval()
@@ -67,7 +67,7 @@ class Predictor:
         if self._bf16:
             model.to(torch.bfloat16)
         if on_cpu and cpu_kernels == "auto":
-            kernels.for_inference(model, bf16=self._bf16)
+            cpu.for_inference(model, bf16=self._bf16)
         self._model = model.to(self._device)
         self._collate = self._recipe.data_collator()
 
@@ -201,7 +201,7 @@ def default_precision(run: Run) -> str:
     """
     if not run.kind.has_probabilities or not isinstance(run.recipe(scores=False), TextRecipe):
         return "fp32"
-    return "bf16" if precision.prefers_bf16(_device().type) else "fp32"
+    return "bf16" if hardware.prefers_bf16(_device().type) else "fp32"
 
 
 def _device() -> torch.device:

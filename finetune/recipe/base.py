@@ -196,13 +196,13 @@ class Recipe(RecipeOptions):
         evaluation of a run calls it with what :meth:`load_model` returned: a recipe that adds
         parameters here loads them there, and does not add them twice.
         """
-        from finetune.models.cpu import kernels
+        from finetune.models import cpu
 
         model = self.kind.scaled(model)
         is_on = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and is_on:
             recomputes = bool(arguments.activation_checkpointing)
-            kernels.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
+            cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
         return model
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:

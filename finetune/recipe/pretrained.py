@@ -150,7 +150,6 @@ class TextRecipe(Recipe, TextOptions):
         if type(self).build_model is not TextRecipe.build_model:
             return None
         config = load_config(self.model, self.model_revision)
-        families.require_head(self.model, config)
         positions = families.positions(config)
         if positions is not None and self.max_length > positions:
             limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"
@@ -206,7 +205,7 @@ class TextRecipe(Recipe, TextOptions):
 
         defaults = super().training_defaults(user_options)
         config = self.model_config if self.model and "splits" in vars(self) else None
-        if config is not None and families.overflows(config):
+        if config is not None and config.model_type in families.OVERFLOWING:
             defaults["precision"] = "fp32"
         return defaults
 
@@ -230,11 +229,10 @@ class TextRecipe(Recipe, TextOptions):
     def encoder(self) -> Encoder:
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
-        from finetune.models import families
 
-        tokenizer, config = self.processing_class(), self.model_config
-        end = None if config is None else families.end_token(config)
-        # the token that every row must have equally often, where the family has one
+        tokenizer, config, end = self.processing_class(), self.model_config, None
+        if config is not None and config.is_encoder_decoder:  # every row must have it equally often
+            end = getattr(config.get_text_config(), "eos_token_id", None)
         end_token = None if end is None else (end, str(tokenizer.convert_ids_to_tokens(end)))
         return Encoder(tokenizer, self.max_length, self.truncation, end_token)
 
@@ -336,10 +334,10 @@ class ImageRecipe(Recipe, ImageOptions):
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
         """The configuration of the model, as it is stored; None if the recipe builds its own."""
-        from finetune.models import vision
+        from finetune.models.pretrained import load_image_config
 
         is_custom = type(self).build_model is not ImageRecipe.build_model
-        return None if is_custom else vision.load_config(self.model, revision=self.model_revision)
+        return None if is_custom else load_image_config(self.model, self.model_revision)
 
     def check(self) -> None:
         if self.model_config is not None:
@@ -361,7 +359,7 @@ class ImageRecipe(Recipe, ImageOptions):
 
     @functools.cached_property
     def _processor(self) -> BaseImageProcessor:
-        from finetune.models.vision import load_processor
+        from finetune.models.pretrained import load_processor
 
         return load_processor(self.model, self.model_revision)
 
@@ -373,18 +371,18 @@ class ImageRecipe(Recipe, ImageOptions):
         return Augmentation(self.crop_scale, self.horizontal_flip)
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.vision import batch_norms, load_classifier
+        from finetune.models.pretrained import load_image_classifier
 
         problem_type = self.presumed_kind.problem_type
-        model = load_classifier(self.model, labels, self.model_revision, problem_type)
-        if count := batch_norms(model):
+        model = load_image_classifier(self.model, labels, self.model_revision, problem_type)
+        if count := sum("BatchNorm" in type(module).__name__ for module in model.modules()):
             self.note(f"{count} layers of BatchNorm: results depend on the number of processes")
         return model
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.vision import load_classifier
+        from finetune.models.pretrained import load_image_classifier
 
-        return load_classifier(str(directory), labels)
+        return load_image_classifier(str(directory), labels)
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from finetune.data.batches import Collator

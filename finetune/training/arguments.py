@@ -24,7 +24,7 @@ from transformers.integrations.integration_utils import (
 from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
 
 from finetune.errors import UserError, suggestion
-from finetune.runtime import distributed, precision, threads
+from finetune.runtime import distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.training.options import (
     BATCH_SIZES,
@@ -103,7 +103,7 @@ class FinetuneArguments(TrainingArguments):
         if self.disable_tqdm is None:  # the library would go by how quiet its log is
             watched = sys.stderr.isatty() or is_in_notebook()
             self.disable_tqdm = distributed.ranks().rank != 0 or not watched
-        threads.use(self.num_threads)
+        hardware.use_threads(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def _resolve(values: ArgumentValues) -> None:
     is_cuda, name = device_type == "cuda", values.precision
     if not (values.bf16 or values.fp16):
         if name == "auto":
-            name = precision.automatic(device_type)
+            name = hardware.automatic_precision(device_type)
             if values.tf32 is None and is_cuda and is_torch_tf32_available():
                 values.tf32 = True
         values.bf16, values.fp16 = name == "bf16", name == "fp16"
