@@ -104,7 +104,7 @@ MUTATIONS = (
     ),
     Mutation(
         "hundreds of different whole numbers are taken for classes without a question",
-        "finetune/tasks/decision.py",
+        "finetune/tasks/kinds.py",
         "SURELY_CLASSES = 20",
         "SURELY_CLASSES = 2000",
         ("B2",),
@@ -272,9 +272,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the probability columns of predict are swapped",
-        "finetune/tasks/single_label.py",
-        "*(probabilities.T if all_labels else ())]",
-        "*(probabilities.T[::-1] if all_labels else ())]",
+        "finetune/tasks/classes.py",
+        "probabilities.max(axis=1), *(probabilities.T if all_labels else ())]",
+        "probabilities.max(axis=1), *(probabilities.T[::-1] if all_labels else ())]",
         ("E4",),
     ),
     Mutation(

@@ -28,8 +28,7 @@ from finetune.errors import Report, counted
 from finetune.runtime import activity
 from finetune.statistics import baselines, mistakes
 from finetune.statistics.estimates import share, wilson
-from finetune.statistics.probabilities import Probabilities
-from finetune.statistics.scored import ScoredRows
+from finetune.statistics.scored import Probabilities, ScoredRows
 
 #: The share of training rows above which a class outweighs all others.
 _DOMINANT = 0.9

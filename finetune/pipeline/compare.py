@@ -19,8 +19,13 @@ from finetune.reporting import html, tables, wording
 from finetune.reporting.html import Cell, Section, Table, estimates
 from finetune.runs.run import Run
 from finetune.statistics.estimates import McNemar, holm, mcnemar
+from finetune.statistics.metrics import (
+    estimate,
+    estimate_difference,
+    recipe_metrics,
+    with_standard,
+)
 from finetune.statistics.scored import distances
-from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task
 from finetune.training.manifest import Manifest
 
@@ -107,6 +112,10 @@ def _compare(runs: Sequence[Run]) -> Comparison:
     # its recipe may not be importable
     compute_metrics = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
     scored_rows, differences = [first.scored(frames[0])], []
+    metrics_of_recipe = recipe_metrics(
+        scored_rows[0], scoring, lambda output: compute_metrics()(output)
+    )
+    all_metrics = with_standard(task.label_kind, metrics_of_recipe)
     metrics: list[Mapping[str, Any]] = [first.statistics.metrics]
     for run in runs[1:]:
         frame = run.predicted_rows
@@ -119,13 +128,10 @@ def _compare(runs: Sequence[Run]) -> Comparison:
                 f"{counted(len(frame), 'test row')}: compare runs with the same --label_column or "
                 "--label_columns, and the same --label_map"
             )
-        values, gaps = compared(
-            task, scored_rows[0], rows, scoring, lambda prediction: compute_metrics()(prediction)
-        )
         frames.append(frame)
         scored_rows.append(rows)
-        metrics.append(values)
-        differences.append(gaps)
+        metrics.append(estimate(rows, all_metrics))
+        differences.append(estimate_difference(scored_rows[0], rows, all_metrics))
     others = scored_rows[1:]
     tests = [mcnemar(scored_rows[0].right, rows.right) for rows in others if task.has_probabilities]
     apart = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)

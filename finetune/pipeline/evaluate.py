@@ -132,7 +132,7 @@ def evaluate(
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave()
     if data is not None:
-        statistics = Statistics(**assess(evaluated, output).statistics(), beyond={})
+        statistics = Statistics(**evaluated.kind.statistics(*assess(evaluated, output)), beyond={})
     return Evaluation(
         source=source,
         rows=len(evaluated.splits["test"]),

@@ -226,8 +226,8 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
         """Return the metrics of what would be saved: they choose the best checkpoint."""
         assert compute_metrics is not None
         outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
-        affine = task.fit(outputs, targets)
-        fitted = affine(outputs) if affine else outputs
+        shift = task.fit(outputs, targets)
+        fitted = outputs if shift is None else (outputs + shift).astype(outputs.dtype)
         return compute_metrics(
             EvalPrediction(fitted, targets, prediction.inputs, prediction.losses)
         )
@@ -240,14 +240,14 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     layer, thresholds = None, None
     try:
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-        affine = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
-        if affine is not None:
+        shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
+        if shift is not None:
             assert trainer.model is not None
             layer = head.last_linear(trainer.model, task.width)
             weights = copy.deepcopy(layer.state_dict())
-            head.fold(layer, affine.scale, affine.shift)
+            head.fold(layer, np.ones(task.width), shift)
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-            thresholds = task.thresholds_of(affine)
+            thresholds = task.thresholds_of(shift)
         with explained(trainer.args, "writing the model"):
             trainer.save_model()
         test = trainer.predict(recipe.prepared["test"])

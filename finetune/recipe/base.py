@@ -326,7 +326,7 @@ class Recipe(RecipeOptions):
     @property
     def presumed_kind(self) -> Task[Any]:
         """:attr:`kind`; before the data is loaded, one class a row."""
-        from finetune.tasks.single_label import SingleLabel
+        from finetune.tasks.classes import SingleLabel
 
         return self.kind if "splits" in vars(self) else SingleLabel()
 

@@ -47,7 +47,7 @@ class TextRecipe(Recipe, TextOptions):
         """
         from finetune.data import columns, sources
         from finetune.data.tokenize import combined
-        from finetune.tasks import decision
+        from finetune.tasks import kinds
 
         named = {"text": self.columns_read(), "label": [*self.label_options().columns]}
         texts, labels = columns.find_columns(dataset["train"], named)
@@ -76,13 +76,13 @@ class TextRecipe(Recipe, TextOptions):
         dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
         if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
-        options, is_open = self.label_options(), self.task == decision.AUTO
+        options, is_open = self.label_options(), self.task == kinds.AUTO
         label_columns = columns.read_label_columns(dataset, texts, options, self.report)
         if is_open:
-            decided = decision.decide_task(label_columns["train"], options, self.report)
-            self.task, self.task_reason = decided
+            decided = kinds.decide_task(label_columns["train"], options, self.report)
+            self.task, self.task_reason = decided  # type: ignore[assignment]
             options = self.label_options()
-        encoded = decision.encode_labels(label_columns, options, self.report)
+        encoded = kinds.encode_labels(label_columns, options, self.report)
         self.label_name, self.unmapped_labels = labels[0], encoded.unmapped
         if self.label_columns and self.task == "regression":
             self.target_names = labels
@@ -95,10 +95,10 @@ class TextRecipe(Recipe, TextOptions):
         return dataset if is_one else combined(dataset, texts)
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.tasks import decision
+        from finetune.tasks import kinds
 
         if self.task == "ordinal":
-            decision.check_order(dataset, self.label_options(), self.report)
+            kinds.check_order(dataset, self.label_options(), self.report)
             self.report.raise_errors()
         return super().split(dataset)
 
@@ -305,7 +305,7 @@ class ImageRecipe(Recipe, ImageOptions):
 
         from finetune.data import columns, images
         from finetune.data.labels import LabelOptions, parse_label_map
-        from finetune.tasks import decision
+        from finetune.tasks import kinds
 
         named = {"image": [self.image_column], "label": [self.label_column]}
         (image,), (label,) = columns.find_columns(dataset["train"], named)
@@ -327,7 +327,7 @@ class ImageRecipe(Recipe, ImageOptions):
             drop_invalid=self.drop_invalid,
         )
         label_columns = columns.read_label_columns(dataset, (), options, self.report)
-        encoded = decision.encode_labels(label_columns, options, self.report)
+        encoded = kinds.encode_labels(label_columns, options, self.report)
         self.label_name, self.unmapped_labels = label, encoded.unmapped
         return encoded.added_to(dataset.remove_columns(label))
 
