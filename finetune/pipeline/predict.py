@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import reprlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -81,6 +80,8 @@ def predict(
 
     if options.get("csv_safe"):
         raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
+    if mistakes := find_mistakes(options):
+        raise UserError(*mistakes)
     loaded = Run.load(run, trust_recipe=trust_recipe)
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
@@ -91,8 +92,8 @@ def predict(
         if isinstance(data, pd.Series):
             frame.index = data.index
     request = Request(loaded, frame, options)
-    report = _row_counter(progress, request.total)
-    tables = [added for *_, added in request.predict(report)]
+    chunks = request.predict(lambda rows: progress(Predicted(rows, request.total)))
+    tables = [added for *_, added in chunks]
     for name in request.added:
         frame[name] = [value for table in tables for value in table.column(name).to_pylist()]
     return frame
@@ -113,95 +114,80 @@ def predict_file(
     Each process predicts every n-th chunk, and rank 0 joins what they wrote.
 
     Args:
-        run: A run with a model, or its directory.
+        run: As in :func:`predict`.
         source: A file of rows that training reads (:data:`finetune.data.read.READABLE`), a
             ``.txt`` file, an image, a folder of images, or ``-`` for standard input.
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
             Or a file that is open: rows are written to it in the format of the source as they are
             done, in one process.
         resume: Whether to continue an interrupted prediction.
-        trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
-        progress: Called with :class:`~finetune.pipeline.events.Predicted`, on rank 0.
-        **options: Those of :class:`~finetune.predicting.options.Options`.
+        trust_recipe: As in :func:`predict`.
+        progress: Likewise, on rank 0.
+        **options: Likewise.
 
     Raises:
         UserError: If the input, the output or the options cannot be used.
     """
     import torch
 
-    from finetune.predicting import output as writing
-    from finetune.predicting.inputs import STANDARD_INPUT
-    from finetune.predicting.request import Request
+    from finetune.predicting.output import Parts, open_writer, refuse_bytes
+    from finetune.predicting.request import STANDARD_INPUT, Request
 
-    file = None if isinstance(output, (str, Path)) else output
-    path = Path(output).expanduser() if isinstance(output, (str, Path)) else Path("-")
-    if mistakes := find_mistakes(options, source, path if file is None else None):
+    target = Path(output).expanduser() if isinstance(output, (str, Path)) else output
+    path = target if isinstance(target, Path) else None
+    if mistakes := find_mistakes(options, source, path):
         raise UserError(*mistakes)
     ranks, csv_safe = distributed.ranks(), bool(options.get("csv_safe"))
 
-    def prepare() -> tuple[Request, str, writing.Parts | None, dict[int, int]]:
+    def prepare() -> tuple[Request, str, Parts | None, dict[int, int]]:
         request = Request(Run.load(run, trust_recipe=trust_recipe), source, options)
-        suffix = path.suffix
-        if file is not None:  # in the format of the input
-            formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
-            suffix = formats.get(request.kind, ".csv")
+        formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
+        suffix = path.suffix if path else formats.get(request.kind, ".csv")
         if csv_safe and suffix not in SEPARATORS:
             raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
         if suffix != ".parquet":
-            writing.refuse_bytes(request.rows)
-        if file is not None or request.total is None:  # standard input is read only once
+            refuse_bytes(request.rows)
+        if path is None or request.total is None:  # standard input is read only once
             return request, suffix, None, {}
-        parts = writing.Parts(path, request.facts())
+        parts = Parts(path, request.facts())
         if ranks.rank == 0:
-            parts.begin(resume)
+            parts.refuse_others(resume)
         return request, suffix, parts, parts.complete(request.total)
 
     use_cpu = not torch.accelerator.is_available()
     distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
     request, suffix, parts, complete = distributed.main_process_first(prepare, share=False)
-    before, missing, rows, started = sum(complete.values()), 0, 0, time.perf_counter()
-    report = _row_counter(on_rank_zero(progress), request.total, before, ranks.world_size)
+    before, missing, started = sum(complete.values()), 0, time.perf_counter()
+    rows, show = 0 if parts is None else len(request.rows), on_rank_zero(progress)
+
+    def report(rows_done: int) -> None:  # the other processes have done about as many
+        done = before + rows_done * ranks.world_size
+        show(Predicted(min(done, request.total or done), request.total))
+
     if parts is None:
-        writer: contextlib.AbstractContextManager[writing.Writer]
-        writer = writing.open_writer(path, request.columns, csv_safe)
-        if file is not None:
-            text_writer = writing.text_writer(file, suffix, request.columns, csv_safe)
-            writer = contextlib.nullcontext(text_writer)
-        with writer as write:
+        with open_writer(target, suffix, request.columns, csv_safe) as write:
             for _, chunk, added in request.predict(report):
                 write(chunk, added)
                 rows, missing = rows + len(added), missing + added.column(0).null_count
-                if file is not None:
-                    file.flush()
+                if not isinstance(target, Path):
+                    target.flush()
         seconds = time.perf_counter() - started
     else:
-        rows = request.total or 0
-        try:
-            for number, _, added in request.predict(report, ranks.rank, ranks.world_size, complete):
-                parts.write(number, added)
-        except UserError:
-            if ranks.rank == 0:
-                parts.remove_if_empty()
-            raise
+        for number, _, added in request.predict(report, ranks.rank, ranks.world_size, complete):
+            parts.write(number, added)
         distributed.gather(None)  # wait for the others
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
             missing = parts.join(request.rows, request.columns, csv_safe)
-    speed = (rows - before) / seconds
-    return FilePrediction(path, rows, before, speed, request.precision, request.notes(missing))
-
-
-def _row_counter(
-    progress: Progress, total: int | None, before: int = 0, world_size: int = 1
-) -> Callable[[int], object]:
-    """Return what reports the rows that one of several processes has done as those of all."""
-
-    def report(rows_done: int) -> object:
-        rows = before + rows_done * world_size
-        return progress(Predicted(rows if total is None else min(total, rows), total))
-
-    return report
+    return FilePrediction(
+        output=path or Path("-"),
+        rows=rows,
+        rows_before=before,
+        samples_per_second=(rows - before) / seconds,
+        precision=request.precision,
+        notes=request.notes(missing),
+    )
 
 
 def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
@@ -216,12 +202,12 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     rows = [None if pd.api.types.is_scalar(row) and pd.isna(row) else row for row in data]
     if rows and all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
+    if len(columns) == 1:
+        return pd.DataFrame({columns[0]: pd.Series(rows, dtype=object)})
     for number, row in enumerate(rows, 1):
-        is_right = row is None or isinstance(row, str)
-        if len(columns) > 1:
-            is_right = isinstance(row, tuple) and len(row) == len(columns)
-        if not is_right:
-            kind = "a text" if len(columns) == 1 else f"a tuple of texts ({', '.join(columns)})"
-            raise UserError(f"the data, row {number}: expected {kind}, found {reprlib.repr(row)}")
-    lines = rows if len(columns) > 1 else [(row,) for row in rows]
-    return pd.DataFrame(lines, columns=columns, dtype=object)
+        if not isinstance(row, tuple) or len(row) != len(columns):
+            raise UserError(
+                f"the data, row {number}: expected a tuple of texts ({', '.join(columns)}), found "
+                f"{reprlib.repr(row)}"
+            )
+    return pd.DataFrame(rows, columns=columns, dtype=object)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from finetune.errors import suggestion
 from finetune.models import cpu
 from finetune.runs.run import PREDICTIONS
 from finetune.runtime.formats import QUOTING
@@ -15,8 +14,6 @@ from finetune.training.manifest import MANIFEST
 
 #: Suffixes of the files that can be written.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-
-
 CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
 #: Options of a recipe that say how an input is read; those of the run by default.
 READING = (
@@ -55,12 +52,12 @@ class Options:
 
 
 def find_mistakes(
-    options: Mapping[str, Any], source: str | Path = "", output: str | Path | None = None
+    options: Mapping[str, Any], source: str | Path = "", output: Path | None = None
 ) -> list[str]:
     """Return a line for each unknown option, invalid value, and reason against an output file."""
     names = [option.name for option in fields(Options)]
     mistakes = [
-        f"unknown option '{name}'{suggestion(name, names)} (available: {', '.join(names)})"
+        f"unknown option '{name}' (available: {', '.join(names)})"
         for name in options
         if name not in names
     ]
@@ -69,15 +66,15 @@ def find_mistakes(
             mistakes.append(f"--{name} {options[name]}: expected {' or '.join(choices)}")
     if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
         mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
-    if output is None:
-        return mistakes
-    path, other = Path(output).expanduser(), Path(source).expanduser()
-    if path.suffix not in SUFFIXES:
-        mistakes.append(f"--output {output}: expected a file ending in {', '.join(SUFFIXES)}")
-    if path.is_dir() or not path.parent.is_dir():
-        mistakes.append(f"--output {output}: expected a file in a directory that exists")
-    if path.name == PREDICTIONS and (path.parent / MANIFEST).exists():
-        mistakes.append(f"--output {output} holds the test predictions of a run: name another file")
-    if path.exists() and other.exists() and path.samefile(other):
-        mistakes.append(f"--output {output} is the input: name another file")
+    if output is not None:
+        folder, other = output.parent, Path(source).expanduser()
+        if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
+            mistakes.append(
+                f"--output {output}: expected a file ending in {', '.join(SUFFIXES)}, in a "
+                "directory that exists"
+            )
+        elif (output.name == PREDICTIONS and (folder / MANIFEST).exists()) or (
+            output.exists() and other.exists() and output.samefile(other)
+        ):
+            mistakes.append(f"--output {output} is the input or part of a run: name another file")
     return mistakes

@@ -19,14 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
-from sklearn.metrics import (
-    ConfusionMatrixDisplay,
-    PrecisionRecallDisplay,
-    PredictionErrorDisplay,
-    RocCurveDisplay,
-    precision_recall_curve,
-    roc_curve,
-)
+from sklearn.metrics import ConfusionMatrixDisplay, precision_recall_curve, roc_curve
 
 from finetune.runtime.files import replacing
 from finetune.runtime.terminal import visible
@@ -37,14 +30,12 @@ from finetune.statistics.scored import ScoredRows
 #: contrast of 3 to 1 on white and on the page's dark background.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
 COLOURS = (BLUE, ORANGE, GREEN, "#BC5E92", "#A87400", "#3C8FC4")
-MARKERS = "os^Dv<"
 INK = "#010203"  # stands for the colour of the page's text, whichever it is
 #: Shares from nothing, which is the background, to a blue on which text of either mode is legible.
 SHADES = LinearSegmentedColormap.from_list("shades", [f"{BLUE}00", f"{BLUE}CC"])
 WIDTH = 4.6  # inches
 STYLE: Any = {
-    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "text.color"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
+    **{f"{name}color": INK for name in ("axes.edge", "axes.label", "text.", "xtick.", "ytick.")},
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlelocation": "left",
@@ -59,12 +50,20 @@ STYLE: Any = {
 }
 #: Draws what a function draws in the style of the report.
 styled = matplotlib.rc_context(STYLE)
-#: Fewer points are no curve: those that are logged every few steps, and those of evaluations.
-_FEWEST_LOGGED, _FEWEST_EVALUATIONS = 3, 2
+#: Fewer losses, logged every few steps, are no curve.
+_FEWEST_LOGGED = 3
 #: Test rows below which curves over groups of them are noise, and rows of a class likewise.
 _FEWEST_ROWS, _FEWEST_OF_CLASS = 100, 10
 _MOST_CELLS_WITH_NUMBERS, _FEWEST_BINS = 12 * 12, 3
-_MOST_CURVES, _MOST_POINTS = 5, 501
+_MOST_CURVES, _MOST_POINTS, _MOST_DOTS = 5, 501, 1000
+#: By area: its name, the file, the title and the axes of its curve.
+_RANKINGS = (
+    ("roc_area", "ROC AUC", "roc", "ROC curve", "false positive rate", "true positive rate"),
+    (
+        *("pr_area", "average precision", "precision_recall", "Precision-recall curve"),
+        *("recall", "precision"),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -106,26 +105,29 @@ class Plot:
 @styled
 def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | None) -> Plot | None:
     """Plot the losses of training and validation, and the metrics of the evaluations."""
-    trained, validated = _logged(history, "loss"), _logged(history, "eval_loss")
-    has_metrics = len(validated) >= _FEWEST_EVALUATIONS
-    if len(trained) < _FEWEST_LOGGED and not has_metrics:
+    logged: dict[str, list[tuple[float, float]]] = {}  # steps and values, by name
+    for entry in history:
+        for name, value in entry.items():
+            if value is not None:  # null: not finite
+                logged.setdefault(name, []).append((entry["step"], value))
+    has_metrics = len(logged.get("eval_loss", [])) > 1
+    has_losses = len(logged.get("loss", [])) >= _FEWEST_LOGGED
+    if not has_losses and not has_metrics:
         return None
     figure, panels = _panels(1 + has_metrics, height=2.5 + 1.9 * has_metrics)
-    curves = [(panels[0], "validation loss", validated, ORANGE, "o")]
-    if len(trained) >= _FEWEST_LOGGED:
-        curves.insert(0, (panels[0], "training loss", trained, BLUE, ""))
+    curves = [(panels[0], "training loss", "loss", BLUE, "")] if has_losses else []
+    curves.append((panels[0], "validation loss", "eval_loss", ORANGE, "o"))
     if has_metrics:
         speeds = ("loss", "runtime", "_per_second", "_time")
-        logged = dict.fromkeys(name for entry in history for name in entry)
         names = [name for name in logged if name.startswith("eval_") and not name.endswith(speeds)]
-        for name, colour, marker in zip(names, (GREEN, *COLOURS[3:]), MARKERS, strict=False):
+        for name, colour, marker in zip(names, (GREEN, *COLOURS[3:]), "os^D", strict=False):
             label = f"validation {name.removeprefix('eval_')}"
-            curves.append((panels[1], label, _logged(history, name), colour, marker))
+            curves.append((panels[1], label, name, colour, marker))
     alt = []
-    for axes, label, values, colour, marker in curves:
-        if len(values):
-            axes.plot(*values.T, color=colour, marker=marker, label=label)
-            alt.append(f"{label} from {values[0, 1]:.3f} to {values[-1, 1]:.3f}")
+    for axes, label, name, colour, marker in curves:
+        if values := logged.get(name):
+            axes.plot(*zip(*values, strict=True), color=colour, marker=marker, label=label)
+            alt.append(f"{label} from {values[0][1]:.3f} to {values[-1][1]:.3f}")
     if has_metrics and best_step:
         for axes in panels:
             axes.axvline(best_step, color=GREY, linestyle=":", linewidth=1.5)
@@ -170,6 +172,7 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
     return Plot("confusion", alt, figure)
 
 
+@styled
 def ranking(
     predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]], positive: int
 ) -> list[Plot]:
@@ -181,46 +184,36 @@ def ranking(
         classes: The statistics of each class, by name.
         positive: The positive one of two classes.
     """
-    supports = predicted.supports
+    supports, names = predicted.supports, predicted.names
     has_enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_OF_CLASS
     numbers = np.flatnonzero(has_enough).tolist()
-    if len(predicted.names) == 2:
+    if len(names) == 2:
         numbers = [positive] if has_enough.all() else []
     plots = []
-    for area in ("roc_area", "pr_area") if numbers else ():
-        areas = {number: classes[predicted.names[number]][area]["value"] for number in numbers}
-        plots.append(_curves(predicted, area, areas))
+    for area, measure, file, title, x_name, y_name in _RANKINGS if numbers else ():
+        areas = {number: classes[names[number]][area]["value"] for number in numbers}
+        lowest = sorted(areas, key=areas.__getitem__)[:_MOST_CURVES]
+        figure, (axes,) = _panels(1, height=4.4 + 0.1 * len(lowest))
+        _title(axes, title, x=x_name, y=y_name)
+        for number, colour in zip(sorted(lowest), COLOURS, strict=False):
+            true, scores = predicted.labels == number, predicted.probabilities.column(number)
+            if file == "roc":
+                x, y, _ = roc_curve(true, scores)
+            else:
+                y, x, _ = precision_recall_curve(true, scores, drop_intermediate=True)
+            label = f"{_short(names[number], 16)} ({measure} = {areas[number]:.2f})"
+            points = np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).astype(int)
+            style = "default" if file == "roc" else "steps-post"
+            axes.plot(x[points], y[points], drawstyle=style, color=colour, label=label)
+        if file == "roc":
+            axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5)
+        axes.set(aspect="equal", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
+        figure.legend(loc="outside lower left")
+        listed = ", ".join(f"'{names[number]}' {areas[number]:.3f}" for number in lowest)
+        note = f"; the lowest of {len(areas):,}" * (len(areas) > len(lowest))
+        alt = f"{measure} of a class against the rest: {listed}{note}."
+        plots.append(Plot(file, alt, figure))
     return plots
-
-
-@styled
-def _curves(predicted: ScoredRows, area: str, areas: Mapping[int, float]) -> Plot:
-    """Plot a kind of curve of the classes with the lowest of these areas."""
-    lowest = sorted(areas, key=lambda number: areas[number])[:_MOST_CURVES]
-    name = "ROC AUC" if area == "roc_area" else "average precision"
-    figure, (axes,) = _panels(1, height=4.4 + 0.1 * len(lowest))
-    for number, colour in zip(sorted(lowest), COLOURS, strict=False):
-        true, scores = predicted.labels == number, predicted.probabilities.column(number)
-        label = f"{_short(predicted.names[number], 16)} ({name} = {areas[number]:.2f})"
-        style = {"color": colour, "label": label}
-        if area == "roc_area":
-            x, y = _thin(*roc_curve(true, scores)[:2])
-            RocCurveDisplay(fpr=x, tpr=y).plot(ax=axes, curve_kwargs=style)
-        else:
-            y, x = _thin(*precision_recall_curve(true, scores, drop_intermediate=True)[:2])
-            PrecisionRecallDisplay(precision=y, recall=x).plot(ax=axes, curve_kwargs=style)
-    if area == "roc_area":
-        axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5)
-        _title(axes, "ROC curve", x="false positive rate", y="true positive rate")
-    else:
-        _title(axes, "Precision-recall curve", x="recall", y="precision")
-    if (legend := axes.get_legend()) is not None:
-        legend.remove()
-    figure.legend(loc="outside lower left")
-    listed = ", ".join(f"'{predicted.names[number]}' {areas[number]:.3f}" for number in lowest)
-    note = f"; the {_MOST_CURVES} lowest of {len(areas)} are drawn" * (len(areas) > _MOST_CURVES)
-    alt = f"{name} of a class against the rest: {listed}{note}."
-    return Plot("roc" if area == "roc_area" else "precision_recall", alt, figure)
 
 
 @styled
@@ -295,15 +288,10 @@ def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -
         suffix: Of the name of the plot.
     """
     figure, (axes,) = _panels(1, height=4.0)
-    PredictionErrorDisplay.from_predictions(
-        labels,
-        predicted,
-        kind="actual_vs_predicted",
-        ax=axes,
-        random_state=0,
-        scatter_kwargs={"color": BLUE, "alpha": 0.4, "s": 9, "rasterized": True},
-        line_kwargs={"color": GREY, "linestyle": ":"},
-    )
+    rows = np.random.default_rng(0).permutation(len(labels))[:_MOST_DOTS]
+    ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
+    axes.plot(ends, ends, color=GREY, linestyle=":")
+    axes.scatter(predicted[rows], labels[rows], color=BLUE, alpha=0.4, s=9, rasterized=True)
     _title(axes, "Predicted and true value", x=f"predicted {_short(name)}", y="true value")
     alt = f"Predicted and true {name}: half of the predictions are at most "
     alt += f"{np.median(np.abs(labels - predicted)):.3g} off."
@@ -329,18 +317,6 @@ def _title(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "
         getattr(axes, f"{name}axis").set_major_formatter(PercentFormatter(1))
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
-
-
-def _logged(history: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
-    """Return steps and values of what was logged under a name, shape ``(entries, 2)``."""
-    finite = [entry for entry in history if entry.get(name) is not None]  # null: not finite
-    return np.array([(entry["step"], entry[name]) for entry in finite]).reshape(-1, 2)
-
-
-def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return at most 501 points of a curve, with its ends."""
-    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).astype(int))
-    return x[chosen], y[chosen]
 
 
 def _short(name: str, longest: int = 22) -> str:
