@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
 
@@ -24,15 +25,13 @@ from finetune.runtime.files import refuse_link
 from finetune.statistics import mistakes
 from finetune.statistics.metrics import MOST_CONFUSED
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
-from finetune.training.manifest import METRICS
 
 PAGE, PLOTS = "report.html", "plots"
-_MISTAKES, _SLICES, _TARGETS, _CLASSES = 20, 10, 6, 50
-#: Of more classes those with the lowest F1 are shown.
-_MOST_SHOWN = 200
+_MISTAKES, _SLICES, _TARGETS = 20, 10, 6
 _LARGEST_IMAGE = 16_384  # bytes
 
 
+@matplotlib.rc_context(plots.STYLE)
 def write(run: Run) -> Path:
     """Write the page and the plots of a finished run; what was there is replaced.
 
@@ -104,13 +103,9 @@ def _show_targets(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[An
 
 def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     """Show how well each class is found, and with which it is confused."""
-    scores = run.statistics.classes or {}
     blocks: list[Any] = [tables.classes(run.statistics)]
-    if len(scores) > _MOST_SHOWN:
-        lowest = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_CLASSES]
-        blocks = [tables.classes(run.statistics, lowest), f"All classes are in {METRICS}."]
     if len(rows.names) <= MOST_CONFUSED:  # a plot of more would be too fine to be read
-        blocks += _figures(plots.confusion(rows.confusion, rows.names))
+        blocks.append([plots.confusion(rows.confusion, rows.names)])
     return blocks
 
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
-from sklearn.metrics import ConfusionMatrixDisplay, precision_recall_curve, roc_curve
+from sklearn.metrics import precision_recall_curve, roc_curve
 
+from finetune.reporting.tables import AREAS
 from finetune.runtime.files import replacing
 from finetune.runtime.terminal import visible
 from finetune.statistics import estimates
@@ -34,47 +34,25 @@ INK = "#010203"  # stands for the colour of the page's text, whichever it is
 #: Shares from nothing, which is the background, to a blue on which text of either mode is legible.
 SHADES = LinearSegmentedColormap.from_list("shades", [f"{BLUE}00", f"{BLUE}CC"])
 WIDTH = 4.6  # inches
+#: The style of the report, for ``matplotlib.rc_context``, in which plots are made and written.
 STYLE: Any = {
     **{f"{name}color": INK for name in ("axes.edge", "axes.label", "text.", "xtick.", "ytick.")},
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 11,
-    "font.size": 10,
-    "font.family": "sans-serif",
-    "legend.fontsize": 9.5,
-    "legend.frameon": False,
-    "lines.markersize": 5,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "finetune",
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"},
+    **{"axes.titlesize": 11, "font.size": 10, "font.family": "sans-serif"},
+    **{"legend.fontsize": 9.5, "legend.frameon": False, "lines.markersize": 5},
+    **{"svg.fonttype": "none", "svg.hashsalt": "finetune"},
 }
-#: Draws what a function draws in the style of the report.
-styled = matplotlib.rc_context(STYLE)
 #: Fewer losses, logged every few steps, are no curve.
 _FEWEST_LOGGED = 3
 #: Test rows below which curves over groups of them are noise, and rows of a class likewise.
 _FEWEST_ROWS, _FEWEST_OF_CLASS = 100, 10
 _MOST_CELLS_WITH_NUMBERS, _FEWEST_BINS = 12 * 12, 3
 _MOST_CURVES, _MOST_POINTS, _MOST_DOTS = 5, 501, 1000
-#: By area: its name, the file, the title and the axes of its curve.
-_RANKINGS = (
-    ("roc_area", "ROC AUC", "roc", "ROC curve", "false positive rate", "true positive rate"),
-    (
-        *("pr_area", "average precision", "precision_recall", "Precision-recall curve"),
-        *("recall", "precision"),
-    ),
-)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure.
-
-    Attributes:
-        name: Of its file.
-        alt: What it shows, for whoever does not see it.
-        figure: What is drawn.
-    """
+    """A figure, the name of its file, and what it shows, for whoever does not see it."""
 
     name: str
     alt: str
@@ -85,24 +63,21 @@ class Plot:
         """Whether it has too much in it to shrink with a narrow page, which scrolls it instead."""
         return self.figure.get_figwidth() > WIDTH
 
-    @styled
     def svg(self) -> str:
         """Return an element for a page: no background, the text in the colour of the page's."""
-        written = io.StringIO()
-        self.figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+        file = io.StringIO()
+        self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
         self.figure.set_layout_engine("none")  # it is laid out; doing it again takes as long again
-        element = written.getvalue()
+        element = file.getvalue()
         element = element[element.index("<svg") :].replace(INK, "currentColor")
         return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
 
-    @styled
     def save(self, path: Path) -> None:
         """Write it as PNG, dark on white."""
         with replacing(path) as new:
             self.figure.savefig(new, format="png", dpi=200, facecolor="white")
 
 
-@styled
 def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | None) -> Plot | None:
     """Plot the losses of training and validation, and the metrics of the evaluations."""
     logged: dict[str, list[tuple[float, float]]] = {}  # steps and values, by name
@@ -139,7 +114,6 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
     return Plot("learning_curves", f"Learning curves: {'; '.join(alt)}.", figure)
 
 
-@styled
 def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
     """Plot true by predicted class, as shares of each true class.
 
@@ -151,28 +125,20 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
     classes, is_numbered = len(names), numbers.size <= _MOST_CELLS_WITH_NUMBERS
     side = 2.0 + 0.5 * classes if is_numbered else 8.0
     figure, (axes,) = _panels(1, height=0.9 * side, width=max(side, WIDTH))
-    ConfusionMatrixDisplay(shares, display_labels=[_short(name, 18) for name in names]).plot(
-        ax=axes,
-        cmap=SHADES,
-        include_values=is_numbered,
-        values_format=".0%",
-        colorbar=False,
-        xticks_rotation="vertical" if classes > 4 else "horizontal",
-        im_kw={"vmin": 0, "vmax": 1},
-        text_kw={"color": INK, "size": 9},
-    )
+    axes.imshow(shares, cmap=SHADES, vmin=0, vmax=1)
+    for (row, column), share in np.ndenumerate(shares) if is_numbered else ():
+        axes.text(column, row, f"{share:.0%}", ha="center", va="center", size=9)
     ticks = range(0, classes, -(-classes // 50))
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(ticks, [_short(names[index], 18) for index in ticks])
+    labels = [_short(names[index], 18) for index in ticks]
+    axes.set_xticks(ticks, labels, rotation="vertical" if classes > 4 else "horizontal")
+    axes.set_yticks(ticks, labels)
     axes.spines[:].set_visible(False)
     _title(axes, "Confusion matrix", x="predicted class", y="true class")
     axes.grid(visible=False)
     alt = f"Shares of each true class; {np.trace(numbers) / max(1, numbers.sum()):.1%} of the rows "
-    alt += "are on the diagonal."
-    return Plot("confusion", alt, figure)
+    return Plot("confusion", f"{alt}are on the diagonal.", figure)
 
 
-@styled
 def ranking(
     predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]], positive: int
 ) -> list[Plot]:
@@ -184,39 +150,39 @@ def ranking(
         classes: The statistics of each class, by name.
         positive: The positive one of two classes.
     """
-    supports, names = predicted.supports, predicted.names
+    supports, names, plots = predicted.supports, predicted.names, []
     has_enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_OF_CLASS
     numbers = np.flatnonzero(has_enough).tolist()
     if len(names) == 2:
         numbers = [positive] if has_enough.all() else []
-    plots = []
-    for area, measure, file, title, x_name, y_name in _RANKINGS if numbers else ():
+    for area, measure in AREAS.items() if numbers else ():
         areas = {number: classes[names[number]][area]["value"] for number in numbers}
         lowest = sorted(areas, key=areas.__getitem__)[:_MOST_CURVES]
         figure, (axes,) = _panels(1, height=4.4 + 0.1 * len(lowest))
-        _title(axes, title, x=x_name, y=y_name)
+        if is_roc := area == "roc_area":
+            _title(axes, "ROC curve", x="false positive rate", y="true positive rate")
+            axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5)
+        else:
+            _title(axes, "Precision-recall curve", x="recall", y="precision")
         for number, colour in zip(sorted(lowest), COLOURS, strict=False):
             true, scores = predicted.labels == number, predicted.probabilities.column(number)
-            if file == "roc":
+            if is_roc:
                 x, y, _ = roc_curve(true, scores)
             else:
                 y, x, _ = precision_recall_curve(true, scores, drop_intermediate=True)
-            label = f"{_short(names[number], 16)} ({measure} = {areas[number]:.2f})"
             points = np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).astype(int)
-            style = "default" if file == "roc" else "steps-post"
+            label = f"{_short(names[number], 16)} ({measure} = {areas[number]:.2f})"
+            style = "default" if is_roc else "steps-post"
             axes.plot(x[points], y[points], drawstyle=style, color=colour, label=label)
-        if file == "roc":
-            axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5)
         axes.set(aspect="equal", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
         figure.legend(loc="outside lower left")
         listed = ", ".join(f"'{names[number]}' {areas[number]:.3f}" for number in lowest)
         note = f"; the lowest of {len(areas):,}" * (len(areas) > len(lowest))
         alt = f"{measure} of a class against the rest: {listed}{note}."
-        plots.append(Plot(file, alt, figure))
+        plots.append(Plot("roc" if is_roc else "precision_recall", alt, figure))
     return plots
 
 
-@styled
 def reliability(calibration: Mapping[str, Any]) -> Plot | None:
     """Plot accuracy by confidence, before and after the temperature, and where the rows are."""
     bins, after = calibration["bins"], calibration.get("after")
@@ -242,13 +208,12 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
     return Plot("reliability", f"Expected calibration error {', '.join(errors)}.", figure)
 
 
-@styled
 def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Plot | None:
     """Plot how long the texts are, where they are truncated, and the accuracy by length.
 
     Args:
         tokens: Of each row before truncation, shape ``(rows,)``.
-        right: Whether the prediction is right, shape ``(rows,)``.
+        right: Whether the prediction is right, likewise.
         max_length: Tokens that the model sees; None if unknown.
     """
     if len(tokens) < _FEWEST_ROWS:
@@ -260,8 +225,8 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
     if max_length and max_length < tokens.max():
         for axes in (histogram, accuracy):
             axes.axvline(max_length, color=ORANGE, linestyle="--", linewidth=1.2)
-        share = (tokens > max_length).mean()
-        alt += f"; {share:.1%} of the texts are truncated at {max_length:,} (dashed)"
+        share = f"{(tokens > max_length).mean():.1%}"
+        alt += f"; {share} of the texts are truncated at {max_length:,} (dashed)"
     _title(histogram, "Texts by length")
     edges = np.unique(np.quantile(lengths_seen, np.linspace(0, 1, 9)))
     if len(edges) > 1:
@@ -277,13 +242,12 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
     return Plot("length", alt + ".", figure)
 
 
-@styled
 def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:
-    """Plot predicted against true numbers, of 1,000 rows at most.
+    """Plot predicted against true numbers, shape ``(rows,)`` each, of 1,000 rows at most.
 
     Args:
-        labels: Shape ``(rows,)``.
-        predicted: Of the same shape.
+        labels: The true ones.
+        predicted: The others.
         name: Of the target.
         suffix: Of the name of the plot.
     """

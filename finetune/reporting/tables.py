@@ -17,10 +17,11 @@ from finetune.runtime.files import write_whole
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.training.manifest import Manifest, Metrics, Statistics
 
-_AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
+AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
+#: Of more classes those with the lowest F1 are shown.
+_MOST_CLASSES = 200
 _VERBS = {1: "is better than", -1: "is worse than", 0: "is not better than"}
 _LONGEST_TEXT = 1200
-_UNKNOWN = {"value": math.nan, "low": math.nan, "high": math.nan}
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, whose first column names the rows.
-
-    Attributes:
-        caption: What it shows.
-        header: The names of the columns, empty for a table without them.
-        rows: The cells of each row, as many as the header has; at least one row.
+    """A table, whose first column names the rows, of which there is at least one. Cells of the
+    header are empty where the columns have no names.
     """
 
     caption: str
@@ -163,12 +160,7 @@ def excerpt(text: str) -> Cell:
 
 
 def scores(results: Metrics, names: Sequence[str]) -> Table:
-    """Return the scores of a run beside those of the baselines, and the differences.
-
-    Args:
-        results: Of the run, with statistics.
-        names: The metrics to show.
-    """
+    """Return scores of a run with statistics beside those of the baselines, and differences."""
     statistics = results.statistics
     assert statistics is not None
     rows = [[Cell("fine-tuned"), *estimates(statistics.metrics, names)]]
@@ -189,17 +181,20 @@ def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) 
     return Table(caption, ["", ""], rows)
 
 
-def classes(statistics: Statistics, some: Sequence[str] | None = None) -> Table:
-    """Return the scores of each class against the rest, or of ``some`` of them."""
-    all_scores, thresholds = statistics.classes or {}, statistics.thresholds or {}
-    areas = [name for name in _AREAS if any(name in row for row in all_scores.values())]
+def classes(statistics: Statistics) -> Table:
+    """Return the scores of each class against the rest, of 200 at most."""
+    scores, thresholds = statistics.classes or {}, statistics.thresholds or {}
+    areas = [name for name in AREAS if any(name in row for row in scores.values())]
+    names, caption = [*scores], "Each class against the rest"
+    if len(scores) > _MOST_CLASSES:
+        names = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_MOST_CLASSES]
+        caption += f", the {_MOST_CLASSES} of {len(scores):,} with the lowest F1"
     rows = []
-    for name in some or all_scores:
-        values = estimates(all_scores[name], ("precision", "recall", "f1", *areas))
+    for name in names:
+        values = estimates(scores[name], ("precision", "recall", "f1", *areas))
         fitted = estimates(thresholds, [name]) if thresholds else []
-        rows.append([Cell(name), count(all_scores[name]["support"]), *values, *fitted])
-    header = ["class", "rows", "precision", "recall", "F1", *map(_AREAS.__getitem__, areas)]
-    caption = "Each class against the rest" + f", {len(rows)} with the lowest F1" * bool(some)
+        rows.append([Cell(name), count(scores[name]["support"]), *values, *fitted])
+    header = ["class", "rows", "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
     return Table(caption, [*header, *["threshold"] * bool(thresholds)], rows)
 
 
@@ -271,10 +266,10 @@ def judge(
         gaps: How much more of each metric the one has.
         headline: The metrics, see :attr:`~finetune.runs.run.Run.headline`.
         better: See :func:`directions`.
-        is_chance: Whether the difference may be chance although its interval is without 0.
+        is_chance: Whether a difference may be chance although its interval is without 0.
     """
     metric = headline[0]
-    gap = gaps.get(metric, _UNKNOWN)
+    gap = gaps.get(metric, dict.fromkeys(("value", "low", "high"), math.nan))
     amount = score(metric, gap, signed=True)
     if metric not in better or math.isnan(gap["low"]):
         return f"{subject} against {other}: difference in {amount}."
