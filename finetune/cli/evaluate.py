@@ -18,7 +18,7 @@ from finetune.cli import console
 from finetune.cli.parser import Parser, import_at_once, load_run
 from finetune.errors import counted
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
-from finetune.predicting.options import READING
+from finetune.pipeline.predict import READING
 from finetune.runtime import hub
 
 #: Options of a recipe that say how a file is read.

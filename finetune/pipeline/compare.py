@@ -16,7 +16,7 @@ from finetune.data.prediction_columns import DIGEST
 from finetune.errors import UserError, counted
 from finetune.recipe.scoring import without_counted
 from finetune.reporting import tables
-from finetune.reporting.tables import Cell, Section, Table, estimates
+from finetune.reporting.tables import Cell, Table, estimates
 from finetune.runs.run import Run
 from finetune.statistics.estimates import McNemar, holm, mcnemar
 from finetune.statistics.scored import distances
@@ -216,9 +216,9 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     )
     differing = tables.settings(names, comparison.settings)
     examples = Table("Most confident disagreements", header, rows)
-    sections = [
-        Section("Scores", [comparison.scores(shared)]),
-        Section("Settings", [differing if comparison.settings else "All are the same."]),
-        Section("Disagreements", [count, examples] if rows else [count]),
-    ]
+    sections: dict[str, list[Any]] = {
+        "Scores": [comparison.scores(shared)],
+        "Settings": [differing if comparison.settings else "All are the same."],
+        "Disagreements": [count, examples] if rows else [count],
+    }
     tables.write_page(page, f"{len(runs)} runs on the same rows", comparison.verdicts, sections)

@@ -5,21 +5,61 @@ from __future__ import annotations
 import reprlib
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from finetune.errors import UserError
+from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
-from finetune.predicting.options import find_mistakes
-from finetune.runs.run import Run
+from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
-from finetune.runtime.formats import SEPARATORS
+from finetune.runtime.formats import QUOTING, SEPARATORS
+from finetune.training.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
+
+
+#: Suffixes of the files that can be written.
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
+#: Options of a recipe that say how an input is read; those of the run by default.
+READING = (
+    *("text_column", "text_columns", "image_column"),
+    *("csv_quoting", "csv_separator", "encoding", "sheet"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a prediction: those in :data:`READING`, and how it is computed and written.
+
+    Attributes:
+        all_probabilities: Whether to add the probability of every class.
+        calibrated: Whether to divide logits by the temperature of the run.
+        precision: ``fp32`` or ``bf16``; None for bf16 in text classification where the device
+            supports it natively, else fp32.
+        cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
+        batch_tokens: Tokens per batch, padding included; None for 1024 on a CPU, 65536 on a GPU.
+        csv_safe: Whether to escape what a spreadsheet would run as a formula.
+    """
+
+    text_column: str | None = None
+    text_columns: str | None = None
+    image_column: str | None = None
+    csv_quoting: str | None = None
+    csv_separator: str | None = None
+    encoding: str | None = None
+    sheet: str | None = None
+    all_probabilities: bool = False
+    calibrated: bool = False
+    precision: str | None = None
+    cpu_kernels: str | None = None
+    batch_tokens: int | None = None
+    csv_safe: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +102,7 @@ def predict(
             the run).
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
         progress: Called with :class:`~finetune.pipeline.events.Predicted`.
-        **options: Those of :class:`~finetune.predicting.options.Options`.
+        **options: Those of :class:`Options`.
 
     Returns:
         A copy with the columns ``label`` and ``probability`` added (in a regression
@@ -80,7 +120,7 @@ def predict(
 
     if options.get("csv_safe"):
         raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
-    if mistakes := find_mistakes(options):
+    if mistakes := _find_mistakes(options):
         raise UserError(*mistakes)
     loaded = Run.load(run, trust_recipe=trust_recipe)
     if isinstance(data, pd.DataFrame):
@@ -88,10 +128,10 @@ def predict(
     elif memory.is_table(data):  # of polars, for instance
         frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
     else:
-        frame = _frame(data, text_names(loaded.recipe(scores=False), options))
+        frame = _frame(data, text_names(loaded.recipe(scores=False), Options(**options)))
         if isinstance(data, pd.Series):
             frame.index = data.index
-    request = Request(loaded, frame, options)
+    request = Request(loaded, frame, Options(**options))
     chunks = request.predict(lambda rows: progress(Predicted(rows, request.total)))
     tables = [added for *_, added in chunks]
     for name in request.added:
@@ -135,12 +175,13 @@ def predict_file(
 
     target = Path(output).expanduser() if isinstance(output, (str, Path)) else output
     path = target if isinstance(target, Path) else None
-    if mistakes := find_mistakes(options, source, path):
+    if mistakes := _find_mistakes(options, source, path):
         raise UserError(*mistakes)
     ranks, csv_safe = distributed.ranks(), bool(options.get("csv_safe"))
 
     def prepare() -> tuple[Request, str, Parts | None, dict[int, int]]:
-        request = Request(Run.load(run, trust_recipe=trust_recipe), source, options)
+        loaded = Run.load(run, trust_recipe=trust_recipe)
+        request = Request(loaded, source, Options(**options))
         formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
         suffix = path.suffix if path else formats.get(request.kind, ".csv")
         if csv_safe and suffix not in SEPARATORS:
@@ -199,15 +240,43 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
             f"expected texts, rows or a frame, found {reprlib.repr(data)}: put one text or row "
             "into a list, columns into a frame; for a file there is finetune.predict_file"
         )
-    rows = [None if pd.api.types.is_scalar(row) and pd.isna(row) else row for row in data]
+    rows = list(data)
     if rows and all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
     if len(columns) == 1:
         return pd.DataFrame({columns[0]: pd.Series(rows, dtype=object)})
     for number, row in enumerate(rows, 1):
         if not isinstance(row, tuple) or len(row) != len(columns):
-            raise UserError(
-                f"the data, row {number}: expected a tuple of texts ({', '.join(columns)}), found "
-                f"{reprlib.repr(row)}"
-            )
+            expected = f"a tuple of texts ({', '.join(columns)})"
+            found = reprlib.repr(row)
+            raise UserError(f"the data, row {number}: expected {expected}, found {found}")
     return pd.DataFrame(rows, columns=columns, dtype=object)
+
+
+def _find_mistakes(
+    options: Mapping[str, Any], source: str | Path = "", output: Path | None = None
+) -> list[str]:
+    """Return a line for each unknown option, invalid value, and reason against an output file."""
+    names = [option.name for option in fields(Options)]
+    mistakes = [
+        f"unknown option '{name}' (available: {', '.join(names)})"
+        for name in options
+        if name not in names
+    ]
+    for name, choices in CHOICES.items():
+        if options.get(name) not in (None, *choices):
+            mistakes.append(f"--{name} {options[name]}: expected {' or '.join(choices)}")
+    if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
+        mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
+    if output is not None:
+        folder, other = output.parent, Path(source).expanduser()
+        if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
+            mistakes.append(
+                f"--output {output}: expected a file ending in {', '.join(SUFFIXES)}, in a "
+                "directory that exists"
+            )
+        elif (output.name == PREDICTIONS and (folder / MANIFEST).exists()) or (
+            output.exists() and other.exists() and output.samefile(other)
+        ):
+            mistakes.append(f"--output {output} is the input or part of a run: name another file")
+    return mistakes

@@ -11,9 +11,9 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -24,11 +24,13 @@ from finetune.data.columns import parse_names
 from finetune.data.read_json import refuse_half_characters
 from finetune.data.read_text import ReadOptions
 from finetune.errors import Report, UserError, counted, suggestion
-from finetune.predicting.options import Options
 from finetune.predicting.predictor import Predictor, default_precision
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import formats
+
+if TYPE_CHECKING:
+    from finetune.pipeline.predict import Options
 
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
@@ -37,10 +39,10 @@ _LONGEST_READ = 2**16  # bytes
 Rows: TypeAlias = pa.Table | pd.DataFrame
 
 
-def text_names(recipe: Recipe, options: Mapping[str, Any]) -> list[str]:
+def text_names(recipe: Recipe, options: Options) -> list[str]:
     """Return the names of the columns of an input without names, such as standard input."""
     if isinstance(recipe, TextRecipe) and recipe.text_columns is not None:
-        return parse_names("--text_columns", options.get("text_columns")) or recipe.columns_read()
+        return parse_names("--text_columns", options.text_columns) or recipe.columns_read()
     return [recipe.input_column]
 
 
@@ -61,26 +63,22 @@ class Request:
     Args:
         run: Whose model predicts.
         source: A frame, or the name of a file, a folder, an image or the standard input.
-        options: Those of :class:`~finetune.predicting.options.Options`, by name.
+        options: Of the prediction.
 
     Raises:
         UserError: If an option needs something that the run or the input lacks.
 
     Attributes:
-        kind: The suffix of a file; ``-`` for standard input, ``frame``, or ``folder`` of images or
-            a single one.
+        kind: The suffix of a file; ``-``, ``frame``, or ``folder`` of images or a single one.
         rows: Those of the input; of standard input there are none.
         total: The number of rows; None for standard input.
         columns_read: The input columns that the model reads.
         added: Names of the added columns, none of which the input has.
-        precision: Of the computation.
     """
 
-    def __init__(
-        self, run: Run, source: str | Path | pd.DataFrame, options: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, run: Run, source: str | Path | pd.DataFrame, options: Options) -> None:
         run.require_model()
-        self.run, self.options = run, Options(**options)
+        self.run, self.options = run, options
         self._task, self._recipe = run.kind, run.recipe(scores=False)
         self._report, self._reading = Report(), ReadOptions()
         self.total: int | None = None
@@ -98,50 +96,46 @@ class Request:
             self.kind, self.rows = self._open(str(source))
             self._names, self.total = self.rows.column_names, len(self.rows)
         mistakes = []
-        if self.options.all_probabilities and not self._task.has_probabilities:
+        if options.all_probabilities and not self._task.has_probabilities:
             mistakes.append("--all_probabilities: the run predicts a number, it has no classes")
-        if self.options.calibrated and run.manifest.temperature is None:
+        if options.calibrated and run.manifest.temperature is None:
             mistakes.append(f"--calibrated: {run.path} has no temperature (status {run.status})")
         if mistakes:
             raise UserError(*mistakes)
         self.columns_read = self._choose_columns()
-        self.added = self._task.predicted_names(all_labels=self.options.all_probabilities)
+        self.added = self._task.predicted_names(all_labels=options.all_probabilities)
         for number, name in enumerate(self.added):
             while name in self._names:
                 name = f"predicted {name}"
             self.added[number] = name
-        temperature = run.manifest.temperature if self.options.calibrated else None
+        temperature = run.manifest.temperature if options.calibrated else None
         self._temperature = float(temperature or 1.0)
-        self.precision = self.options.precision or default_precision(run)
+        self.precision = options.precision or default_precision(run)
         trained_with = run.manifest.arguments.get("cpu_kernels", "auto")
-        self._cpu_kernels = self.options.cpu_kernels or trained_with
+        self._cpu_kernels = options.cpu_kernels or trained_with
 
     def _open(self, name: str) -> tuple[str, pa.Table]:
         """Return the kind and the rows of a file, which is read into the cache, or of images."""
-        path = read.existing(name)
-        kind, options = formats.suffix(path), self.options
+        path, options = read.existing(name), self.options
+        kind = formats.suffix(path)
         if path.is_dir() or images.is_image(path):
-            files = images.below(path) if path.is_dir() else [path.name]
-            kind, table = "folder", pa.table({"file": pa.array(files, pa.string())})
+            if files := images.below(path) if path.is_dir() else [path.name]:
+                return "folder", pa.table({"file": files})
         elif kind in read.READABLE:
-            is_delimited = kind in formats.SEPARATORS
-            trained_with = self.run.manifest.options.get("csv_quoting") if is_delimited else None
+            quoting = options.csv_quoting
+            if kind in formats.SEPARATORS:
+                quoting = quoting or self.run.manifest.options.get("csv_quoting")
             self._reading = ReadOptions(
-                quoting=str(options.csv_quoting or trained_with or "auto"),
+                quoting=str(quoting or "auto"),
                 separator=options.csv_separator,
                 encoding=options.encoding,
                 sheet=options.sheet,
             )
-            table = read.read_file(path, self._reading, self._report).data.table
-        else:
-            table = pa.table({})
-        if not len(table):
-            raise UserError(
-                f"cannot read {name}: expected a file ending in {', '.join(read.READABLE)}, an "
-                f"image or a folder of images ({', '.join(images.SUFFIXES)}), or - for standard "
-                "input"
-            )
-        return kind, table
+            return kind, read.read_file(path, self._reading, self._report).data.table
+        raise UserError(
+            f"cannot read {name}: expected a file ending in {', '.join(read.READABLE)}, an image "
+            f"or a folder of images ({', '.join(images.SUFFIXES)}), or - for standard input"
+        )
 
     def _choose_columns(self) -> list[str]:
         """Return those asked for, else those of the run if the input has them, else usual ones."""
@@ -153,26 +147,25 @@ class Request:
                 f"{self.run.path} reads {'images' if is_image else 'text'}: expected such an "
                 f"INPUT, and {'--image_column' if is_image else '--text_column'}"
             )
-        if is_folder:
-            return ["file"]
         flag, columns = "--text_column", [options.text_column or recipe.input_column]
-        if isinstance(recipe, ImageRecipe):
+        if is_folder:
+            columns = ["file"]
+        elif isinstance(recipe, ImageRecipe):
             usual = (recipe.image_column, "image", "file")
             default = next((name for name in usual if name in names), recipe.input_column)
             flag, columns = "--image_column", [options.image_column or default]
         elif isinstance(recipe, TextRecipe):
             recipe.refuse_other_columns(self.run.path, options.text_column, options.text_columns)
             if recipe.text_columns is not None:
-                flag, columns = "--text_columns", text_names(recipe, vars(options))
+                flag, columns = "--text_columns", text_names(recipe, options)
             elif not options.text_column and recipe.text_column in names:
                 columns = [recipe.text_column]
-        if mistakes := [
-            f"{flag}: no column '{column}' in {self._name}{suggestion(column, names)} "
-            f"(available: {', '.join(map(str, names))})"
-            for column in columns
-            if column not in names
-        ]:
-            raise UserError(*mistakes)
+        for column in columns:
+            if column not in names:
+                raise UserError(
+                    f"{flag}: no column '{column}' in {self._name}{suggestion(column, names)} "
+                    f"(available: {', '.join(map(str, names))})"
+                )
         return columns
 
     @property
@@ -224,9 +217,6 @@ class Request:
 
         Yields:
             Number and rows of a chunk of this process, and the columns that are added to them.
-
-        Raises:
-            UserError: If a row holds what the model cannot read.
         """
         predictor = Predictor(
             self.run, self.precision, self.options.batch_tokens, self._cpu_kernels
@@ -262,14 +252,14 @@ class Request:
                 for image in values:  # else Pillow's error would name no file
                     images.decode(image, "an image")
             return values
-        for name, texts in zip(self.columns_read, columns, strict=True):
-            is_text = isinstance(self._recipe, TextRecipe)
-            for row, text in enumerate(texts if is_text else (), number * CHUNK_ROWS + 1):
-                place = f"{self._name}, row {row}"
-                if text is not None and not isinstance(text, str):
+        is_text, first = isinstance(self._recipe, TextRecipe), number * CHUNK_ROWS + 1
+        for name, texts in zip(self.columns_read, columns if is_text else (), strict=is_text):
+            for row, text in enumerate(texts, first):
+                if isinstance(text, str) and self.kind == "frame":
+                    refuse_half_characters(text, f"{self._name}, row {row}")
+                elif text is not None and not isinstance(text, str):
+                    place = f"{self._name}, row {row}"
                     raise UserError(f"{place}: expected a text in '{name}', found {text!r}")
-                if text is not None and self.kind == "frame":
-                    refuse_half_characters(text, place)
         if len(columns) == 1:
             return columns[0]
         return [None if None in row else row for row in zip(*columns, strict=True)]

@@ -8,6 +8,7 @@ statistics of the task take them.
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pandas as pd
 from finetune.data.prediction_columns import LABEL, PREDICTION, THUMBNAIL
 from finetune.reporting import plots, tables
 from finetune.reporting.card import provenance
-from finetune.reporting.tables import Cell, Section, Table, count, estimates, excerpt
+from finetune.reporting.tables import Cell, Table, count, estimates, excerpt
 from finetune.runs.run import Run
 from finetune.runtime.files import refuse_link
 from finetune.statistics import mistakes
@@ -45,10 +46,10 @@ def write(run: Run) -> Path:
     if (further := tables.metrics("Other scores of the model", statistics, headline)).rows:
         blocks.append(further)
     blocks.append("The intervals cover the sampling of the test rows, not another training run.")
-    sections = [Section("Scores", blocks)]
+    sections = {"Scores": blocks}
     for name in run.kind.sections:
-        sections.append(Section(name.capitalize(), _SECTIONS[name](run, table, rows)))
-    sections.append(Section("Provenance", [manifest.command, provenance(manifest)]))
+        sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
+    sections["Provenance"] = [manifest.command, provenance(manifest)]
     scores = "; ".join(tables.score(name, statistics.metrics[name]) for name in headline)
     verdicts = tables.verdicts(statistics, headline, tables.directions(manifest))
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
@@ -59,7 +60,7 @@ def write(run: Run) -> Path:
     directory.mkdir(exist_ok=True)
     for path in directory.glob("*.png"):  # what this run has too few rows or steps for
         path.unlink()
-    for block in (block for section in sections for block in section.blocks):
+    for block in itertools.chain(*sections.values()):
         for plot in block if isinstance(block, list) else ():
             plot.save(directory / f"{plot.name}.png")
     return run.path / PAGE
@@ -94,7 +95,7 @@ def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> lis
         suffix = f"_{place + 1}" if name else ""
         true, predicted = rows.targets[:, place], rows.outputs[:, place]
         figures.append(plots.numbers(true, predicted, name or "value", suffix))
-    return _figures(*figures)
+    return [figures]
 
 
 def _show_targets(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:

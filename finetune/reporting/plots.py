@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -80,13 +81,10 @@ class Plot:
 
 def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | None) -> Plot | None:
     """Plot the losses of training and validation, and the metrics of the evaluations."""
-    logged: dict[str, list[tuple[float, float]]] = {}  # steps and values, by name
-    for entry in history:
-        for name, value in entry.items():
-            if value is not None:  # null: not finite
-                logged.setdefault(name, []).append((entry["step"], value))
-    has_metrics = len(logged.get("eval_loss", [])) > 1
-    has_losses = len(logged.get("loss", [])) >= _FEWEST_LOGGED
+    entries = pd.DataFrame([*history, {"step": np.nan}]).set_index("step")
+    logged = {str(name): values.dropna() for name, values in entries.items()}  # null: not finite
+    has_metrics = len(logged.get("eval_loss", ())) > 1
+    has_losses = len(logged.get("loss", ())) >= _FEWEST_LOGGED
     if not has_losses and not has_metrics:
         return None
     figure, panels = _panels(1 + has_metrics, height=2.5 + 1.9 * has_metrics)
@@ -98,20 +96,19 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
         for name, colour, marker in zip(names, (GREEN, *COLOURS[3:]), "os^D", strict=False):
             label = f"validation {name.removeprefix('eval_')}"
             curves.append((panels[1], label, name, colour, marker))
-    alt = []
     for axes, label, name, colour, marker in curves:
-        if values := logged.get(name):
-            axes.plot(*zip(*values, strict=True), color=colour, marker=marker, label=label)
-            alt.append(f"{label} from {values[0][1]:.3f} to {values[-1][1]:.3f}")
+        if name in logged:
+            axes.plot(logged[name].astype(float), color=colour, marker=marker, label=label)
+    alt = "Learning curves by step"
     if has_metrics and best_step:
         for axes in panels:
             axes.axvline(best_step, color=GREY, linestyle=":", linewidth=1.5)
-        alt.append(f"best checkpoint at step {best_step} (dotted)")
+        alt += f"; the best checkpoint is that of step {best_step:,} (dotted)"
     for axes, title in zip(panels, ("Loss", "Validation metrics"), strict=False):
         _title(axes, title)
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    return Plot("learning_curves", f"Learning curves: {'; '.join(alt)}.", figure)
+    return Plot("learning_curves", f"{alt}.", figure)
 
 
 def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
@@ -135,8 +132,7 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
     axes.spines[:].set_visible(False)
     _title(axes, "Confusion matrix", x="predicted class", y="true class")
     axes.grid(visible=False)
-    alt = f"Shares of each true class; {np.trace(numbers) / max(1, numbers.sum()):.1%} of the rows "
-    return Plot("confusion", f"{alt}are on the diagonal.", figure)
+    return Plot("confusion", "Shares of each true class; right ones on the diagonal.", figure)
 
 
 def ranking(
@@ -177,8 +173,7 @@ def ranking(
         axes.set(aspect="equal", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
         figure.legend(loc="outside lower left")
         listed = ", ".join(f"'{names[number]}' {areas[number]:.3f}" for number in lowest)
-        note = f"; the lowest of {len(areas):,}" * (len(areas) > len(lowest))
-        alt = f"{measure} of a class against the rest: {listed}{note}."
+        alt = f"{measure} of a class against the rest, at most the 5 lowest: {listed}."
         plots.append(Plot("roc" if is_roc else "precision_recall", alt, figure))
     return plots
 
@@ -193,7 +188,6 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
         curves.append((f"temperature {calibration['temperature']:.2f}", after, ORANGE, "s"))
     figure, (axes, rows) = _panels(2, height=4.6, ratios=(3, 1))
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")
-    errors = []
     for number, (label, curve, colour, marker) in enumerate(curves):
         confidences, accuracies, counts = (
             np.array([row[name] for row in curve["bins"]])
@@ -201,11 +195,11 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
         )
         axes.plot(confidences, accuracies, color=colour, marker=marker, label=label)
         rows.bar(confidences + (number - 0.5) * 0.014, counts, width=0.014, color=colour)
-        errors.append(f"{curve['expected_calibration_error']:.3f} {label}")
     axes.set_ylim(0, 1.02)
     _title(axes, "Calibration: accuracy by confidence", percent="xy")
     _title(rows, "Rows", x="confidence (probability of the predicted class)", percent="x")
-    return Plot("reliability", f"Expected calibration error {', '.join(errors)}.", figure)
+    alt = "A calibrated model is as often right as it is confident (dotted)."
+    return Plot("reliability", alt, figure)
 
 
 def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Plot | None:
@@ -237,7 +231,6 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
         places = ((edges[:-1] + edges[1:]) / 2)[groups]
         reach = np.maximum(0, [values - low, high - values])
         accuracy.errorbar(places, values, yerr=reach, color=GREEN, marker="o", capsize=2)
-        alt += f"; accuracy {values[0]:.1%} on the shortest eighth, {values[-1]:.1%} on the longest"
     _title(accuracy, "Accuracy by length, 95% confidence intervals", x="tokens", percent="y")
     return Plot("length", alt + ".", figure)
 
@@ -257,8 +250,8 @@ def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -
     axes.plot(ends, ends, color=GREY, linestyle=":")
     axes.scatter(predicted[rows], labels[rows], color=BLUE, alpha=0.4, s=9, rasterized=True)
     _title(axes, "Predicted and true value", x=f"predicted {_short(name)}", y="true value")
-    alt = f"Predicted and true {name}: half of the predictions are at most "
-    alt += f"{np.median(np.abs(labels - predicted)):.3g} off."
+    middle = f"{np.median(np.abs(labels - predicted)):.3g}"
+    alt = f"Predicted and true {name}: half of the predictions are at most {middle} off."
     return Plot(f"predictions{suffix}", alt, figure)
 
 

@@ -64,27 +64,22 @@ class Table:
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-@dataclass(frozen=True)
-class Section:
-    """A section of a page, which is left out if it has no blocks.
-
-    A block is a sentence, a :class:`Table`, a list of :class:`~finetune.reporting.plots.Plot`, or a
-    mapping of facts.
-    """
-
-    title: str
-    blocks: Sequence[Any]
-
-
 def write_page(
     path: Path,
     title: str,
     verdicts: Sequence[str],
-    sections: Sequence[Section],
+    sections: Mapping[str, Sequence[Any]],
     warnings: Sequence[str] = (),
 ) -> None:
-    """Write a page, whole or not at all: a title, sentences below it, those of ``warnings`` marked,
-    and the sections.
+    """Write a page, whole or not at all.
+
+    Args:
+        path: Of the page.
+        title: The heading.
+        verdicts: The sentences below it.
+        sections: The blocks of each, by title: sentences, tables, mappings of facts, and lists of
+            :class:`~finetune.reporting.plots.Plot`. One without blocks is left out.
+        warnings: Sentences below the verdicts that stand out.
     """
     environment = Environment(
         loader=PackageLoader("finetune.reporting", "templates"),
@@ -93,11 +88,9 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    sections = {name: blocks for name, blocks in sections.items() if blocks}
     page = environment.get_template("page.html.jinja").render(
-        title=title,
-        verdicts=verdicts,
-        warnings=warnings,
-        sections=[section for section in sections if section.blocks],
+        title=title, verdicts=verdicts, warnings=warnings, sections=sections
     )
     write_whole(path, page)
 
