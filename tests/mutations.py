@@ -146,7 +146,7 @@ MUTATIONS = (
     ),
     Mutation(
         "texts are not escaped in the report",
-        "finetune/reporting/html.py",
+        "finetune/reporting/tables.py",
         "autoescape=True,",
         "autoescape=False,",
         ("E7", "F5"),
@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "--csv_safe has no effect on cells",
         "finetune/predicting/output.py",
-        "[escape(_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]",
-        "[_json(cell) if isinstance(cell, (list, dict)) else cell for cell in line]",
+        "[escape(as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]",
+        "[as_json(cell) if isinstance(cell, (list, dict)) else cell for cell in line]",
         ("F5",),
     ),
     Mutation(

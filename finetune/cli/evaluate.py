@@ -18,7 +18,7 @@ from finetune.cli import console
 from finetune.cli.parser import Parser, import_at_once, load_run
 from finetune.errors import counted
 from finetune.pipeline.evaluate import Evaluation, evaluate, sources
-from finetune.predicting.options import READING
+from finetune.pipeline.predict import READING
 from finetune.runtime import hub
 
 #: Options of a recipe that say how a file is read.
@@ -64,14 +64,16 @@ def main(words: Sequence[str]) -> int:
 
 def _show(evaluation: Evaluation) -> None:
     from finetune.reporting import tables
-    from finetune.reporting.html import number
 
     source, rows = evaluation.source, counted(evaluation.rows, "row")
     if (statistics := evaluation.statistics) is None:
         console.say(f"\ntest set of {source}, {rows}")
         names = [name for name, value in evaluation.metrics.items() if isinstance(value, float)]
         scores = {"now": evaluation.metrics, "recorded": evaluation.recorded or {}}
-        lines = [[name, *(number(values[key]) for key in names)] for name, values in scores.items()]
+        lines = [
+            [name, *(tables.number(values[key]) for key in names)]
+            for name, values in scores.items()
+        ]
         console.table(["", *names], lines)
         return
     console.show(tables.metrics(f"\n{source}, {rows}, 95% confidence intervals", statistics))

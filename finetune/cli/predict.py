@@ -34,7 +34,7 @@ from finetune.cli import console
 from finetune.cli.parser import Parser, import_at_once, load_run
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Event, Predicted, Progress, throttle
-from finetune.predicting.options import CHOICES, READING, Options
+from finetune.pipeline.predict import CHOICES, READING, Options
 from finetune.recipe import TextRecipe
 from finetune.runtime import distributed, formats, hub
 

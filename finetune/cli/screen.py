@@ -13,7 +13,7 @@ from finetune.errors import counted
 from finetune.models import pretrained
 from finetune.pipeline import events, results
 from finetune.recipe import TextRecipe, catalog
-from finetune.reporting import tables, wording
+from finetune.reporting import tables
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 
@@ -110,7 +110,7 @@ def _end(event: events.Finished) -> None:
     if statistics.targets:
         console.say()
         console.show(tables.targets(statistics))
-    for sentence in wording.verdicts(statistics, names, wording.directions(manifest)):
+    for sentence in tables.verdicts(statistics, names, tables.directions(manifest)):
         console.say(f"\n{sentence}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
@@ -118,7 +118,7 @@ def _end(event: events.Finished) -> None:
         f"\ntrained {counted((manifest.steps or 0) - before, 'step')}{resumed} "
         f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {metrics.test['loss']:.4f}"
     )
-    console.say(f"throughput: {wording.speed(manifest.speed)}")
+    console.say(f"throughput: {tables.speed(manifest.speed)}")
     report = f"; report: {event.page}" if event.page else ""
     console.say(f"saved to {run.path}{report}")
 

@@ -15,8 +15,8 @@ from scipy.stats import norm
 from finetune.data.prediction_columns import DIGEST
 from finetune.errors import UserError, counted
 from finetune.recipe.scoring import without_counted
-from finetune.reporting import html, tables, wording
-from finetune.reporting.html import Cell, Section, Table, estimates
+from finetune.reporting import tables
+from finetune.reporting.tables import Cell, Table, estimates
 from finetune.runs.run import Run
 from finetune.statistics.estimates import McNemar, holm, mcnemar
 from finetune.statistics.metrics import (
@@ -135,7 +135,7 @@ def _compare(runs: Sequence[Run]) -> Comparison:
     others = scored_rows[1:]
     tests = [mcnemar(scored_rows[0].right, rows.right) for rows in others if task.has_probabilities]
     apart = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
-    better, is_several = wording.directions(first.manifest), len(differences) > 1
+    better, is_several = tables.directions(first.manifest), len(differences) > 1
     p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
     p_values_of_tests = holm([test.p_value for test in tests])
     note = f" after Holm's correction for {len(differences)} comparisons" * is_several
@@ -143,7 +143,7 @@ def _compare(runs: Sequence[Run]) -> Comparison:
     for number, name in enumerate(names[1:]):
         is_chance = is_several and p_values[number] >= 0.05
         gaps = differences[number]
-        verdict = wording.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
+        verdict = tables.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
         if tests:
             test, p_value = tests[number], p_values_of_tests[number]
             verdict += (
@@ -210,7 +210,7 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
         first = runs[0].iloc[index]
         cells = [Cell(str(first["id"]))]
         if has_text:
-            cells.append(html.excerpt(first["text"]))
+            cells.append(tables.excerpt(first["text"]))
         cells.append(Cell(task.describe_row(first)[0]))
         for table in runs:
             _, prediction, is_right = task.describe_row(table.iloc[index])
@@ -222,9 +222,9 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     )
     differing = tables.settings(names, comparison.settings)
     examples = Table("Most confident disagreements", header, rows)
-    sections = [
-        Section("Scores", [comparison.scores(shared)]),
-        Section("Settings", [differing if comparison.settings else "All are the same."]),
-        Section("Disagreements", [count, examples] if rows else [count]),
-    ]
-    html.write(page, f"{len(runs)} runs on the same rows", comparison.verdicts, sections)
+    sections: dict[str, list[Any]] = {
+        "Scores": [comparison.scores(shared)],
+        "Settings": [differing if comparison.settings else "All are the same."],
+        "Disagreements": [count, examples] if rows else [count],
+    }
+    tables.write_page(page, f"{len(runs)} runs on the same rows", comparison.verdicts, sections)

@@ -86,7 +86,7 @@ class Predictor:
         Raises:
             UserError: If the memory of the device is too small, or a row cannot be prepared.
         """
-        # batches of rows of chunks; one without logits comes after the last one of its chunk
+        # the pool of a chunk, rows of it and their logits; without these the chunk is complete
         waiting: deque[tuple[Pool | None, np.ndarray, Future[np.ndarray] | None]] = deque()
         rows_waiting = 0
         pooling = self._recipe.pooling if isinstance(self._recipe, TextRecipe) else "mean"
@@ -129,10 +129,20 @@ class Predictor:
                 yield self._prepare_by_recipe(rows)
             return
         by_length = np.argsort([-characters(row) for row in rows], kind="stable")
-        inputs = _encode(recipe, [rows[number] for number in by_length])
-        while some := list(islice(inputs, _TOKENIZED_AT_ONCE)):
-            numbers, tokens = zip(*some, strict=True)
-            yield tokens, by_length[list(numbers)], [len(row["input_ids"]) for row in tokens]
+        texts = [rows[number] for number in by_length]
+        if recipe.windows is not None:
+            windows = recipe.windows.rows(texts)
+            while some := list(islice(windows, _TOKENIZED_AT_ONCE)):
+                numbers, tokens = zip(*some, strict=True)
+                yield tokens, by_length[list(numbers)], [len(row["input_ids"]) for row in tokens]
+            return
+        encoder = recipe.encoder()
+        for start in range(0, len(texts), _TOKENIZED_AT_ONCE):
+            end = start + _TOKENIZED_AT_ONCE
+            columns = encoder(texts[start:end])
+            values = zip(*columns.values(), strict=True)
+            rows_of_tokens = [dict(zip(columns, row, strict=True)) for row in values]
+            yield rows_of_tokens, by_length[start:end], [*map(len, columns["input_ids"])]
 
     def _prepare_by_recipe(self, values: list[Any]) -> _Inputs:
         """Return what the model takes of rows that the recipe prepares as in training."""
@@ -151,9 +161,8 @@ class Predictor:
         for number in (ROW, "id"):  # which recipes have from `load` and may remove again
             rows = rows.add_column(number, np.arange(len(values)))
         prepared = self._recipe.prepare(DatasetDict(test=rows))["test"]
-        documents = documents_of(prepared)
-        if documents is None:
-            documents = np.arange(len(prepared))
+        windows_of = documents_of(prepared)
+        documents = np.arange(len(prepared)) if windows_of is None else windows_of
         if len(np.unique(documents)) != len(values):
             raise UserError("the recipe's prepare() leaves out rows that are to be predicted")
         if self._removes_columns:
@@ -180,18 +189,6 @@ class Predictor:
                 f"out of memory at {self._batch_tokens:,} tokens per batch; try --batch_tokens "
                 f"{max(1, self._batch_tokens // 4)}"
             ) from error
-
-
-def _encode(recipe: TextRecipe, texts: list[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number of a text and its tokens, or those of each of its windows."""
-    if recipe.windows is not None:
-        yield from recipe.windows.rows(texts)
-        return
-    encoder = recipe.encoder()
-    for start in range(0, len(texts), _TOKENIZED_AT_ONCE):
-        columns = encoder(texts[start : start + _TOKENIZED_AT_ONCE])
-        for number, row in enumerate(zip(*columns.values(), strict=True), start):
-            yield number, dict(zip(columns, row, strict=True))
 
 
 def default_precision(run: Run) -> str:
