@@ -153,7 +153,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a resume with another seed is accepted in silence",
-        "finetune/pipeline/changes.py",
+        "finetune/pipeline/resumption.py",
         '    "grace_seconds",',
         '    *("grace_seconds", "seed"),',
         ("D6",),

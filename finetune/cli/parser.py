@@ -6,7 +6,7 @@ import argparse
 import gc
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from finetune.cli import console
@@ -42,8 +42,7 @@ def recipe_and_flags(words: Sequence[str], verb: str = "") -> tuple[str, list[st
 def import_at_once(*names: str) -> None:
     """Import modules with garbage collection paused, in nearly a third less time.
 
-    Importing makes hundreds of thousands of objects, and Python would go through them again and
-    again. They are taken to stay as long as the process, so this is not for a notebook.
+    Their objects are taken to stay as long as the process, so this is not for a notebook.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -57,16 +56,20 @@ def import_at_once(*names: str) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """``argparse`` for a subcommand, whose mistakes are a ``UserError``."""
+    """``argparse`` for a subcommand, whose mistakes are a ``UserError``.
 
-    def __init__(self, verb: str, description: str | None) -> None:
+    Args:
+        verb: The function of the subcommand; its docstring is the description.
+    """
+
+    def __init__(self, verb: Callable[[Sequence[str]], int]) -> None:
         super().__init__(
-            prog=f"python -m finetune {verb}",
-            description=description and inspect.cleandoc(description.replace("``", "`")),
+            prog=f"python -m finetune {verb.__name__}",
+            description=inspect.getdoc(verb),
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        self.verb = verb
+        self.verb = verb.__name__
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words, in which a flag may be written with dashes, too."""

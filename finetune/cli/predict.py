@@ -1,25 +1,4 @@
-"""``python -m finetune predict RUN INPUT``: label new rows with the model of a run.
-
-    python -m finetune predict runs/yelp reviews.csv --output predicted.csv
-    torchrun --nproc_per_node=2 -m finetune predict runs/yelp reviews.csv --output predicted.csv
-    python -m finetune predict runs/yelp --text "The soup was cold."
-    python -m finetune predict runs/pairs --text "A man sleeps." --text "He is awake."
-    cat sentences.txt | python -m finetune predict runs/yelp -
-    python -m finetune predict runs/mnist folder/of/images --output digits.csv
-
-INPUT is one file (FORMATS; text may be compressed: .gz, .bz2, .zst, .zip), an image, a folder with
-images at any depth, or - for the lines of the standard input. Paths of images in a table are
-relative to its folder.
-
-All columns and the order of the rows are kept; the columns label and probability are added (in a
-regression, prediction). Where INPUT has a label already, the added one is "predicted label". Where
-the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the added fields
-are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or the standard input,
-are predicted.
-
-A run that was trained with --text_columns reads these columns of INPUT; from the standard input the
-texts of a line, separated by tabs. A row is predicted if none of its texts is missing.
-"""
+"""``python -m finetune predict RUN INPUT``: label new rows with the model of a run."""
 
 from __future__ import annotations
 
@@ -29,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 from finetune.cli import console
 from finetune.cli.parser import Parser, import_at_once, load_run
@@ -36,9 +16,9 @@ from finetune.errors import UserError, counted
 from finetune.pipeline.events import Event, Predicted, Progress, throttle
 from finetune.predicting.options import CHOICES, READING, Options
 from finetune.recipe import TextRecipe
-from finetune.runtime import distributed, formats, hub
+from finetune.runs.run import Run
+from finetune.runtime import distributed, hub
 
-_SHOWN_CLASSES = 5
 _FLAGS = {
     "all_probabilities": "add the probability of every class",
     "calibrated": "divide logits by the temperature of the run",
@@ -47,18 +27,36 @@ _FLAGS = {
 }
 
 
-def main(words: Sequence[str]) -> int:
-    """``finetune predict RUN INPUT [flags]``."""
-    parser = _parser()
-    typed = parser.parse_args(words)
+def predict(words: Sequence[str]) -> int:
+    """Label new rows with the model of a run.
+
+        python -m finetune predict runs/yelp reviews.csv --output predicted.csv
+        torchrun --nproc_per_node=2 -m finetune predict runs/yelp reviews.csv --output predicted.csv
+        python -m finetune predict runs/yelp --text "The soup was cold."
+        python -m finetune predict runs/pairs --text "A man sleeps." --text "He is awake."
+        cat sentences.txt | python -m finetune predict runs/yelp -
+        python -m finetune predict runs/mnist folder/of/images --output digits.csv
+
+    INPUT is one file that training reads (text may be compressed: .gz, .bz2, .zst, .zip), a .txt
+    file, an image, a folder with images at any depth, or - for the lines of the standard input.
+    Paths of images in a table are relative to its folder.
+
+    All columns and the order of the rows are kept; the columns label and probability are added (in
+    a regression, prediction). Where INPUT has a label already, the added one is "predicted label".
+    Where the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the
+    added fields are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or
+    the standard input, are predicted.
+
+    A run that was trained with --text_columns reads these columns of INPUT; from the standard input
+    the texts of a line, separated by tabs. A row is predicted if none of its texts is missing.
+    """
+    typed = _parser().parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
     to_file, mistakes = typed.output is not None and typed.input != "-", []
-    if typed.text is not None and (typed.input or typed.output):
-        mistakes.append('--text "one sentence": not with INPUT or --output')
-    if typed.text is None and not typed.input:
+    if bool(typed.text) == bool(typed.input) or (typed.text and typed.output):
         mistakes.append(
-            "INPUT is missing: name a file, a folder of images, or - for the standard input, or "
-            'give --text "one sentence"'
+            "expected INPUT (a file, a folder of images, or - for the standard input), or --text "
+            '"one sentence" without --output'
         )
     if not to_file and (typed.resume or distributed.ranks().world_size > 1):
         mistakes.append(
@@ -70,23 +68,11 @@ def main(words: Sequence[str]) -> int:
     hub.go_offline()  # everything is in the run
     import_at_once("datasets", "finetune.predicting.request")
     console.quiet()
-    from finetune.pipeline.predict import predict, predict_file
-
-    if typed.text is not None:
-        recipe = run.recipe(scores=False)
-        names = recipe.columns_read() if isinstance(recipe, TextRecipe) else []
-        if len(typed.text) != len(names):
-            raise UserError(
-                f"--text: the model of {run.path} reads {counted(len(names), 'text')} "
-                f"({', '.join(names)}), found {len(typed.text)}"
-            )
-        task = run.kind
-        most = None if options["all_probabilities"] else _SHOWN_CLASSES
-        options["all_probabilities"] = task.has_probabilities
-        row = [tuple(typed.text)] if len(names) > 1 else typed.text
-        sentence = task.sentence(predict(run, row, **options).iloc[0], most)
-        console.data_file().write(f"{sentence}\n")
+    if typed.text:
+        _predict_text(run, typed.text, options)
         return 0
+    from finetune.pipeline.predict import predict_file
+
     if not typed.output and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")
     output = typed.output or console.data_file()
@@ -102,10 +88,10 @@ def main(words: Sequence[str]) -> int:
             interruption.args = (f"interrupted; to resume: {command}",)
             console.say(f"\n{interruption}")
         raise
-    # rows on the standard output have it alone
-    say = console.tell if typed.output is None else console.say
-    if typed.output is not None:
-        before = prediction.rows_before
+    if typed.output is None:
+        say = console.tell  # rows on the standard output have it alone
+    else:
+        say, before = console.say, prediction.rows_before
         say(
             f"{counted(prediction.rows, 'row')} saved to {prediction.output}"
             + (f" ({before:,} of them before resuming)" if before else "")
@@ -117,9 +103,26 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+def _predict_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
+    """Print the prediction of one row, with the five most probable labels."""
+    from finetune.pipeline.predict import predict as predict_rows
+
+    recipe, task = run.recipe(scores=False), run.kind
+    names = recipe.columns_read() if isinstance(recipe, TextRecipe) else []
+    if len(texts) != len(names):
+        raise UserError(
+            f"--text: the model of {run.path} reads {counted(len(names), 'text')} "
+            f"({', '.join(names)}), found {len(texts)}"
+        )
+    most = None if options["all_probabilities"] else 5
+    options["all_probabilities"] = task.has_probabilities
+    row = [tuple(texts)] if len(names) > 1 else texts
+    sentence = task.sentence(predict_rows(run, row, **options).iloc[0], most)
+    console.data_file().write(f"{sentence}\n")
+
+
 def _parser() -> Parser:
-    suffixes = ", ".join((*formats.FILES, ".txt"))
-    parser = Parser("predict", (__doc__ or "").replace("FORMATS", suffixes))
+    parser = Parser(predict)
     parser.add_run()
     parser.add_argument(
         "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"

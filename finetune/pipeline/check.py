@@ -101,9 +101,11 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
         if is_read and values is not None and not report.has_errors:
             with report.collect():
                 _report_lengths(recipe)
-                steps = preparation.steps_of(values, recipe)
-            for remark in preparation.remarks(recipe, values, steps) if steps is not None else ():
-                report.warning(remark)
+                in_windows = isinstance(recipe, TextRecipe) and recipe.long_texts == "windows"
+                by_length = values.train_sampling_strategy == "group_by_length"
+                if not (in_windows or by_length or values.max_tokens_per_batch):
+                    steps = preparation.count_steps(values, recipe.splits["train"])
+                    preparation.report_few_steps(recipe, values, steps)
         if deep and is_read and not report.has_errors:
             read, plan = recipe.columns_read(), split_plan(recipe)
             column = recipe.input_column

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 #: As many small images as a report shows.
 _MOST_THUMBNAILS = 40
-LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
 
 
 def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
@@ -52,7 +51,7 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
 
     Args:
         settings: Whose data are loaded; in a job of several processes inside the process group.
-        configuration: What decides the result, see :mod:`finetune.pipeline.changes`.
+        configuration: What decides the result, see :func:`.resumption.configuration`.
     """
     from finetune.models.pretrained import commit
 
@@ -109,11 +108,9 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
 
 def versions() -> dict[str, str]:
     """Of the toolkit, of Python, and of the libraries that the figures depend on."""
-    return {
-        "finetune": __version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES},
-    }
+    libraries = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
+    python = {"finetune": __version__, "python": platform.python_version()}
+    return python | {name: version(name) for name in libraries}
 
 
 def parallel_mode(arguments: FinetuneArguments) -> str:
@@ -138,9 +135,8 @@ def git_revision() -> str | None:
     """Return the revision of the toolkit's checkout, ``-dirty`` if it was changed."""
     if not (HOUSE / ".git").exists():
         return None
-    command = ["git", "-C", str(HOUSE), "describe", "--always", "--dirty", "--abbrev=12"]
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # it only reads
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    command = ["git", "-C", str(HOUSE), "--no-optional-locks", "describe", "--always", "--dirty"]
+    done = subprocess.run([*command, "--abbrev=12"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or None
 
 
@@ -159,8 +155,8 @@ def write(
         run: Whose directory is written into.
         settings: Of the training; the recipe has its splits.
         progress: Called with what the user should know.
-        validation: The outputs of the model that was saved for the validation rows.
-        test: Likewise for the test rows.
+        validation: The outputs of the model that was saved.
+        test: Likewise.
         thresholds: Those of labels that were folded into the model, if any were.
         outcome: The fields of ``run.json`` that are known when training has ended.
 
@@ -177,10 +173,10 @@ def write(
             f"the outputs of the model are not finite on {not_finite:,} of {len(stored):,} test "
             "rows: the training has diverged; try a smaller --learning_rate"
         )
-    labels = np.asarray(validation.label_ids)
     temperature = None
     if task.has_one_class:
-        temperature = calibration.fit_temperature(np.asarray(validation.predictions), labels)
+        outputs = np.asarray(validation.predictions), np.asarray(validation.label_ids)
+        temperature = calibration.fit_temperature(*outputs)
     assessment = assess(recipe, test._replace(predictions=stored))
     fields = assessment.statistics(temperature)
     if task.has_one_class:
