@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from finetune.cli import console
-from finetune.cli.parser import Parser, import_at_once, load_run
+from finetune.cli.parser import RUN, Parser, import_at_once, load_run
 from finetune.errors import UserError, counted
-from finetune.pipeline.events import Event, Predicted, Progress, throttle
-from finetune.predicting.options import CHOICES, READING, Options
+from finetune.pipeline.events import Event, Predicted, throttle
+from finetune.predicting.options import READING, Options
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub
 
 _FLAGS = {
-    "all_probabilities": "add the probability of every class",
-    "calibrated": "divide logits by the temperature of the run",
-    "csv_safe": "in .csv and .tsv output put an apostrophe before texts that a spreadsheet would "
+    **RUN,
+    "--output FILE": "a .csv, .tsv, .jsonl or .parquet file, written or replaced when all rows are "
+    "done (default: lines to the standard output)",
+    "--resume": "resume an interrupted prediction",
+    "--all_probabilities": "add the probability of every class",
+    "--calibrated": "divide logits by the temperature of the run",
+    "--csv_safe": "in .csv and .tsv output put an apostrophe before texts that a spreadsheet would "
     "run as a formula (those that begin with = + - @, a tab or a line break)",
+    "--precision fp32|bf16": "precision of the computation (default: bf16 for text classification "
+    "where the device supports it natively, else fp32)",
+    "--batch_tokens N": "tokens per batch, with padding (default: 1024 on a CPU, 65536 on a GPU)",
 }
 
 
@@ -50,7 +56,17 @@ def predict(words: Sequence[str]) -> int:
     A run that was trained with --text_columns reads these columns of INPUT; from the standard input
     the texts of a line, separated by tabs. A row is predicted if none of its texts is missing.
     """
-    typed = _parser().parse_args(words)
+    parser = Parser(predict, _FLAGS, READING)
+    parser.add_argument(
+        "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
+    )
+    parser.add_argument(
+        "--text",
+        metavar="SENTENCE",
+        action="append",
+        help="predict one sentence instead of INPUT; once for each column that the run reads",
+    )
+    typed = parser.parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
     to_file, mistakes = typed.output is not None and typed.input != "-", []
     if bool(typed.text) == bool(typed.input) or (typed.text and typed.output):
@@ -71,15 +87,27 @@ def predict(words: Sequence[str]) -> int:
     if typed.text:
         _predict_text(run, typed.text, options)
         return 0
+    from tqdm import tqdm
+
     from finetune.pipeline.predict import predict_file
 
     if not typed.output and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")
     output = typed.output or console.data_file()
+    lines = throttle(lambda event: console.tell(str(event)), Predicted)
     try:
-        with _bar() as bar:
+        # on a terminal; the delay keeps it back until there is an event, which rank 0 alone gets
+        with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
+
+            def show(event: Event) -> None:
+                if bar.disable:
+                    lines(event)
+                elif isinstance(event, Predicted):
+                    bar.total = event.total
+                    bar.update(event.rows - bar.n)
+
             prediction = predict_file(
-                run, typed.input, output, resume=typed.resume, progress=bar, **options
+                run, typed.input, output, resume=typed.resume, progress=show, **options
             )
     except KeyboardInterrupt as interruption:
         if to_file:
@@ -119,60 +147,3 @@ def _predict_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
     row = [tuple(texts)] if len(names) > 1 else texts
     sentence = task.sentence(predict_rows(run, row, **options).iloc[0], most)
     console.data_file().write(f"{sentence}\n")
-
-
-def _parser() -> Parser:
-    parser = Parser(predict)
-    parser.add_run()
-    parser.add_argument(
-        "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
-    )
-    parser.add_argument(
-        "--text",
-        metavar="SENTENCE",
-        action="append",
-        help="predict one sentence instead of INPUT; once for each column that the run reads",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        help="a .csv, .tsv, .jsonl or .parquet file, written or replaced when all rows are done "
-        "(default: lines to the standard output)",
-    )
-    parser.add_argument("--resume", action="store_true", help="resume an interrupted prediction")
-    parser.add_reading(READING)
-    for name, description in _FLAGS.items():
-        parser.add_argument(f"--{name}", action="store_true", help=description)
-    parser.add_argument(
-        "--precision",
-        choices=CHOICES["precision"],
-        help="precision of the computation (default: bf16 for text classification where the "
-        "device supports it natively, else fp32)",
-    )
-    parser.add_argument(
-        "--batch_tokens",
-        type=int,
-        metavar="N",
-        help="tokens per batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
-    )
-    return parser
-
-
-@contextlib.contextmanager
-def _bar() -> Iterator[Progress]:
-    """Show on standard error how far rank 0 is: a bar on a terminal, or a line now and then."""
-    if not sys.stderr.isatty():
-        yield throttle(lambda event: console.tell(str(event)), Predicted)
-        return
-    from tqdm import tqdm
-
-    # the delay keeps the bar back until there is an event
-    unseen = distributed.ranks().rank != 0
-    with tqdm(disable=unseen, unit=" rows", unit_scale=True, dynamic_ncols=True, delay=1e-3) as bar:
-
-        def show(event: Event) -> None:
-            if isinstance(event, Predicted):
-                bar.total = event.total
-                bar.update(event.rows - bar.n)
-
-        yield show

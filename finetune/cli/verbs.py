@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune.cli import console
-from finetune.cli.parser import Parser, import_at_once, load_run, recipe_and_flags
+from finetune.cli.parser import RUN, TRUST, Parser, import_at_once, load_run, recipe_and_flags
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import RunError, UserError, counted
 from finetune.predicting.options import READING
@@ -31,7 +31,7 @@ def train(words: Sequence[str]) -> int:
     The flags of a recipe: python -m finetune RECIPE --help
     """
     if words and words[0] in ("-h", "--help"):
-        Parser(train).print_help()
+        Parser(train, {}).print_help()
         return 0
     recipe, flags = recipe_and_flags(words)
     recipe_class = catalog.find(recipe)
@@ -68,20 +68,14 @@ def check(words: Sequence[str]) -> int:
 
     The flags of a recipe: python -m finetune RECIPE --help
     """
-    parser = Parser(check)
-    parser.add_argument(
-        "--deep",
-        action="store_true",
-        help="also near duplicates, words and columns that reveal the label, labels that are "
+    flags_of_check = {
+        "--deep": "also near duplicates, words and columns that reveal the label, labels that are "
         "probably wrong, and languages; about two minutes for 25,000 long texts",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of the page")
-    parser.add_argument(
-        "--suspects",
-        metavar="FILE.csv",
-        help="write the rows that are suspected, to be corrected in a spreadsheet and given back "
-        "to a training: --relabel FILE.csv, --exclude FILE.csv",
-    )
+        "--json": "one JSON document instead of the page",
+        "--suspects FILE.csv": "write the rows that are suspected, to be corrected in a "
+        "spreadsheet and given back to a training: --relabel FILE.csv, --exclude FILE.csv",
+    }
+    parser = Parser(check, flags_of_check)
     if not words or {"-h", "--help"} & set(words):
         parser.print_help()
         return 0 if words else 2
@@ -164,17 +158,13 @@ def evaluate(words: Sequence[str]) -> int:
 
     reading = [*READING, "label_column", "label_separator", "label_map", "drop_invalid"]
     reading += ["dataset_config", "dataset_splits"]
-    parser = Parser(evaluate)
-    parser.add_run()
-    parser.add_argument("--data", metavar="FILE", help="evaluate on this file or directory instead")
-    parser.add_reading(reading)
-    parser.add_argument(
-        "--per_device_eval_batch_size",
-        type=int,
-        default=32,
-        metavar="N",
-        help="rows of a batch on one device (default: 32)",
-    )
+    flags = {
+        **RUN,
+        "--data FILE": "evaluate on this file or directory instead",
+        "--per_device_eval_batch_size N": "rows of a batch on one device (default: 32)",
+    }
+    parser = Parser(evaluate, flags, reading)
+    parser.set_defaults(per_device_eval_batch_size=32)
     typed = parser.parse_args(words)
     run = load_run(typed.run, typed.trust_recipe)
     if not hub.missing(evaluation.sources(run, typed.data)):
@@ -220,15 +210,11 @@ def compare(words: Sequence[str]) -> int:
 
     The page has the rows on which they differ.
     """
-    parser = Parser(compare)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs, two or more")
-    parser.add_argument(
-        "--output",
-        metavar="PAGE",
-        help="the page, which is replaced (default: comparison.html, or comparison.1.html and so "
-        "on where that is there already)",
+    page_help = (
+        "the page, which is replaced (default: comparison.html, or comparison.1.html and so on)"
     )
-    parser.add_trust_recipe()
+    parser = Parser(compare, {"--output PAGE": page_help, **TRUST})
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs, two or more")
     typed = parser.parse_args(words)
     parser.refuse_launcher()
     from finetune.pipeline.compare import compare as compare_runs
@@ -253,9 +239,7 @@ def report(words: Sequence[str]) -> int:
 
     python -m finetune report runs/yelp
     """
-    parser = Parser(report)
-    parser.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
-    parser.add_trust_recipe()
+    parser = Parser(report, {"run": RUN["run"], **TRUST})
     typed = parser.parse_args(words)
     parser.refuse_launcher()
     from finetune.pipeline.report import report as write_report
@@ -279,7 +263,7 @@ def doctor(words: Sequence[str]) -> int:
         torchrun --nproc_per_node=2 -m finetune doctor
         torchrun --nnodes=2 --node_rank=0 --master_addr=ADDRESS -m finetune doctor   # on each
     """
-    Parser(doctor).parse_args(words)
+    Parser(doctor, {}).parse_args(words)
     from finetune.pipeline import doctor as examination
 
     total, seconds = distributed.ranks().world_size, 60

@@ -27,8 +27,6 @@ from finetune.training import sampler
 from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
-#: Log entries of the loss in a run, unless ``--logging_steps`` is given.
-_MOST_LOGGED = 500
 #: Flags that may differ from one machine to the next.
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
 #: Steps below which a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
@@ -44,8 +42,7 @@ class Prepared:
         resumption: What to resume; None for a new run.
         configuration: What decides the result, see :func:`.resumption.configuration`.
         steps: The optimizer steps of the training.
-        is_done: Whether the run is finished already, and is only to be shown; with
-            ``--save_on_each_node`` only if it is on every machine.
+        is_done: Whether the run is finished already, on every machine, and is only to be shown.
     """
 
     settings: Settings
@@ -109,20 +106,16 @@ def prepare(settings: Settings, progress: Progress, *, trains: bool = True) -> P
         is_done = resumed.finished and not resumed.extended_by(configuration)
         if is_done and not values.save_on_each_node:  # another machine may have to go on
             return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
-    steps = count_steps(values, recipe.prepared["train"])
-    if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
-        training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
-        settings = replace(settings, training=training)
+    steps, most = count_steps(values, recipe.prepared["train"]), 500  # log entries of the loss
+    if "logging_steps" not in settings.user_options and steps > most * values.logging_steps:
+        settings = replace(settings, training={**settings.training, "logging_steps": 1 / most})
     report_few_steps(recipe, values, steps)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
     return Prepared(settings, resumed, configuration, steps, is_done=is_done)
 
 
 def look(settings: Settings) -> ArgumentValues | None:
-    """Load the data and check it; nothing is tokenized or written.
-
-    Args:
-        settings: Their report takes what training would refuse.
+    """Load the data and check it, which adds to the report; nothing is tokenized or written.
 
     Returns:
         The training arguments; None if they contradict each other.

@@ -47,12 +47,7 @@ _MOST_THUMBNAILS = 40
 
 
 def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
-    """Return what is known when training starts.
-
-    Args:
-        settings: Whose data are loaded; in a job of several processes inside the process group.
-        configuration: What decides the result, see :func:`.resumption.configuration`.
-    """
+    """Return what is known when training starts, inside the process group and with loaded data."""
     from finetune.models.pretrained import commit
 
     recipe, arguments = settings.recipe, settings.arguments
@@ -63,6 +58,7 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
     if recipe.metrics:
         options["metrics"] = scoring.with_absolute_paths(recipe.metrics)
     model, revision = options.get("model"), options.get("model_revision")
+    started = datetime.now(UTC).isoformat(timespec="seconds")
     return Manifest(
         status="running",
         recipe=settings.name,
@@ -92,12 +88,9 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
             precision=precision(arguments),
         ),
         versions=versions(),
-        git_revision=git_revision(),
+        git_revision=_git_revision(),
         process=Process(
-            host=platform.node(),
-            pid=os.getpid(),
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-            job=distributed.job(),
+            host=platform.node(), pid=os.getpid(), started=started, job=distributed.job()
         ),
         task=recipe.kind.name,
         task_facts=recipe.kind.facts,
@@ -114,9 +107,7 @@ def versions() -> dict[str, str]:
 
 
 def parallel_mode(arguments: FinetuneArguments) -> str:
-    """``one device``, ``DataParallel``, ``DistributedDataParallel`` or
-    ``FullyShardedDataParallel``.
-    """
+    """Return how the devices share a step, by the name of the class in torch."""
     if shards(arguments):
         return "FullyShardedDataParallel"
     if distributed.ranks().world_size > 1:
@@ -131,8 +122,7 @@ def precision(arguments: FinetuneArguments) -> str:
     return "tf32" if name == "fp32" and arguments.tf32 else name
 
 
-def git_revision() -> str | None:
-    """Return the revision of the toolkit's checkout, ``-dirty`` if it was changed."""
+def _git_revision() -> str | None:
     if not (HOUSE / ".git").exists():
         return None
     command = ["git", "-C", str(HOUSE), "--no-optional-locks", "describe", "--always", "--dirty"]
@@ -279,8 +269,8 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
     targets, labels = recipe.targets(split), np.asarray(output.label_ids)
     if labels.shape != targets.shape or not np.array_equal(labels, targets.astype(labels.dtype)):
         raise RuntimeError(
-            "the labels that came back from the evaluation are not those of the rows: install the "
-            "tested versions of transformers and accelerate (constraints.txt)"
+            "the labels of the evaluation are not those of the rows: install the tested versions "
+            "of transformers and accelerate (constraints.txt)"
         )
     speed = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     return {

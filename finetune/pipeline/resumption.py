@@ -100,12 +100,7 @@ class Resumption:
         return bool(is_longer) and (self.finished or was_extended)
 
     def describe_changes(self, current: Mapping[str, Any], manifest: Manifest) -> str | None:
-        """Return a sentence with all that can move the result, if there is something.
-
-        Args:
-            current: The :func:`configuration` of this start.
-            manifest: Of this start.
-        """
+        """Return a sentence with all that can move the result, if there is something."""
         changes = self.changes(current)
         if (earlier := self.manifest) is not None and self.path is not None:
             name = "gradient_accumulation_steps"
@@ -155,17 +150,13 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
 def find(
     request: str | None, output_dir: Path, *, verifies: bool = True, renames: bool = False
 ) -> Resumption | None:
-    """Return what to continue from.
+    """Return what to continue from; None for a new run.
 
     Args:
         request: From :func:`requested`.
         output_dir: Where the run is, or will be.
         verifies: Whether this process reads every byte; the others go by the names that are left.
-        renames: Whether checkpoints that are not complete may be renamed; else they are only
-            reported.
-
-    Returns:
-        None for a new run.
+        renames: Whether checkpoints that are not complete may be renamed.
 
     Raises:
         UserError: If there is nothing to continue from, or nothing complete.
@@ -184,12 +175,11 @@ def find(
         return replace(_continue_from(path, path.parent, []), in_place=is_in_place)
     if renames:
         checkpoint.settle_replaced(output_dir)
-    paths = checkpoint.list_checkpoints(output_dir)
+    manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
     saved = checkpoint.list_checkpoints(output_dir, complete=True)
     newest, problems = saved[0] if saved else None, list[str]()
     if verifies:
         newest, problems = checkpoint.newest_complete(output_dir)
-    manifest = _read_manifest(output_dir)
     # killed while it saved the first one
     starts_again = request == "resume" and not saved and (manifest is not None or not paths)
     if renames and (newest is not None or starts_again):
@@ -199,16 +189,18 @@ def find(
         ]
     if newest is not None:
         return _continue_from(newest, output_dir, problems)
-    if manifest is not None and not paths:
-        finished = Resumption(None, output_dir, manifest, manifest.configuration)
-        if finished.finished:
-            return finished
+    start = Resumption(None, output_dir, manifest, notes=problems)
+    if manifest is not None and not paths and start.finished:
+        return replace(start, configuration=manifest.configuration)
     if starts_again:
-        start = Resumption(None, output_dir, manifest, notes=problems)
         return start if output_dir.exists() else None
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
-    reasons = [f"{flag}: no complete checkpoint in {output_dir}", *problems]
-    raise UserError("; ".join([*reasons, "leave the flag out to start from the beginning"]))
+    reasons = [
+        f"{flag}: no complete checkpoint in {output_dir}",
+        *problems,
+        "to start again, drop it",
+    ]
+    raise UserError("; ".join(reasons))
 
 
 def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resumption | None:
@@ -219,21 +211,19 @@ def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resu
     Raises:
         UserError: On every process, if a machine has none where others have one.
     """
-    steps = distributed.gather(resumption.step if resumption is not None else 0)
-    if len(set(steps)) == 1:
-        return resumption
-    paths = checkpoint.list_checkpoints(output_dir, complete=True)
-    common = set.intersection(*distributed.gather({path.name for path in paths}))
-    newest = max(common, key=lambda name: checkpoint.number(Path(name)), default=None)
-    problem = checkpoint.problem(output_dir / newest) if newest else "there is none"
-    problems = [reason for reason in distributed.gather(problem) if reason]
-    if newest is None or resumption is None or problems:
-        raise UserError(
-            f"--output_dir {output_dir}: the ranks have checkpoints of steps {steps}, and none is "
-            f"complete on every machine ({problems[0]}): copy one to every machine, or remove the "
-            "directory on all of them to start again"
-        )
-    return _continue_from(output_dir / newest, output_dir, resumption.notes)
+    first_steps = steps = distributed.gather(resumption.step if resumption is not None else 0)
+    while len(set(steps)) > 1:
+        path, _ = checkpoint.newest_complete(output_dir, at_most=min(steps))
+        if min(steps) == 0:
+            raise UserError(
+                f"--output_dir {output_dir}: the ranks have checkpoints of steps {first_steps}, "
+                "and none is complete on every machine: copy one to every machine, or remove the "
+                "directory on all of them to start again"
+            )
+        if path is not None and resumption is not None:
+            resumption = _continue_from(path, output_dir, resumption.notes)
+        steps = distributed.gather(0 if path is None else checkpoint.number(path))
+    return resumption
 
 
 def _continue_from(path: Path, directory: Path, notes: list[str]) -> Resumption:
@@ -251,12 +241,7 @@ def _read_manifest(directory: Path) -> Manifest | None:
 
 
 def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
-    """Return what decides the result of a training, by name, as JSON has it.
-
-    Args:
-        settings: Whose data are loaded.
-        values: The training arguments.
-    """
+    """Return what decides the result of a training, by name, as JSON has it."""
     recipe = settings.recipe
     options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
     for name in _FREE_OPTIONS:
@@ -304,12 +289,7 @@ def _hash_model_files(recipe: Recipe) -> dict[str, str]:
 def refuse_changes(
     resumption: Resumption, current: Mapping[str, Any], allow_changed: str | None
 ) -> None:
-    """Refuse to resume another training than the one that was interrupted.
-
-    Args:
-        resumption: What to continue from.
-        current: The :func:`configuration` of this training.
-        allow_changed: Names that may differ, separated by commas.
+    """Refuse to resume another training, except for the names in ``allow_changed``.
 
     Raises:
         UserError: One line for each entry that differs.

@@ -119,13 +119,6 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
     """Prepare, train, evaluate once on the test set and write the run; every process calls it.
 
     A dry run ends with one collated batch, and writes nothing.
-
-    Args:
-        settings: The settings.
-        progress: Called with each event, on rank 0.
-
-    Returns:
-        The run in the directory.
     """
     try:
         with telling(progress) as report_event:
@@ -190,18 +183,15 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
         Logged(state.global_step, state.max_steps, values)
     )
     assert trainer.model is not None
-    if (task := recipe.kind.without_thresholds()) != recipe.kind:
-        try:
-            has_bias = head.has_bias(head.last_linear(trainer.model, task.width))
-        except UserError:  # there is no such layer
-            has_bias = False
-        if not has_bias:  # the baselines get no thresholds either
-            recipe.kind = task
-            recipe.note(
-                f"{type(trainer.model).__name__}: the last layer has no bias that thresholds could "
-                "be folded into; the model and its baselines give labels above a probability of "
-                "one half"
-            )
+    task, has_bias = recipe.kind.without_thresholds(), False
+    with contextlib.suppress(UserError):  # there may be no such layer
+        has_bias = head.has_bias(head.last_linear(trainer.model, task.width))
+    if task != recipe.kind and not has_bias:
+        recipe.kind = task
+        recipe.note(
+            f"{type(trainer.model).__name__}: the last layer has no bias that thresholds could be "
+            "folded into: labels are given above a probability of one half"
+        )
     return trainer
 
 
@@ -311,8 +301,11 @@ class _Recording:
 
 def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     """Write ``run.json`` of a run that begins or continues, in a directory that is now its own."""
-    settings, resumed = prepared.settings, prepared.resumption
-    directory = settings.output_dir
+    settings, resumed, directory = (
+        prepared.settings,
+        prepared.resumption,
+        prepared.settings.output_dir,
+    )
     progress(events.Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = results.manifest(settings, prepared.configuration)
     # only now: until here a mistake could still be found, or the model be read from there
@@ -323,7 +316,7 @@ def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     if resumed is not None:
         if resumed.path is not None:
             for path in checkpoint.list_checkpoints(directory):
-                if (checkpoint.number(path) or 0) > resumed.step:
+                if checkpoint.number(path) > resumed.step:
                     aside = checkpoint.set_aside(path, "later")
                     progress(Noted(f"{path} is not of this continuation: renamed to {aside.name}"))
             progress(
@@ -332,12 +325,7 @@ def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
         if sentence := resumed.describe_changes(prepared.configuration, manifest):
             progress(Noted(sentence))
         earlier = resumed.manifest.resumed if resumed.manifest is not None else []
-        record = {
-            "step": resumed.step,
-            "from": str(resumed.path) if resumed.path else None,
-            "allowed": resumed.changes(prepared.configuration),
-            "differences": sentence,
-        }
+        record = {"step": resumed.step, "from": resumed.path, "differences": sentence}
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])
     with explained(settings.arguments, "writing run.json"):
         manifest.write(directory)
