@@ -153,7 +153,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a resume with another seed is accepted in silence",
-        "finetune/pipeline/changes.py",
+        "finetune/pipeline/resumption.py",
         '    "grace_seconds",',
         '    *("grace_seconds", "seed"),',
         ("D6",),
@@ -161,8 +161,8 @@ MUTATIONS = (
     Mutation(
         "predict --resume has another name",
         "finetune/cli/predict.py",
-        'parser.add_argument("--resume", action="store_true"',
-        'parser.add_argument("--continue", dest="resume", action="store_true"',
+        '"--resume": "resume an interrupted prediction"',
+        '"--continue": "resume an interrupted prediction"',
         ("A12", "E4"),
     ),
     Mutation(

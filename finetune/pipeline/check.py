@@ -95,15 +95,13 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
         is_read = "splits" in vars(recipe)
         if is_read and values is not None and not report.has_errors:
             with report.collect():
-                if (
-                    isinstance(recipe, TextRecipe)
-                    and recipe.long_texts == "cut"
-                    and (sample := recipe.token_sample)
-                ):
-                    sample.report_lengths(recipe.max_length, report)
-                steps = preparation.steps_of(values, recipe)
-            for remark in preparation.remarks(recipe, values, steps) if steps is not None else ():
-                report.warning(remark)
+                in_windows = isinstance(recipe, TextRecipe) and recipe.long_texts == "windows"
+                if isinstance(recipe, TextRecipe) and recipe.token_sample and not in_windows:
+                    recipe.token_sample.report_lengths(recipe.max_length, report)
+                by_length = values.train_sampling_strategy == "group_by_length"
+                if not (in_windows or by_length or values.max_tokens_per_batch):
+                    steps = preparation.count_steps(values, recipe.splits["train"])
+                    preparation.report_few_steps(recipe, values, steps)
         if deep and is_read and not report.has_errors:
             read, plan = recipe.columns_read(), recipe.split_plan()
             check_deep(recipe.source, recipe.splits, recipe.input_column, read, plan, report)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.data.prediction_columns import LABEL, RENAMED
-from finetune.errors import RunError, UserError
+from finetune.errors import RunError, UserError, suggestion
 from finetune.runtime import lock
 from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
 

@@ -56,7 +56,7 @@ class Checkpoint(File):
         world_size: Processes of the training that saved it.
         files: By path in the checkpoint: ``{"bytes": ..., "xxh3_128": ...}``.
         configuration: What a training that resumes from here has to share; see
-            :mod:`finetune.pipeline.changes`.
+            :mod:`finetune.pipeline.resumption`.
         pending: What the step still had to do when it was saved, and the loss since the last log;
             see :meth:`finetune.training.saving.CheckpointTrainer.begin_training`.
     """

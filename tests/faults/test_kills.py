@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.ma
 TIMES = int(os.environ.get("FAULT_TIMES", "5"))
 PATIENCE = 120.0  # seconds, until a run that hangs fails the test
 #: Imported once, by the process that all others are forked from.
-WARM = ["finetune.training.trainer", "finetune.cli.train", "finetune.pipeline.train", "datasets"]
+WARM = ["finetune.training.trainer", "finetune.cli.verbs", "finetune.pipeline.train", "datasets"]
 Start = Callable[[list[str], Path], BaseProcess]
 
 
