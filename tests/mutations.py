@@ -350,8 +350,8 @@ MUTATIONS = (
     Mutation(
         "the thresholds of labels are not folded into the saved model",
         "finetune/pipeline/train.py",
-        "head.fold(layer, affine.scale, affine.shift)",
-        "head.fold(layer, affine.scale, 0 * affine.shift)",
+        "head.fold(layer, np.ones(task.width), shift)",
+        "head.fold(layer, np.ones(task.width), 0 * shift)",
         ("B4",),
     ),
     Mutation(
