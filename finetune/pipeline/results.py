@@ -33,6 +33,7 @@ from finetune.runtime.importing import HOUSE
 from finetune.runtime.version import __version__
 from finetune.statistics import baselines, calibration, metrics, mistakes
 from finetune.statistics.baselines import Source
+from finetune.statistics.scored import to_float16
 from finetune.training.arguments import shards
 from finetune.training.manifest import Data, Launch, Manifest, Metrics, Process, Statistics
 
@@ -211,7 +212,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     """
     task, rows = recipe.kind, recipe.splits["test"]
     logits: np.ndarray = np.asarray(outputs)
-    stored = task.compress_outputs(logits)
+    stored = to_float16(logits) if task.has_outputs_file else None
     (directory / LOGITS).unlink(missing_ok=True)
     if stored is not None:
         logits = stored

@@ -213,7 +213,7 @@ class Run:
 
         kind = self.kind
         task = task or kind
-        if not kind.needs_outputs(table):
+        if not kind.has_outputs_file:
             return task.scored_in(table)
         path, shape, logits = self.path / LOGITS, (len(table), kind.width), np.array([])
         with contextlib.suppress(OSError, ValueError):

@@ -50,15 +50,6 @@ class Scale:
     back: Function = np.positive
 
 
-PROPORTION = Scale(0.0, 1.0)  # a share of the rows, whose interval needs no jackknife
-SHARE = Scale(0.0, 1.0)
-AGREEMENT = Scale(-1.0, 1.0)
-CORRELATION = Scale(-1.0, 1.0, np.arctanh, np.tanh)
-ERROR = Scale(0.0, math.inf, np.log, np.exp)
-EXPLAINED = Scale(-math.inf, 1.0, lambda value: np.log(1 - value), lambda log: 1 - np.exp(log))
-NUMBER = Scale(-math.inf, math.inf, np.positive)
-
-
 def group_rows(rows: int) -> np.ndarray:
     """Return the number of the group of each row, shape ``(rows,)``."""
     count = min(rows, MOST_GROUPS, max(GROUPS, _MOST_CELLS // max(1, rows)))

@@ -6,6 +6,7 @@ scikit-learn with ``zero_division=0``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,26 +14,16 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from finetune.statistics.estimates import (
-    AGREEMENT,
-    CORRELATION,
-    ERROR,
-    EXPLAINED,
-    PROPORTION,
-    SHARE,
-    Scale,
-    replicate,
-    replicate_mean,
-)
-from finetune.statistics.scored import (
-    PRECISION,
-    ROC,
-    Kind,
-    ScoredLabels,
-    ScoredNumbers,
-    ScoredRows,
-)
+from finetune.statistics.estimates import Scale, replicate, replicate_mean
+from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows, ScoredLabels, ScoredRows
 
+PROPORTION = Scale(0.0, 1.0)  # a share of the rows, whose interval needs no jackknife
+SHARE = Scale(0.0, 1.0)
+AGREEMENT = Scale(-1.0, 1.0)
+CORRELATION = Scale(-1.0, 1.0, np.arctanh, np.tanh)
+ERROR = Scale(0.0, math.inf, np.log, np.exp)
+EXPLAINED = Scale(-math.inf, 1.0, lambda value: np.log(1 - value), lambda log: 1 - np.exp(log))
+NUMBER = Scale(-math.inf, math.inf, np.positive)
 Function = Callable[[Any], np.ndarray]
 
 
@@ -57,7 +48,7 @@ def _averaged(name: str, average: str, number: int = 1) -> Function:
         number: Of the class.
     """
 
-    def function(rows: ScoredRows | ScoredLabels) -> np.ndarray:
+    def function(rows: NamedRows) -> np.ndarray:
         right, true, predicted, *_ = rows.tallies
         denominator = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}[name]
         scores, occurs = _divide(right, denominator), true + predicted > 0
@@ -105,7 +96,7 @@ def _mean_area(place: int) -> Function:
     the classes that have one; of two classes that of the second.
     """
 
-    def function(rows: ScoredRows | ScoredLabels) -> np.ndarray:
+    def function(rows: NamedRows) -> np.ndarray:
         areas = rows.areas[place]
         first = int(rows.kind == "classes" and areas.shape[1] == 2)
         defined = areas[:, first:][:, ~np.isnan(areas[0, first:])]
@@ -150,7 +141,7 @@ def _over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> F
     both ``(rows, targets)``, that returns one number a target.
     """
 
-    def replicates(rows: ScoredNumbers) -> np.ndarray:
+    def replicates(rows: Any) -> np.ndarray:
         with np.errstate(all="ignore"):
             values = replicate(function, rows.groups, rows.targets, rows.outputs.astype(np.float64))
         return np.asarray(values.mean(axis=1))

@@ -15,9 +15,9 @@ import numpy as np
 
 from finetune.data.labels import list_names
 from finetune.statistics import estimates
-from finetune.statistics.estimates import NUMBER, PROPORTION, SHARE, Estimate, share, shares
-from finetune.statistics.functions import AVERAGED, ROWS, Function, Metric, binary
-from finetune.statistics.scored import PRECISION, ROC, Kind, ScoredLabels, ScoredRows
+from finetune.statistics.estimates import Estimate, share, shares
+from finetune.statistics.functions import AVERAGED, NUMBER, PROPORTION, ROWS, SHARE, Metric, binary
+from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows, ScoredRows
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
@@ -90,11 +90,10 @@ def recipe_metrics(rows: Any, scoring: Scoring, compute: Compute) -> dict[str, M
     if scoring and len(metrics) == len(scoring):
         return metrics
     replicates = functools.cache(functools.partial(_replicate_custom, compute))
+    undefined = np.array([np.nan])
 
     def metric(name: str) -> Metric:
-        undefined = np.array([np.nan])
-        function: Function = lambda rows: replicates(rows).get(name, undefined)  # noqa: E731
-        return Metric("", rows.kind, 1, NUMBER, function)
+        return Metric("", rows.kind, 1, NUMBER, lambda rows: replicates(rows).get(name, undefined))
 
     return metrics | {name: metric(name) for name in replicates(rows)}
 
@@ -165,7 +164,7 @@ def _most_rows(rows: Any, metric: Metric) -> float:
     return float(len(rows)) if min(right, len(rows) - right) < FEWEST_WRONG else math.inf
 
 
-def rare_classes(rows: ScoredRows | ScoredLabels) -> list[str]:
+def rare_classes(rows: NamedRows) -> list[str]:
     """Return the classes with too few rows for the interval of a mean over classes; none where they
     are so small a part of all that it holds.
     """
@@ -193,9 +192,6 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
         scale, rows = metric.scale, len(first)
         gaps[name] = estimates.difference(before, after, scale, rows, different)
     return {name: asdict(gap) for name, gap in gaps.items() if not np.isnan(gap.value)}
-
-
-# ---- more about the rows -------------------------------------------------------------------------
 
 
 def describe_gaps(
@@ -226,7 +222,7 @@ def describe_gaps(
     return sentences
 
 
-def describe_classes(rows: ScoredRows | ScoredLabels) -> dict[str, Any]:
+def describe_classes(rows: NamedRows) -> dict[str, Any]:
     """Return by class precision, recall, F1, areas under the curves, and support.
 
     F1 is 2 J / (1 + J), where the Jaccard index J is the share of the rows with the class, true or

@@ -7,6 +7,7 @@ Probabilities of many rows and classes are computed a block at a time: logits of
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -14,13 +15,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array
-from scipy.special import expit, logit
+from scipy.special import expit, logit, softmax
 
 from finetune.data.prediction_columns import MOST_PROBABLE
 from finetune.statistics.estimates import group_rows, leave_out
 
 Kind = Literal["classes", "labels", "numbers"]
-_LOWEST, _SMALLEST = np.finfo(np.float16).min, np.finfo(np.float16).smallest_subnormal
 #: The places in what :func:`area_replicates` returns.
 ROC, PRECISION = 0, 1
 #: Numbers of a block: 16 MB of them as float64.
@@ -42,39 +42,19 @@ class Probabilities:
     function: Literal["softmax", "sigmoid"] | None = None  # None if the values are probabilities
     temperature: float = 1.0  # logits are divided by it before the softmax
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """``(rows, classes)``."""
-        return self.values.shape
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    @property
-    def logits(self) -> np.ndarray:
-        """Logits with these probabilities; those of a softmax, unless they are known."""
-        if self.function is None:
-            return np.asarray(np.log(np.maximum(self.values, np.finfo(np.float64).tiny)))
-        return self.values if self.temperature == 1 else self.values / self.temperature
-
     def rows(self, chosen: slice = slice(None)) -> np.ndarray:
         """Return the probabilities of some rows, shape ``(rows, classes)``, float64."""
         block = self._scaled(self.values[chosen])
-        if self.function == "softmax":
-            block -= block.max(axis=1, keepdims=True)
-            np.exp(block, out=block)
-            block /= block.sum(axis=1, keepdims=True)
-        return block
+        return np.asarray(softmax(block, axis=1)) if self.function == "softmax" else block
 
     def columns(self, chosen: slice = slice(None)) -> np.ndarray:
         """Return the probabilities of some classes, shape ``(classes, rows)``, float64."""
         block = self._scaled(self.values[:, chosen].T)
-        if self.function == "softmax":
-            highest, total = self.normalizers
-            block -= highest
-            np.exp(block, out=block)
-            block /= total
-        return block
+        if self.function != "softmax":
+            return block
+        highest, total = self.normalizers
+        block -= highest
+        return np.asarray(np.exp(block, out=block) / total)
 
     def column(self, number: int) -> np.ndarray:
         """Return the probabilities of one class, shape ``(rows,)``."""
@@ -82,22 +62,16 @@ class Probabilities:
 
     def row_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield blocks of rows: which they are, and their probabilities."""
-        for chosen in slices(*self.shape):
+        for chosen in slices(*self.values.shape):
             yield chosen, self.rows(chosen)
-
-    def column_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield blocks of classes: which they are, and their probabilities, transposed."""
-        rows, classes = self.shape
-        for chosen in slices(classes, rows):
-            yield chosen, self.columns(chosen)
 
     @functools.cached_property
     def normalizers(self) -> tuple[np.ndarray, np.ndarray]:
         """The highest scaled logit of each row, and the sum of the exponentials of all after that
         is subtracted; both of shape ``(rows,)``.
         """
-        highest, total = np.empty(len(self)), np.empty(len(self))
-        for chosen in slices(*self.shape):
+        highest, total = np.empty((2, len(self.values)))
+        for chosen in slices(*self.values.shape):
             block = self._scaled(self.values[chosen])
             highest[chosen] = block.max(axis=1)
             block -= highest[chosen, None]
@@ -151,6 +125,16 @@ class NamedRows(Scored):
     probabilities: Probabilities  # of each, shape (rows, classes)
 
     @property
+    def outputs(self) -> np.ndarray:
+        """The logits; of a table the logarithms or the log-odds of the probabilities."""
+        values, limits = self.probabilities.values, np.finfo(np.float64)
+        if self.probabilities.function is not None:
+            return values
+        if self.kind == "classes":
+            return np.asarray(np.log(np.maximum(values, limits.tiny)))
+        return np.asarray(logit(np.clip(values, limits.tiny, 1 - limits.epsneg)))
+
+    @property
     def tallies(self) -> tuple[np.ndarray, ...]:
         """Sums by class over all rows, then without each group, each ``(1 + groups, classes)``:
         rows of the class that are predicted to be of it, rows of the class, rows predicted to be.
@@ -169,8 +153,9 @@ class NamedRows(Scored):
         """
         shape = (2 + int(self.groups.max(initial=-1)), len(self.names))
         roc, precision = np.full(shape, np.nan), np.full(shape, np.nan)
-        for chosen, block in self.probabilities.column_blocks():
-            for number, scores in enumerate(block, start=chosen.start):
+        for chosen in slices(len(self.names), len(self)):
+            columns = self.probabilities.columns(chosen)
+            for number, scores in enumerate(columns, start=chosen.start):
                 has = self.labels == number if self.labels.ndim == 1 else self.labels[:, number]
                 if 0 < np.count_nonzero(has) < len(self):
                     areas = area_replicates(scores, has, self.groups)
@@ -183,11 +168,6 @@ class ScoredRows(NamedRows):
     """Rows of one class each, the ``labels``, shape ``(rows,)``."""
 
     kind: ClassVar[Kind] = "classes"
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """The logits; of a table the logarithms of the probabilities."""
-        return self.probabilities.logits
 
     @functools.cached_property
     def summary(self) -> Summary:
@@ -228,13 +208,11 @@ class ScoredRows(NamedRows):
         """Of all classes, then over the rows of each the square of how far off predictions are;
         most metrics depend on a confusion matrix through these alone.
         """
-        classes = len(self.names)
-        count = int(self.groups.max(initial=-1)) + 1
+        shape = int(self.groups.max(initial=-1)) + 1, len(self.names)
 
-        def sums(by: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
-            cells, shape = self.groups * classes + by, (count, classes)
-            weights = np.broadcast_to(weights, cells.shape)
-            return leave_out(np.bincount(cells, weights, count * classes).reshape(shape))
+        def sums(classes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+            cells = np.bincount(self.groups * shape[1] + classes, weights, math.prod(shape))
+            return leave_out(cells.reshape(shape).astype(np.float64))
 
         right, true = sums(self.labels, self.right), sums(self.labels)
         return right, true, sums(self.classes), sums(self.labels, self.off**2)
@@ -245,14 +223,6 @@ class ScoredLabels(NamedRows):
     """Rows of any number of labels, of booleans, shape ``(rows, labels)``."""
 
     kind: ClassVar[Kind] = "labels"
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """The logits; of a table the log-odds of the probabilities."""
-        values, limits = self.probabilities.values, np.finfo(np.float64)
-        if self.probabilities.function is not None:
-            return values
-        return np.asarray(logit(np.clip(values, limits.tiny, 1 - limits.epsneg)))
 
     @functools.cached_property
     def decided(self) -> np.ndarray:
@@ -326,14 +296,16 @@ def to_float16(outputs: np.ndarray) -> np.ndarray:
     Probabilities depend on differences of logits alone, and near 0 float16 is fine: no other class
     becomes the most probable one.
     """
-    stored = np.empty(outputs.shape, dtype=np.float16)
+    stored, limits = np.empty(outputs.shape, dtype=np.float16), np.finfo(np.float16)
     for chosen in slices(*outputs.shape):
         block = outputs[chosen].astype(np.float64)
         with np.errstate(invalid="ignore"):  # what is not finite stays so, and is refused later
             block -= block.max(axis=1, keepdims=True)
         is_inside = (block < 0) & np.isfinite(block)
         # what would round to 0 and is not: two classes would be the most probable ones
-        stored[chosen] = np.where(is_inside, np.clip(block, _LOWEST, -_SMALLEST), block)
+        stored[chosen] = np.where(
+            is_inside, np.clip(block, limits.min, -limits.smallest_subnormal), block
+        )
     return stored
 
 

@@ -15,7 +15,13 @@ import numpy as np
 from scipy.special import expit
 
 from finetune.data import labels as class_labels
-from finetune.data.prediction_columns import LABEL, PREDICTION, PROBABILITY, probability_of
+from finetune.data.prediction_columns import (
+    LABEL,
+    MOST_COLUMNS,
+    PREDICTION,
+    PROBABILITY,
+    probability_of,
+)
 from finetune.errors import UserError, suggestion
 from finetune.statistics import metrics
 from finetune.statistics.baselines import Source
@@ -45,40 +51,28 @@ _MOST_NAMED = 12  # labels or targets in the start block
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[S]):
-    """What follows from the kind of the labels.
+    """What follows from the kind of the labels."""
 
-    Attributes:
-        name: Of the task, as ``run.json`` has it.
-        sections: Of the report, in their order.
-        problem_type: What it is called in the configuration of a model.
-        label_kind: Of the statistics.
-        metric_config: The configuration of the local metrics, where that is not the usual one.
-        metrics: Those of a recipe that names none; the first chooses the best model, unless the
-            recipe says which.
-        metric_modules: The folders in ``metrics/`` that are of labels of this kind.
-        losses: What ``--loss_function`` names: logits and targets to the loss of each row, shape
-            ``(rows,)``; the first is the default, and what an evaluation has instead of ``focal``.
-        has_one_class: Whether a row has one class, which is predicted rightly or not: then labels
-            can be smoothed, and a temperature can improve the probabilities.
-        has_probabilities: Whether a prediction has a probability for each label; these bear bf16.
-        labels: The names of the classes, in the order of their numbers; of the numbers, where a row
-            has several; none in a regression of one.
-        loss_function: One of :attr:`losses`, or empty for the first.
-    """
-
-    name: ClassVar[str]
-    sections: ClassVar[Sequence[str]]
-    problem_type: ClassVar[ProblemType]
-    label_kind: ClassVar[Kind]
-    metric_config: ClassVar[str | None] = None
+    name: ClassVar[str]  # as ``run.json`` has it
+    sections: ClassVar[Sequence[str]]  # of the report, in their order
+    problem_type: ClassVar[ProblemType]  # in the configuration of a model
+    label_kind: ClassVar[Kind]  # of the statistics
+    metric_config: ClassVar[str | None] = None  # of the local metrics, where it is another one
+    #: Those of a recipe that names none; the first chooses the best model unless it says which.
     metrics: ClassVar[Scoring] = {}
-    metric_modules: ClassVar[Sequence[str]]
+    metric_modules: ClassVar[Sequence[str]]  # the folders in ``metrics/`` for labels of this kind
+    #: What ``--loss_function`` names: logits and targets to the loss of each row, ``(rows,)``; the
+    #: first is the default, and what an evaluation has instead of ``focal``.
     losses: ClassVar[Mapping[str, RowLoss]]
+    #: Whether a row has one class, which is predicted rightly or not: then labels can be smoothed,
+    #: and a temperature can improve the probabilities.
     has_one_class: ClassVar[bool] = False
-    has_probabilities: ClassVar[bool] = False
+    has_probabilities: ClassVar[bool] = False  # for each label; these bear bf16
 
+    #: The names of the classes, in the order of their numbers; of the numbers, where a row has
+    #: several; none in a regression of one.
     labels: list[str] = field(default_factory=list)
-    loss_function: str = ""
+    loss_function: str = ""  # one of the losses, or empty for the first
 
     def __post_init__(self) -> None:
         if self.loss_function and self.loss_function not in self.losses:
@@ -133,25 +127,14 @@ class Task(ABC, Generic[S]):
         return self.row_loss(logits, labels)
 
     def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
-        """Return how much each label counts in training, shape ``(labels,)``; None if all alike.
-
-        Args:
-            text: ``--class_weights``.
-            targets: Of the training rows.
-
-        Raises:
-            UserError: If ``text`` cannot be used.
-        """
+        """Return :func:`~finetune.tasks.losses.class_weights` of the labels."""
         if not self.has_probabilities and text != "none":
             raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
         return losses.class_weights(text, self.labels, targets)
 
     def global_loss(self, rows: RowLoss, weight_of_class: np.ndarray | None) -> GlobalLoss:
-        """Return the loss of a step; an evaluation weighs no rows.
-
-        Args:
-            rows: Logits and targets to the loss of each row.
-            weight_of_class: What :meth:`class_weights` returned.
+        """Return the loss of a step, of that of each row and the weights that
+        :meth:`class_weights` returned; an evaluation weighs no rows.
         """
         from finetune.training.loss import GlobalLoss
 
@@ -226,13 +209,10 @@ class Task(ABC, Generic[S]):
     def scored_in(self, table: pd.DataFrame) -> S:
         """Return the same of the table that :meth:`columns` was written to, which has all of it."""
 
-    def compress_outputs(self, outputs: np.ndarray) -> np.ndarray | None:
-        """Return the outputs as a file beside that table keeps them; None where it has all."""
-        return None
-
-    def needs_outputs(self, table: pd.DataFrame) -> bool:
-        """Return whether :meth:`scored` needs what :meth:`compress_outputs` returned."""
-        return False
+    @property
+    def has_outputs_file(self) -> bool:
+        """Whether a file beside that table keeps the outputs of all classes."""
+        return self.has_one_class and len(self.labels) > MOST_COLUMNS
 
     @abstractmethod
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
@@ -254,7 +234,7 @@ class Task(ABC, Generic[S]):
 
         Args:
             row: The columns of :meth:`predicted_names`, of every label where there are.
-            most: How many labels it names at most beside those that are predicted.
+            most: How many other labels it names at most.
         """
         probabilities = {label: row[probability_of(label)] for label in self.labels}
         texts = {label: f"{label} {value:.4f}" for label, value in probabilities.items()}
@@ -273,13 +253,12 @@ class Task(ABC, Generic[S]):
 
     def refuse_metrics(self, scoring: Scoring) -> None:
         """Raise a ``UserError`` of the metrics of the toolkit that are of other kinds of labels."""
-        modules = {name: module_of(name, arguments)[0] for name, arguments in scoring.items()}
-        if mistakes := [
-            f"--metrics {name}: not a metric of a task of {self.name} (expected "
-            f"{', '.join(self.metric_modules)}); --task chooses another task"
-            for name, module in modules.items()
-            if module not in self.metric_modules and not module.endswith(".py")  # the user's own
-        ]:
+        mistakes, names = list[str](), ", ".join(self.metric_modules)
+        for name, arguments in scoring.items():
+            module, _ = module_of(name, arguments)
+            if module not in self.metric_modules and not module.endswith(".py"):  # the user's own
+                mistakes.append(f"--metrics {name}: a task of {self.name} has {names}")
+        if mistakes:
             raise UserError(*mistakes)
 
     def statistics(

@@ -16,7 +16,6 @@ from finetune.data import targets
 from finetune.data.prediction_columns import (
     LABEL,
     LABEL_PROBABILITY,
-    MOST_COLUMNS,
     MOST_PROBABLE,
     PREDICTION,
     PROBABILITY,
@@ -62,11 +61,7 @@ class _Named(Task[N]):
 
 
 class SingleLabel(_Named[ScoredRows]):
-    """Cross-entropy over logits; the most probable class is predicted.
-
-    Attributes:
-        is_ordered: Whether the order of the classes means something.
-    """
+    """Cross-entropy over logits; the most probable class is predicted."""
 
     name = "single_label"
     sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
@@ -78,7 +73,7 @@ class SingleLabel(_Named[ScoredRows]):
         *("roc_auc", "average_precision"),
     )
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
-    is_ordered: ClassVar[bool] = False
+    is_ordered: ClassVar[bool] = False  # whether the order of the classes means something
     has_one_class = True
 
     @property
@@ -110,17 +105,10 @@ class SingleLabel(_Named[ScoredRows]):
         numbers = scored.class_numbers(table, LABEL, self.labels)
         return ScoredRows(numbers, self.labels, self._probabilities_in(table))
 
-    def compress_outputs(self, outputs: np.ndarray) -> np.ndarray | None:
-        return scored.to_float16(outputs) if len(self.labels) > MOST_COLUMNS else None
-
-    def needs_outputs(self, table: pd.DataFrame) -> bool:
-        has_many = len(self.labels) > MOST_COLUMNS
-        return has_many and probability_of(self.labels[0]) not in table  # which older runs have
-
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
         columns: dict[str, Any] = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
-        if len(names) <= MOST_COLUMNS:
+        if not self.has_outputs_file:
             return columns | self._probability_columns(rows)
         classes, probabilities = scored.most_probable(rows)
         columns |= {PROBABILITY: probabilities[:, 0], LABEL_PROBABILITY: rows.summary.of_label}
@@ -175,12 +163,7 @@ class Ordinal(SingleLabel):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabel(_Named[ScoredLabels]):
-    """Binary cross-entropy over a sigmoid for each label; those above one half are predicted.
-
-    Attributes:
-        thresholds: What is fitted on the validation rows, for the best F1: ``one`` threshold of all
-            labels, one for each ``label``, or ``none``.
-    """
+    """Binary cross-entropy over a sigmoid for each label; those above one half are predicted."""
 
     name = "multi_label"
     sections = ("training", "labels", "length")
@@ -196,6 +179,8 @@ class MultiLabel(_Named[ScoredLabels]):
     metric_modules = ("f1", "precision", "recall", "accuracy", "average_precision", "roc_auc")
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
 
+    #: What is fitted on the validation rows, for the best F1: ``one`` threshold of all labels, one
+    #: for each ``label``, or ``none``.
     thresholds: str = "one"
 
     @property

@@ -39,8 +39,6 @@ FEWEST_ORDERED = 3
 #: So many different whole numbers can be classes or quantities; more of them are classes only if
 #: they are numbered without a gap, from 0 or 1.
 SURELY_CLASSES = 20
-_MOST_WORDS = 3  # of a label beside a separator
-_MOST_SEPARATORS = 20  # that are tried
 
 
 # ---- the task of rows with labels, and of a run --------------------------------------------------
@@ -54,14 +52,8 @@ def of_rows(
     thresholds: str = "one",
     target_names: Sequence[str] = (),
 ) -> Task[Any]:
-    """Return the task of raw rows by the feature of their ``label``.
-
-    Args:
-        rows: With ``label``.
-        ordered: Whether the order of the classes means something.
-        loss_function: One of the task, or None for its first.
-        thresholds: Of labels of which a row has any number.
-        target_names: Of the numbers of a row, where there are several.
+    """Return the task of raw rows by the feature of their ``label``; options of other tasks than
+    that are not used.
 
     Raises:
         UserError: If the task has no such loss.
@@ -85,18 +77,12 @@ def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
 def from_manifest(
     name: str | None, names: Sequence[str], *, ordered: bool, facts: Mapping[str, Any]
 ) -> Task[Any]:
-    """Return the task that ``run.json`` names; older ones have classes, or are regressions.
-
-    Args:
-        name: None in older ones.
-        names: See :attr:`~finetune.tasks.base.Task.labels`.
-        ordered: Whether an older one says that their order means something.
-        facts: See :attr:`~finetune.tasks.base.Task.facts`.
+    """Return the task that ``run.json`` names; older ones have the names of classes, ``ordered`` or
+    not, or are regressions.
     """
-    if ordered and len(names) >= FEWEST_ORDERED:
-        name = Ordinal.name
-    default = SingleLabel.name if names else Regression.name
-    return KINDS[name or default](labels=list(names), **facts)
+    classes = Ordinal if ordered and len(names) >= FEWEST_ORDERED else SingleLabel
+    kind = KINDS[name] if name else classes if names else Regression
+    return kind(labels=list(names), **facts)
 
 
 # ---- the task of labels as they are written ------------------------------------------------------
@@ -110,16 +96,13 @@ def encode_labels(
     Raises:
         UserError: If they cannot be labels of that task, with all columns that cannot.
     """
-    if options.separator is not None and options.task != "multi_label":
-        report.fail(f"--label_separator: a row has one label, with --task {options.task}")
-    if options.task == "regression":
-        return labels.encode_numbers(columns, options, report)
-    if len(options.columns) > 1 and options.task != "multi_label":
-        report.fail(
-            f"--label_columns: a row has one label, with --task {options.task}",
-            fix="name the column of classes by --label_column",
-        )
-    return labels.encode_names(columns, options, report)
+    task = options.task
+    if options.separator is not None and task != "multi_label":
+        report.fail(f"--label_separator: a row has one label, with --task {task}")
+    if len(options.columns) > 1 and task not in ("multi_label", "regression"):
+        report.fail(f"--label_columns: a row has one label, with --task {task}: use --label_column")
+    encode = labels.encode_numbers if task == "regression" else labels.encode_names
+    return encode(columns, options, report)
 
 
 def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> None:
@@ -140,11 +123,6 @@ def decide_task(
     columns: Sequence[LabelColumn], options: LabelOptions, report: Report
 ) -> tuple[str, str]:
     """Return the task that the labels of training rows are, and why.
-
-    Args:
-        columns: Of training.
-        options: How labels are written; the task is open.
-        report: For the question.
 
     Raises:
         UserError: If the labels can be several kinds of thing; it names the column, the first such
@@ -252,7 +230,7 @@ def _find_separator(words: Sequence[str]) -> tuple[str, str] | None:
     signs = Counter(
         sign.strip() or sign for word in words for sign in {*re.findall(r"[\W_]+", word.strip())}
     )
-    for sign, _ in signs.most_common(_MOST_SEPARATORS):
+    for sign, _ in signs.most_common(20):
         cells = {
             word: [part.strip() for part in word.split(sign)] for word in words if sign in word
         }
@@ -260,7 +238,7 @@ def _find_separator(words: Sequence[str]) -> tuple[str, str] | None:
         parts = {*itertools.chain(*cells.values())}
         is_usual = sign in (";", "|") or (sign == "," and all(map(str.isdecimal, parts)))
         are_few = 2 * len(cells) > len(words) and len(parts) <= len(cells)
-        are_short = all(len(part.split()) <= _MOST_WORDS for part in parts)
+        are_short = all(len(part.split()) <= 3 for part in parts)
         seems_to = sign.strip() and are_short and (is_usual or are_few)
         for word, cell_parts in cells.items():
             if seems_to or names.issuperset(cell_parts):

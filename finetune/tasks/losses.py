@@ -85,13 +85,10 @@ def binary_cross_entropy(
 
     Args:
         logits: Shape ``(rows, labels)``.
-        targets: Whether a row has a label, 0 or 1, shape ``(rows, labels)``.
+        targets: 0 or 1, of the same shape.
         positive_weights: How much the rows that have a label count in its loss, shape
-            ``(labels,)``; those that do not have it count 1.
+            ``(labels,)``; others count 1.
         is_focal: Whether each label counts as in :func:`focal`.
-
-    Returns:
-        Shape ``(rows,)``.
     """
     from torch.nn.functional import binary_cross_entropy_with_logits
 

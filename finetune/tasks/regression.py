@@ -35,11 +35,6 @@ def _huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 class Regression(Task[ScoredNumbers]):
     """The outputs are the predicted numbers, in the units of the data; losses are in standard
     deviations of the training rows.
-
-    Attributes:
-        mean: Of each target, over the training rows; empty if not known.
-        deviation: Standard deviation of each target, likewise; then losses are in the units of the
-            data.
     """
 
     name = "regression"
@@ -56,6 +51,7 @@ class Regression(Task[ScoredNumbers]):
         "huber": _huber,
     }
 
+    #: Of each target over the training rows; empty if not known: losses are in the data's units.
     mean: Sequence[float] = ()
     deviation: Sequence[float] = ()
 
@@ -145,8 +141,6 @@ class Regression(Task[ScoredNumbers]):
             for name, column in zip(self.labels or [""], columns, strict=True)
         ]
 
-    # ---- from outputs to predictions -------------------------------------------------------------
-
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.reshape(len(outputs), -1) if self.labels else outputs.reshape(len(outputs))
 
@@ -194,8 +188,6 @@ class Regression(Task[ScoredNumbers]):
             for column in (LABEL, PREDICTION)
         )
         return label, prediction, False
-
-    # ---- what predictions are worth --------------------------------------------------------------
 
     def describe(
         self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None
