@@ -84,8 +84,6 @@ class Run:
         recorded = manifest.configuration.get("metric_files", {}).values()
         code_files.trust(files, "metric", recorded, tell)
 
-    # ---- its state and files ---------------------------------------------------------------------
-
     @property
     def status(self) -> str:
         """The status in ``run.json``; ``stale`` of a running one whose process is gone."""
@@ -166,8 +164,6 @@ class Run:
         if not (self.path / MANIFEST).exists():
             raise RunError(f"{self.path / MANIFEST} was removed while the run was in progress")
         dataclasses.replace(self.manifest, **changes).write(self.path)
-
-    # ---- what follows from them ------------------------------------------------------------------
 
     @property
     def headline(self) -> list[str]:
