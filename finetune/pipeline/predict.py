@@ -100,7 +100,7 @@ def predict(
             if there is one, else ``text``, or ``image`` or ``file``). Of a run that reads several
             columns: a frame, tuples, or rows as mappings, with ``text_columns`` (default: those of
             the run).
-        trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
+        trust_recipe: See :meth:`Run.load`.
         progress: Called with :class:`~finetune.pipeline.events.Predicted`.
         **options: Those of :class:`Options`.
 

@@ -35,9 +35,7 @@ _CHUNKS_AT_ONCE = 16  # in memory; one row group of parquet
 class Parts:
     """The predictions of the chunks of an input, on the disk of the output until it is written.
 
-    Args:
-        output: The file that they will become.
-        facts: Everything that the predictions depend on, by names that a user knows.
+    ``facts`` are everything that they depend on, by names that a user knows.
     """
 
     def __init__(self, output: Path, facts: Mapping[str, Any]) -> None:
@@ -45,11 +43,7 @@ class Parts:
         self._manifest, self._facts = self._directory / "manifest.json", to_json(facts, indent=2)
 
     def refuse_others(self, resume: bool) -> None:
-        """Refuse what an interrupted prediction left, unless it is to be resumed and the same.
-
-        Raises:
-            UserError: With what differs, or what to type.
-        """
+        """Refuse what an interrupted prediction left, unless it is to be resumed and the same."""
         refuse_link(self._directory)
         if self._directory.exists() and not resume:
             raise UserError(
@@ -70,9 +64,6 @@ class Parts:
         """Return the number of rows of each chunk that is done, by the number of the chunk.
 
         A part that cannot be read, or has another number of rows, is predicted again.
-
-        Args:
-            total: The rows of the input.
         """
         complete = {}
         for number, start in enumerate(range(0, total, CHUNK_ROWS)):
@@ -92,15 +83,8 @@ class Parts:
             _flush(new)
 
     def join(self, rows: pa.Table, columns: Sequence[str], csv_safe: bool) -> int:
-        """Write the output, some chunks in memory at a time, and remove the parts.
-
-        Args:
-            rows: Of the input; every chunk is done.
-            columns: Of the input and added.
-            csv_safe: See :func:`open_writer`.
-
-        Returns:
-            The number of rows without a prediction.
+        """Write the rows of the input with their predictions, some chunks in memory at a time, and
+        remove the parts. Return the number of rows without a prediction.
         """
         missing, size, output = 0, CHUNK_ROWS * _CHUNKS_AT_ONCE, self._output
         with open_writer(output, output.suffix, columns, csv_safe, self._directory) as write:
@@ -130,7 +114,7 @@ def open_writer(
     Args:
         output: A path, or a file that was opened with ``newline=""``.
         suffix: ``.csv``, ``.tsv``, ``.jsonl`` or, of a path, ``.parquet``.
-        columns: Of the input and added; their names are written now.
+        columns: Of the input and added.
         csv_safe: Whether to put an apostrophe before what a spreadsheet would run as a formula.
         directory: Of the unfinished file, on the same disk; that of ``output`` if None.
     """

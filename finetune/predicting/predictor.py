@@ -39,13 +39,8 @@ _Inputs = tuple[Sequence[Mapping[str, Any]], np.ndarray, Sequence[int]]
 
 
 class Predictor:
-    """The model of a run, ready to predict.
-
-    Args:
-        run: A run that holds a model.
-        precision: ``fp32`` or ``bf16``.
-        batch_tokens: Tokens per batch, padding included; None for the default of the device.
-        cpu_kernels: ``auto`` or ``off``.
+    """The model of a run, ready to predict; ``batch_tokens`` are those of a batch, padding
+    included, and None is the default of the device.
     """
 
     def __init__(
@@ -82,9 +77,6 @@ class Predictor:
             chunks: Rows as the recipe reads them: texts, or tuples of their parts where it reads
                 several columns; else the values of its ``input_column``.
             reads_ahead: Whether to read and tokenize the next chunk while the model computes.
-
-        Raises:
-            UserError: If the memory of the device is too small, or a row cannot be prepared.
         """
         # the pool of a chunk, rows of it and their logits; without these the chunk is complete
         waiting: deque[tuple[Pool | None, np.ndarray, Future[np.ndarray] | None]] = deque()
@@ -130,19 +122,10 @@ class Predictor:
             return
         by_length = np.argsort([-characters(row) for row in rows], kind="stable")
         texts = [rows[number] for number in by_length]
-        if recipe.windows is not None:
-            windows = recipe.windows.rows(texts)
-            while some := list(islice(windows, _TOKENIZED_AT_ONCE)):
-                numbers, tokens = zip(*some, strict=True)
-                yield tokens, by_length[list(numbers)], [len(row["input_ids"]) for row in tokens]
-            return
-        encoder = recipe.encoder()
-        for start in range(0, len(texts), _TOKENIZED_AT_ONCE):
-            end = start + _TOKENIZED_AT_ONCE
-            columns = encoder(texts[start:end])
-            values = zip(*columns.values(), strict=True)
-            rows_of_tokens = [dict(zip(columns, row, strict=True)) for row in values]
-            yield rows_of_tokens, by_length[start:end], [*map(len, columns["input_ids"])]
+        inputs = recipe.windows.rows(texts) if recipe.windows else _encode(recipe, texts)
+        while some := list(islice(inputs, _TOKENIZED_AT_ONCE)):
+            numbers, tokens = zip(*some, strict=True)
+            yield tokens, by_length[list(numbers)], [len(row["input_ids"]) for row in tokens]
 
     def _prepare_by_recipe(self, values: list[Any]) -> _Inputs:
         """Return what the model takes of rows that the recipe prepares as in training."""
@@ -189,6 +172,14 @@ class Predictor:
                 f"out of memory at {self._batch_tokens:,} tokens per batch; try --batch_tokens "
                 f"{max(1, self._batch_tokens // 4)}"
             ) from error
+
+
+def _encode(recipe: TextRecipe, texts: list[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    encoder = recipe.encoder()
+    for start in range(0, len(texts), _TOKENIZED_AT_ONCE):
+        columns = encoder(texts[start : start + _TOKENIZED_AT_ONCE])
+        for number, row in enumerate(zip(*columns.values(), strict=True), start):
+            yield number, dict(zip(columns, row, strict=True))
 
 
 def default_precision(run: Run) -> str:

@@ -57,15 +57,7 @@ def cells(rows: Rows, column: str) -> list[Any]:
 
 
 class Request:
-    """A checked prediction request.
-
-    Args:
-        run: Whose model predicts.
-        source: A frame, or the name of a file, a folder, an image or the standard input.
-        options: Of the prediction.
-
-    Raises:
-        UserError: If an option needs something that the run or the input lacks.
+    """A prediction request, checked: an option that needs what run or input lack is refused.
 
     Attributes:
         kind: The suffix of a file; ``-``, ``frame``, or ``folder`` of images or a single one.
@@ -174,12 +166,11 @@ class Request:
 
     def notes(self, missing: int) -> list[str]:
         """Return sentences for the user at the end, when ``missing`` rows have no prediction."""
-        notes = [note for note in (self.run.unfinished, *self._report.sentences("info")) if note]
+        notes = [*filter(None, [self.run.unfinished]), *self._report.sentences("info")]
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             notes.append(f"the input already has columns of these names: see {', '.join(renamed)}")
         if missing:
-            columns = " or ".join(f"'{name}'" for name in self.columns_read)
-            rows = counted(missing, "row")
+            rows, columns = counted(missing, "row"), " or ".join(self.columns_read)
             notes.append(f"{rows} without a value in {columns}: their predictions are empty")
         return notes
 
@@ -206,16 +197,13 @@ class Request:
         world_size: int = 1,
         complete: Container[int] = (),
     ) -> Iterator[tuple[int, Any, pa.Table]]:
-        """Predict the input chunk by chunk.
+        """Yield number and rows of each chunk of this process, and the columns added to them.
 
         Args:
             progress: Called with the number of rows done so far.
             rank: Of this process.
             world_size: The number of processes.
             complete: The numbers of the chunks that were predicted before.
-
-        Yields:
-            Number and rows of a chunk of this process, and the columns that are added to them.
         """
         predictor = Predictor(
             self.run, self.precision, self.options.batch_tokens, self._cpu_kernels

@@ -125,10 +125,7 @@ def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     for index in mistakes.farthest(rows)[:_MISTAKES]:
         names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
         examples.append([*_row(table, index), *map(Cell, names)])
-    if examples:
-        header = _header(table, "labels", "predicted")
-        blocks.append(Table("The most confident mistakes", header, examples))
-    return blocks
+    return [*blocks, *_examples("The most confident mistakes", table, "labels predicted", examples)]
 
 
 def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
@@ -145,9 +142,7 @@ def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
         f"{errors[name]:.3f}; of a calibrated model it is below {errors['calibrated']:.3f} on 95 "
         "of 100 sets of as many rows."
     )
-    if "temperature" in errors and errors["temperature"] is None:
-        sentence += " No temperature that was fitted on the validation rows improves it."
-    elif "after" in errors:
+    if "after" in errors:
         sentence += (
             f" With the temperature fitted on the validation rows, {errors['temperature']:.2f} "
             f"(python -m finetune predict --calibrated), it is {errors['after'][name]:.3f}."
@@ -208,15 +203,17 @@ def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]
             confidence = Cell(f"{summary.confidence[index]:.1%}", kind="number")
             prediction = Cell(names[rows.classes[index]])
             examples.append([*_row(table, index), label, prediction, confidence])
-        if examples:
-            header = _header(table, "label", "predicted", "probability")
-            blocks.append(Table(caption, header, examples))
+        blocks += _examples(caption, table, "label predicted probability", examples)
     return blocks
 
 
-def _header(table: pd.DataFrame, *names: str) -> list[str]:
+def _examples(
+    caption: str, table: pd.DataFrame, columns: str, rows: list[list[Cell]]
+) -> list[Table]:
+    """Return a table of rows, of the cells of :func:`_row` and these columns, if there are any."""
     inputs = {"text": "text", THUMBNAIL: "image"}
-    return ["row", *(title for column, title in inputs.items() if column in table), *names]
+    titles = [title for column, title in inputs.items() if column in table]
+    return [Table(caption, ["row", *titles, *columns.split()], rows)] if rows else []
 
 
 def _row(table: pd.DataFrame, index: int) -> list[Cell]:

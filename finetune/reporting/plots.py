@@ -179,25 +179,21 @@ def ranking(
 
 
 def reliability(calibration: Mapping[str, Any]) -> Plot | None:
-    """Plot accuracy by confidence, before and after the temperature, and where the rows are."""
+    """Plot accuracy by confidence, before and after the temperature."""
     bins, after = calibration["bins"], calibration.get("after")
     if sum(row["rows"] for row in bins) < _FEWEST_ROWS or len(bins) < _FEWEST_BINS:
         return None
-    curves = [("uncalibrated", calibration, BLUE, "o")]
+    curves = [("uncalibrated", bins, BLUE, "o")]
     if after:
-        curves.append((f"temperature {calibration['temperature']:.2f}", after, ORANGE, "s"))
-    figure, (axes, rows) = _panels(2, height=4.6, ratios=(3, 1))
+        label = f"temperature {calibration['temperature']:.2f}"
+        curves.append((label, after["bins"], ORANGE, "s"))
+    figure, (axes,) = _panels(1, height=4.0)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")
-    for number, (label, curve, colour, marker) in enumerate(curves):
-        confidences, accuracies, counts = (
-            np.array([row[name] for row in curve["bins"]])
-            for name in ("confidence", "accuracy", "rows")
-        )
-        axes.plot(confidences, accuracies, color=colour, marker=marker, label=label)
-        rows.bar(confidences + (number - 0.5) * 0.014, counts, width=0.014, color=colour)
+    for label, points, colour, marker in curves:
+        x, y = zip(*((point["confidence"], point["accuracy"]) for point in points), strict=True)
+        axes.plot(x, y, color=colour, marker=marker, label=label)
     axes.set_ylim(0, 1.02)
-    _title(axes, "Calibration: accuracy by confidence", percent="xy")
-    _title(rows, "Rows", x="confidence (probability of the predicted class)", percent="x")
+    _title(axes, "Calibration: accuracy by confidence", x="confidence", percent="xy")
     alt = "A calibrated model is as often right as it is confident (dotted)."
     return Plot("reliability", alt, figure)
 
@@ -213,8 +209,8 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
     if len(tokens) < _FEWEST_ROWS:
         return None
     figure, (histogram, accuracy) = _panels(2, height=4.6)
-    lengths_seen = np.minimum(tokens, np.quantile(tokens, 0.995))
-    histogram.hist(lengths_seen, bins=min(40, 1 + int(np.ptp(lengths_seen))), color=BLUE)
+    seen = np.minimum(tokens, np.quantile(tokens, 0.995))
+    histogram.hist(seen, bins=min(40, 1 + int(np.ptp(seen))), color=BLUE)
     alt = f"Median length {np.median(tokens):,.0f} tokens"
     if max_length and max_length < tokens.max():
         for axes in (histogram, accuracy):
@@ -222,14 +218,12 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
         share = f"{(tokens > max_length).mean():.1%}"
         alt += f"; {share} of the texts are truncated at {max_length:,} (dashed)"
     _title(histogram, "Texts by length")
-    edges = np.unique(np.quantile(lengths_seen, np.linspace(0, 1, 9)))
-    if len(edges) > 1:
-        group = np.clip(np.searchsorted(edges, lengths_seen, side="right") - 1, 0, len(edges) - 2)
-        groups, counts = np.unique(group, return_counts=True)
-        scores = estimates.shares(np.bincount(group, right)[groups], counts)
+    if np.ptp(seen):
+        eighths = pd.Series(right).groupby(pd.qcut(seen, 8, duplicates="drop"), observed=True)
+        scores = estimates.shares(eighths.sum().to_numpy(), eighths.size().to_numpy())
         values, low, high = np.array([(score.value, score.low, score.high) for score in scores]).T
-        places = ((edges[:-1] + edges[1:]) / 2)[groups]
         reach = np.maximum(0, [values - low, high - values])
+        places = [interval.mid for interval in eighths.size().index]
         accuracy.errorbar(places, values, yerr=reach, color=GREEN, marker="o", capsize=2)
     _title(accuracy, "Accuracy by length, 95% confidence intervals", x="tokens", percent="y")
     return Plot("length", alt + ".", figure)
@@ -255,13 +249,10 @@ def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -
     return Plot(f"predictions{suffix}", alt, figure)
 
 
-def _panels(
-    rows: int, *, height: float, width: float = WIDTH, ratios: Sequence[float] | None = None
-) -> tuple[Figure, list[Axes]]:
+def _panels(rows: int, *, height: float, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
     """Return a figure of so many panels one below the other, with one horizontal axis."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(rows, sharex=True, height_ratios=ratios, squeeze=False)
-    return figure, list(axes[:, 0])
+    return figure, list(figure.subplots(rows, sharex=True, squeeze=False)[:, 0])
 
 
 def _title(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "") -> None:

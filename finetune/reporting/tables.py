@@ -71,15 +71,10 @@ def write_page(
     sections: Mapping[str, Sequence[Any]],
     warnings: Sequence[str] = (),
 ) -> None:
-    """Write a page, whole or not at all.
+    """Write a page, whole or not at all: title, verdicts, warnings that stand out, and sections.
 
-    Args:
-        path: Of the page.
-        title: The heading.
-        verdicts: The sentences below it.
-        sections: The blocks of each, by title: sentences, tables, mappings of facts, and lists of
-            :class:`~finetune.reporting.plots.Plot`. One without blocks is left out.
-        warnings: Sentences below the verdicts that stand out.
+    These are blocks by title: sentences, tables, mappings of facts, and lists of
+    :class:`~finetune.reporting.plots.Plot`. One without blocks is left out.
     """
     environment = Environment(
         loader=PackageLoader("finetune.reporting", "templates"),
@@ -93,9 +88,6 @@ def write_page(
         title=title, verdicts=verdicts, warnings=warnings, sections=sections
     )
     write_whole(path, page)
-
-
-# ---- numbers and cells ---------------------------------------------------------------------------
 
 
 def number(value: float, digits: int = 4, *, signed: bool = False) -> str:
@@ -147,9 +139,6 @@ def excerpt(text: str) -> Cell:
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
     return Cell(text, kind="text")
-
-
-# ---- tables --------------------------------------------------------------------------------------
 
 
 def scores(results: Metrics, names: Sequence[str]) -> Table:
@@ -205,9 +194,6 @@ def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> Table
     return Table("Settings that differ", ["", *names], rows)
 
 
-# ---- sentences -----------------------------------------------------------------------------------
-
-
 def speed(rates: Mapping[str, Any]) -> str:
     """Return the throughput of the steps of a run, from ``speed`` of its ``run.json``."""
     if not rates:
@@ -257,7 +243,7 @@ def judge(
         subject: The one.
         other: The other.
         gaps: How much more of each metric the one has.
-        headline: The metrics, see :attr:`~finetune.runs.run.Run.headline`.
+        headline: See :attr:`~finetune.runs.run.Run.headline`.
         better: See :func:`directions`.
         is_chance: Whether a difference may be chance although its interval is without 0.
     """

@@ -86,8 +86,6 @@ class Run:
         files += scoring.files_in_option(manifest.options.get("metrics"))
         catalog.trust(manifest.recipe, files, tell)
 
-    # ---- its state and files ---------------------------------------------------------------------
-
     @property
     def status(self) -> str:
         """The status in ``run.json``; ``stale`` of a running one whose process is gone."""
@@ -168,8 +166,6 @@ class Run:
         if not (self.path / MANIFEST).exists():
             raise RunError(f"{self.path / MANIFEST} was removed while the run was in progress")
         dataclasses.replace(self.manifest, **changes).write(self.path)
-
-    # ---- what follows from them ------------------------------------------------------------------
 
     @property
     def headline(self) -> list[str]:
