@@ -17,7 +17,6 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -49,44 +48,31 @@ _IN_METADATA = {
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(File):
-    """``checkpoint.json``.
-
-    Attributes:
-        step: Optimizer steps that are done.
-        world_size: Processes of the training that saved it.
-        files: By path in the checkpoint: ``{"bytes": ..., "xxh3_128": ...}``.
-        configuration: What a training that resumes from here has to share; see
-            :mod:`finetune.pipeline.changes`.
-        pending: What the step still had to do when it was saved, and the loss since the last log;
-            see :meth:`finetune.training.saving.CheckpointTrainer.begin_training`.
-    """
+    """``checkpoint.json``."""
 
     NAME = "checkpoint.json"
 
-    step: int
-    world_size: int
-    files: dict[str, dict[str, Any]]
-    configuration: dict[str, Any]
+    step: int  # optimizer steps that are done
+    world_size: int  # processes of the training that saved it
+    files: dict[str, dict[str, Any]]  # by path: {"bytes": ..., "xxh3_128": ...}
+    configuration: dict[str, Any]  # what a resumed training shares, see `pipeline.changes`
+    #: What the step still had to do when it was saved, and the loss since the last log.
     pending: dict[str, Any] = field(default_factory=dict)
     schema: int = 1
 
 
-def complete(
-    path: Path, world_size: int, configuration: Mapping[str, Any], pending: Mapping[str, Any]
-) -> None:
-    """Flush a checkpoint that all processes have written to the disk, and describe it by a
-    :class:`Checkpoint`.
+def complete(path: Path, **facts: Any) -> None:
+    """Flush a checkpoint that all processes have written to the disk, and describe it.
+
+    Args:
+        path: ``.../checkpoint-N``.
+        **facts: The other fields of :class:`Checkpoint`.
     """
     names = sorted(_files(path))
     for name in names:
         _flush(path / name)
-    Checkpoint(
-        step=number(path),
-        world_size=world_size,
-        files={name: _describe(path / name) for name in names},
-        configuration=dict(configuration),
-        pending=dict(pending),
-    ).write(path)
+    files = {name: _describe(path / name) for name in names}
+    Checkpoint(step=number(path), files=files, **facts).write(path)
     for new in (path / Checkpoint.NAME, path, path.parent):
         _flush(new)
 
@@ -181,10 +167,8 @@ def rotate(directory: Path, limit: int | None, best: Path | None) -> None:
 
 
 def occupy(directory: Path) -> None:
-    """Take a directory, made if it is not there, for this process until it ends.
-
-    Raises:
-        UserError: if a run is in progress there, on this machine or another.
+    """Take a directory, made if it is not there, for this process until it ends; raise a
+    ``UserError`` if a run is in progress there, on this machine or another.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -205,8 +189,7 @@ def _in_progress(directory: Path) -> str:
 def clear_way(directory: Path) -> str | None:
     """Make room for a new run: move an earlier one aside, and say so; nothing is ever deleted.
 
-    Raises:
-        UserError: if the directory holds something other than a run, or one that is in progress.
+    What is no run, or is in progress, is refused with a ``UserError``.
     """
     if directory.name in ("", ".."):  # `.` has no name to put a number behind
         directory = directory.resolve()
@@ -222,10 +205,7 @@ def clear_way(directory: Path) -> str | None:
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds something other than a run, or a run still in progress.
-
-    Two processes that write into one directory would mix two runs.
-    """
+    """Refuse a directory that holds something other than a run, or a run still in progress."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"--output_dir {directory}: {existing} is a file or cannot be written to")

@@ -47,7 +47,6 @@ class CheckpointTrainer(transformers.Trainer):
         configuration: What a checkpoint has to share with the training that resumes from it.
         reschedules: Whether optimizer and schedule take their settings from the arguments when they
             are restored; else from the checkpoint, where they are the same.
-        stop_requests: Stops all processes after a signal.
     """
 
     args: FinetuneArguments
@@ -81,7 +80,8 @@ class CheckpointTrainer(transformers.Trainer):
                     "epoch_end": not self.stop_requests.is_epoch_ended,
                 }
                 if self.args.should_save:
-                    checkpoint.complete(path, self.args.world_size, self.configuration, pending)
+                    facts = {"world_size": self.args.world_size, "pending": pending}
+                    checkpoint.complete(path, configuration=self.configuration, **facts)
         except RunError:  # the disk is full
             if self.args.should_save:
                 shutil.rmtree(path, ignore_errors=True)
@@ -211,9 +211,8 @@ class CheckpointTrainer(transformers.Trainer):
         return norm
 
     def require_finite(self) -> None:
-        """Raise ``Diverged`` if the gradient norm of the last step, or its loss, is not finite.
-
-        It does so on every process, as the norm is that of all.
+        """Raise ``Diverged``, on every process, if the gradient norm of the last step or its loss
+        is not finite.
         """
         if self._grad_norm is None:
             return
@@ -247,16 +246,8 @@ class CheckpointTrainer(transformers.Trainer):
 
 @contextmanager
 def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
-    """Raise one sentence with what helps where the disk is full, or an allocation failed.
-
-    Where Linux runs out of memory it kills the process, and nothing can be said.
-
-    Args:
-        arguments: Of the training.
-        work: What fails, like ``writing checkpoint-9``.
-
-    Raises:
-        RunError: Instead of the error of the library.
+    """Raise a ``RunError``, with what helps, where the disk is full or an allocation failed in some
+    work like ``writing checkpoint-9``. Where Linux runs out of memory it kills the process.
     """
     try:
         yield
