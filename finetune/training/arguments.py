@@ -224,9 +224,7 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         )
     if (values.fp16 or values.precision == "fp16") and values.use_cpu:
         yield "--fp16 or --precision fp16: not supported on a CPU; expected bf16 or fp32"
-    if (values.bf16 and values.precision in ("fp32", "fp16")) or (
-        values.fp16 and values.precision in ("fp32", "bf16")
-    ):
+    if values.precision != "auto" and (values.bf16 or values.fp16):
         yield f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive"
     if sampling == "batch_rebalance":  # steps would depend on the number of processes
         yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
@@ -239,19 +237,17 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
             "--max_tokens_per_batch, whose steps differ in shape, needs --train_sampling_strategy "
             "group_by_length and no --torch_compile"
         )
-    if values.class_sampling == "balanced" and (
-        values.max_tokens_per_batch or sampling == "sequential"
-    ):
+    is_balanced = values.class_sampling == "balanced"
+    if is_balanced and (values.max_tokens_per_batch or sampling == "sequential"):
         yield (
             "--class_sampling balanced draws rows: it needs --global_batch_size, and "
             "--train_sampling_strategy random or group_by_length"
         )
-    if values.early_stopping_patience is not None and not (
-        values.load_best_model_at_end and "no" not in (values.eval_strategy, save)
-    ):
+    keeps_best = values.load_best_model_at_end and "no" not in (values.eval_strategy, save)
+    if values.early_stopping_patience is not None and not keeps_best:
         yield (
-            "--early_stopping_patience counts evaluations and keeps the best model: it needs "
-            "--eval_strategy and --save_strategy epoch (or steps), --load_best_model_at_end true"
+            "--early_stopping_patience needs --eval_strategy and --save_strategy epoch (or steps), "
+            "and --load_best_model_at_end true"
         )
     optimizer = str(getattr(values.optim, "value", values.optim))
     package = next((_OPTIMIZERS[part] for part in _OPTIMIZERS if part in optimizer), None)
@@ -292,11 +288,9 @@ def _resolve_batch(values: ArgumentValues) -> None:
         return
     devices = distributed.devices_in_training(values.use_cpu)
     shares = devices * values.gradient_accumulation_steps
-    if values.per_device_train_batch_size is not None:
-        values.global_batch_size = values.per_device_train_batch_size * shares
-        return
     if values.global_batch_size is None:
-        values.global_batch_size = 8 * shares  # the library's 8 rows a device
+        rows = values.per_device_train_batch_size or 8  # the library's
+        values.global_batch_size = rows * shares
     values.per_device_train_batch_size, rest = divmod(values.global_batch_size, shares)
     if rest or not values.per_device_train_batch_size:
         smaller = values.global_batch_size // shares * shares

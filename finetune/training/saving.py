@@ -19,7 +19,7 @@ import torch
 import transformers
 from safetensors.torch import save_model
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import Diverged, RunError, UserError
@@ -95,9 +95,7 @@ class CheckpointTrainer(transformers.Trainer):
             checkpoint.rotate(directory, limit, Path(best) if best else None)
         distributed.gather(None)  # no process looks for it before it is complete
 
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save on the first process of other machines too (``--save_on_each_node``).
 
         ``save_pretrained`` (5.23) leaves that to rank 0, and safetensors lets only the owner read.
@@ -150,15 +148,9 @@ class CheckpointTrainer(transformers.Trainer):
                 group |= {**new, "params": group["params"], "lr": rate}
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """With another number of processes, take fresh random states; the library keeps none."""
-        if checkpoint is None:
-            return
-        if Checkpoint.read(Path(checkpoint)).world_size == self.args.world_size:
-            super()._load_rng_state(checkpoint)
-        else:
-            steps_of_processes = self.state.global_step * self.args.world_size
-            set_seed(self.args.seed + steps_of_processes + self.args.process_index)
-        if self._torch_state is not None:  # an evaluation has drawn since the checkpoint
+        """Keep the state of an evaluation that has drawn since the checkpoint."""
+        super()._load_rng_state(checkpoint)
+        if self._torch_state is not None:
             torch.set_rng_state(self._torch_state)
             self._torch_state = None
 

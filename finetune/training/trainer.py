@@ -90,16 +90,13 @@ class Trainer(CheckpointTrainer):
         self._row_weights = np.ones(len(rows))
         if not {"label", "labels"}.isdisjoint(rows.column_names):
             self._row_weights = self.row_loss.row_weights(sampler.read_labels(rows))
+        names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order")
         loader = DataLoader(
             self._remove_unused_columns(rows, description="training"),
             batch_sampler=self._sampler,
             collate_fn=self.data_collator,
-            num_workers=arguments.dataloader_num_workers or 0,
-            pin_memory=arguments.dataloader_pin_memory,
-            persistent_workers=arguments.dataloader_persistent_workers,
-            prefetch_factor=arguments.dataloader_prefetch_factor,
             multiprocessing_context=arguments.dataloader_multiprocessing_context,
-            in_order=arguments.dataloader_in_order,
+            **{name: getattr(arguments, f"dataloader_{name}") for name in names},
         )
         prepared: DataLoader[Any] = prepare_data_loader(
             loader,
@@ -112,11 +109,7 @@ class Trainer(CheckpointTrainer):
         return prepared
 
     def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         """Return this process's share of the global loss, times the processes DDP averages over.
 
@@ -135,9 +128,7 @@ class Trainer(CheckpointTrainer):
         # with a second summand that is 0, or NaN: then the gradient is NaN too, on every process
         return loss * (self.accelerator.num_processes + 0 * loss.detach())
 
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
-    ) -> TrainOutput:
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train as the library does, from complete checkpoints only.
 
         Raises:
@@ -197,9 +188,7 @@ class Trainer(CheckpointTrainer):
 
     # ---- evaluation ------------------------------------------------------------------------------
 
-    def _get_dataloader(
-        self, dataset: Any, description: str, batch_size: int, *args: Any, **options: Any
-    ) -> DataLoader[Any]:
+    def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> Any:
         """Sort the rows of an evaluation by length, to pad little; the loop restores the order."""
         order = sampler.order_by_length(dataset, self.args.length_column_name)
         documents = windows.documents_of(dataset) if self.row_loss.pooling else None
@@ -207,13 +196,11 @@ class Trainer(CheckpointTrainer):
         if order is not None:
             dataset = dataset.select(order)
         options["sampler_fn"] = SequentialSampler  # the library's would permute predictions
-        loader = super()._get_dataloader(dataset, description, batch_size, *args, **options)
+        loader = super()._get_dataloader(dataset, *args, **options)
         loader.restore_rows = restore
         return loader
 
-    def evaluation_loop(
-        self, dataloader: DataLoader[Any], *args: Any, **options: Any
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
         """Compute loss and metrics of the rows in the order of the data, each counted once.
 
         The library averages the means of padded batches, of which the last may be repeated: its
