@@ -34,9 +34,8 @@ from finetune.training.manifest import MANIFEST, File
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
 #: Files that the libraries may load from a checkpoint; an editor or a system adds others.
 _LOADED = re.compile(r"(.*/)?(\.metadata|[^./][^/]*\.(pt|pth|bin|safetensors|json|distcp))")
-_NAME = re.compile(r"checkpoint-([0-9]+)", re.ASCII)
-_METADATA = ".metadata"  # of torch.distributed.checkpoint, a pickle
 _MODULE = "torch.distributed.checkpoint.metadata"
+#: What the pickle `.metadata` is made of.
 _IN_METADATA = {
     *(f"{_MODULE}.{name}" for name in ("Metadata", "MetadataIndex", "_MEM_FORMAT_ENCODING")),
     *(f"{_MODULE}.{name}" for name in ("TensorStorageMetadata", "BytesStorageMetadata")),
@@ -62,11 +61,8 @@ class Checkpoint(File):
 
 
 def complete(path: Path, **facts: Any) -> None:
-    """Flush a checkpoint that all processes have written to the disk, and describe it.
-
-    Args:
-        path: ``.../checkpoint-N``.
-        **facts: The other fields of :class:`Checkpoint`.
+    """Flush a checkpoint that all processes have written to the disk, and describe it; ``facts``
+    are the other fields of :class:`Checkpoint`.
     """
     names = sorted(_files(path))
     for name in names:
@@ -89,7 +85,7 @@ def list_checkpoints(directory: Path, *, complete: bool = False) -> list[Path]:
 
 def number(path: Path) -> int:
     """Return the steps in the name of a checkpoint; 0 if it is no such name."""
-    match = _NAME.fullmatch(path.name)
+    match = re.fullmatch(r"checkpoint-([0-9]+)", path.name)
     return int(match[1]) if match else 0
 
 
@@ -174,23 +170,16 @@ def occupy(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         lock.acquire(directory)
     except BlockingIOError as error:
-        raise UserError(_in_progress(directory)) from error
+        raise UserError(
+            f"--output_dir {directory}: a run is in progress there ({lock.holder(directory)}); "
+            "wait for it or stop it, or use another directory"
+        ) from error
     except OSError as error:
         raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
 
 
-def _in_progress(directory: Path) -> str:
-    return (
-        f"--output_dir {directory}: a run is in progress there ({lock.holder(directory)}); wait "
-        "for it or stop it, or use another directory"
-    )
-
-
 def clear_way(directory: Path) -> str | None:
-    """Make room for a new run: move an earlier one aside, and say so; nothing is ever deleted.
-
-    What is no run, or is in progress, is refused with a ``UserError``.
-    """
+    """Make room for a new run: move an earlier one aside, and say so; nothing is ever deleted."""
     if directory.name in ("", ".."):  # `.` has no name to put a number behind
         directory = directory.resolve()
     refuse_foreign(directory)
@@ -211,8 +200,8 @@ def refuse_foreign(directory: Path) -> None:
         raise UserError(f"--output_dir {directory}: {existing} is a file or cannot be written to")
     if not directory.exists() or not _content(directory):
         return
-    if lock.is_held(directory) and not lock.is_mine(directory):
-        raise UserError(_in_progress(directory))
+    if lock.is_held(directory):
+        occupy(directory)  # which refuses it unless it is ours
     # checkpoints alone are what a trainer leaves that no command started
     if not (directory / MANIFEST).exists() and not any(directory.glob("checkpoint-*")):
         raise UserError(f"--output_dir {directory} holds files but no run: use another directory")
@@ -235,7 +224,7 @@ def refuse_code(checkpoint: str | Path) -> None:
     for path in sorted(Path(checkpoint).rglob("*")):
         names: list[str] = []
         try:
-            if path.name == _METADATA:
+            if path.name == ".metadata":
                 names = _find_globals_of_shards(path)
             elif path.suffix in (".pt", ".pth", ".bin") and path.name != "training_args.bin":
                 names = _find_globals(path)  # the arguments are never loaded

@@ -2,11 +2,9 @@
 
 Each epoch is one order of the rows, from its number and the seed alone, cut into global batches,
 these into micro-batches, and these into the shares of the processes. So every step sees the same
-rows on one process, on two, and with accumulation, each at most once an epoch. Shares have as many
-rows each, and nearly as many tokens: all processes wait for the one that has most.
-
-Of a number of rows, an incomplete last batch is left out, another handful of rows each epoch. Of a
-number of tokens all rows take part, and shares may differ by a row, which the loss allows.
+rows on one process, on two, and with accumulation, each at most once an epoch. An incomplete last
+batch is left out, another handful of rows each epoch. Of a number of tokens all rows take part, and
+shares may differ by a row, which the loss allows.
 
 The random order is that of torch's ``DistributedSampler`` and accelerate's
 ``SeedableRandomSampler``, so that a hand-written loop of the same seed sees the same steps.
@@ -36,13 +34,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
     """The micro-batches of one process, as a ``batch_sampler`` of ``DataLoader``.
 
     With ``group_by_length`` steps of rows of like length come in random order but for the longest,
-    which comes first: memory runs out at once or never.
-
-    Args:
-        arguments: With the batch, the seed and the strategy; all processes have the same.
-        dataset: Prepared rows.
-        rank: This process.
-        on_epoch: Called with each epoch and the seed, by which a collator draws random numbers.
+    which comes first: memory runs out at once or never. ``on_epoch`` is called with each epoch and
+    the seed, by which a collator draws random numbers.
 
     Attributes:
         sizes: Rows of each step of an epoch.

@@ -30,11 +30,8 @@ from finetune.training.arguments import FinetuneArguments
 from finetune.training.callbacks import StopRequests
 from finetune.training.checkpoint import Checkpoint
 
-#: What the system and the libraries say; theirs are errors without a type of their own.
-_DISK = (
-    *("No space left", "Disk quota exceeded", "File too large"),
-    *("PytorchStreamWriter failed", "unexpected pos"),
-)
+#: What the system and the libraries say, whose errors have no type of their own.
+_DISK = ("No space left", "quota exceeded", "File too large", "StreamWriter", "unexpected pos")
 _MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Cannot allocate")
 #: Steps in a row that a loss scaler (fp16) may skip because gradients overflow.
 _MOST_OVERFLOWS = 20
@@ -120,16 +117,12 @@ class CheckpointTrainer(transformers.Trainer):
             assert self.model is not None
             self._save_checkpoint(self.model, None)
 
-    # ---- resuming --------------------------------------------------------------------------------
-
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library goes on with a warning."""
-        assert self.model is not None
-        weights = self.model.state_dict(keep_vars=True)
-        ignored = getattr(self.model, "_keys_to_ignore_on_save", None) or ()
-        missing = set(load_result.missing_keys) - set(ignored)
-        loaded = {id(weight) for name, weight in weights.items() if name not in missing}
-        if missing := {name for name in missing if id(weights.get(name)) not in loaded}:  # not tied
+        missing = set(load_result.missing_keys)
+        for names in ("_keys_to_ignore_on_save", "all_tied_weights_keys"):
+            missing -= set(getattr(self.model, names, None) or ())
+        if missing:
             raise UserError(f"the checkpoint lacks weights of the model: {', '.join(missing)}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -187,8 +180,6 @@ class CheckpointTrainer(transformers.Trainer):
             self._tr_loss, None, self.model_wrapped, trial, epoch, ignored_keys, time.time()
         )
 
-    # ---- numbers that are not finite -------------------------------------------------------------
-
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """Stop before the weights change, or on an accelerator before they are used.
 
@@ -226,14 +217,11 @@ class CheckpointTrainer(transformers.Trainer):
     def require_finite_weights(self) -> None:
         """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
         self.require_finite()
-        assert self.model is not None
-        if self.is_fsdp_enabled:  # a shard is not finite on one process only, others would wait
-            return
-        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
-            raise Diverged(
-                f"the weights are not finite after step {self.state.global_step:,}: no checkpoint "
-                "is made of them. Try a lower --learning_rate"
-            )
+        # with FSDP a shard is not finite on one process only, and the others would wait
+        weights = () if self.is_fsdp_enabled or self.model is None else self.model.parameters()
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            step = f"after step {self.state.global_step:,}"
+            raise Diverged(f"the weights are not finite {step}: try a lower --learning_rate")
 
 
 @contextmanager

@@ -77,8 +77,6 @@ class Trainer(CheckpointTrainer):
         if arguments.process_index > 0:  # it would print once on every machine
             self.remove_callback(PrinterCallback)
 
-    # ---- training --------------------------------------------------------------------------------
-
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
         arguments, rows = self.args, self.train_dataset
@@ -185,8 +183,6 @@ class Trainer(CheckpointTrainer):
         if isinstance(model, DistributedDataParallel) and is_ours and not exchange.used_by(model):
             exchange.use(model)
         super().begin_training()
-
-    # ---- evaluation ------------------------------------------------------------------------------
 
     def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> Any:
         """Sort the rows of an evaluation by length, to pad little; the loop restores the order."""
