@@ -57,7 +57,7 @@ class StopRequests(TrainerCallback):
 
     def _send(self) -> None:
         self._flag.fill_(signals.requested() is not None)
-        if dist.is_available() and dist.is_initialized():
+        if distributed.ranks().world_size > 1 and dist.is_initialized():
             self._exchange = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
