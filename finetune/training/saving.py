@@ -79,13 +79,11 @@ class CheckpointTrainer(transformers.Trainer):
                 if self.args.should_save:
                     facts = {"world_size": self.args.world_size, "pending": pending}
                     checkpoint.complete(path, configuration=self.configuration, **facts)
-        except RunError:  # the disk is full
-            if self.args.should_save:
-                shutil.rmtree(path, ignore_errors=True)
-            raise
         finally:
             self.args.save_total_limit = limit
             if self.args.should_save:
+                if not (path / Checkpoint.NAME).exists():  # the disk may be full
+                    shutil.rmtree(path, ignore_errors=True)
                 checkpoint.settle_replaced(directory)
         if self.args.should_save:
             best = self.state.best_model_checkpoint
