@@ -29,15 +29,12 @@ _BATCH = 512  # images in memory, not decoded
 
 
 def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Image.Image:
-    """Return an image as RGB.
+    """Return an image as RGB; refuse one that cannot be decoded, by its path or ``name``.
 
     Args:
         image: Its ``bytes``, or else its ``path``, as ``datasets.Image(decode=False)`` has them.
         name: For the message, if the image has no path.
         is_draft: Whether an eighth of the pixels of a JPEG do, of the whole file.
-
-    Raises:
-        UserError: If it cannot be decoded, with its path.
     """
     try:
         with Image.open(io.BytesIO(read_bytes(image))) as opened:
@@ -83,9 +80,6 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     """Return rows whose column ``image`` holds images; their paths stay beside it, as ``file``.
 
     ``column`` has the images, or paths that are relative to the folder of ``dataset``.
-
-    Raises:
-        UserError: If another column is called ``image``, or the column holds neither.
     """
     feature = rows.features[column]
     dtype = str(getattr(feature, "dtype", ""))
@@ -112,12 +106,9 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
 
 
 def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> DatasetDict:
-    """Return ``dataset`` without images that are missing or cannot be decoded.
+    """Return ``dataset`` without images that are missing or cannot be decoded, or refuse them.
 
     Every image is decoded once: only that shows that a file is truncated.
-
-    Raises:
-        UserError: If there are such rows and ``drop`` is false, or no others in a split.
     """
 
     def check(image: Mapping[str, Any] | None) -> str:
@@ -138,12 +129,12 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
                 activity.advance(f"decoding images of {split}", len(results), len(rows), "images")
                 results += pool.map(check, batch["image"])
         if problems := {row: result for row, result in enumerate(results) if result}:
-            readable = [row for row, result in enumerate(results) if not result]
+            readable = np.flatnonzero([not result for result in results])
             splits[split] = rows.select(readable)
             examples = "; ".join([*problems.values()][:5])
             message = f"{len(problems):,} of {len(rows):,} {split} images, such as {examples}"
-            fix = "--drop_invalid leaves them out"
-            refuse_or_drop(report, message, split, [*problems], fix, drop=drop and bool(readable))
+            fix, can_drop = "--drop_invalid leaves them out", drop and readable.size > 0
+            refuse_or_drop(report, message, split, [*problems], fix, drop=can_drop)
     report.raise_errors()
     return splits
 
