@@ -289,15 +289,10 @@ def documents_of(rows: Any) -> np.ndarray | None:
     return np.asarray(rows.with_format("numpy")[COLUMN][:]) if is_ours else None
 
 
-def firsts(documents: np.ndarray) -> np.ndarray:
-    """Return the index of the first window of each document, shape ``(documents,)``."""
-    return np.asarray(np.unique(documents, return_index=True)[1])
-
-
 def first_lengths(rows: Any) -> np.ndarray:
     """Return the tokens of each document, or of its first window, shape ``(documents,)``."""
     lengths, documents = np.asarray(rows.with_format("numpy")["length"][:]), documents_of(rows)
-    return lengths if documents is None else lengths[firsts(documents)]
+    return lengths if documents is None else lengths[np.unique(documents, return_index=True)[1]]
 
 
 class Pool:

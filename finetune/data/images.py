@@ -25,7 +25,6 @@ from finetune.runtime import activity
 
 #: Suffixes of files that are taken for images.
 SUFFIXES = IMAGES
-_BATCH = 512  # images in memory, not decoded
 
 
 def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Image.Image:
@@ -46,8 +45,8 @@ def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Im
     except Exception as error:  # Pillow raises many kinds, depending on the file
         reason = str(error).partition("\n")[0] or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else reason
-        name = image.get("path") or name
-        raise UserError(f"{name} cannot be decoded as an image: {reason}") from error
+        place = image.get("path") or name
+        raise UserError(f"{place} cannot be decoded as an image: {reason}") from error
 
 
 def _convert(image: Image.Image) -> Image.Image:
@@ -125,7 +124,7 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
         images = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
         results: list[str] = []
         with ThreadPoolExecutor(threads) as pool:  # Pillow releases the interpreter's lock
-            for batch in images.iter(_BATCH):
+            for batch in images.iter(512):  # that are in memory, not decoded
                 activity.advance(f"decoding images of {split}", len(results), len(rows), "images")
                 results += pool.map(check, batch["image"])
         if problems := {row: result for row, result in enumerate(results) if result}:

@@ -64,8 +64,8 @@ _UNREADABLE = (
     *(pa.ArrowException, zipfile.BadZipFile),
 )
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
-#: Where the schema of a copy has what was detected, as JSON.
-_DETECTED = b"finetune"
+#: Where the schema of a copy has what was detected, as JSON; and how an Arrow stream ends.
+_DETECTED, _END = b"finetune", b"\xff\xff\xff\xff\0\0\0\0"
 _LINES = pa.schema([("text", pa.string())])
 #: The rows of a file, how it was read, and the facts that the user is told.
 Copy = tuple[Dataset, ReadOptions, list[str]]
@@ -138,7 +138,7 @@ def _copy(path: Path, options: ReadOptions) -> Copy:
         key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
         copy = caches.place(caches.FILES, f"{key}.arrow")
         caches.make(copy.parent)
-        with contextlib.suppress(pa.ArrowException, FileNotFoundError):  # damaged, or not there
+        with contextlib.suppress(pa.ArrowException, OSError):  # not there, or damaged
             return _open_copy(copy)
         with replacing(copy) as new:
             _write_copy(path, options, new)
@@ -157,7 +157,7 @@ def _state(path: Path) -> tuple[str | int, ...]:
 
 def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
     """Write the rows of a file as an Arrow stream, and what was detected into its schema."""
-    layout, facts, rows = options, list[str](), 0
+    layout, facts, rows, writer = options, list[str](), 0, None
     if (suffix := formats.suffix(path)) == formats.SPREADSHEET:
         layout, facts = _choose_sheet(path, options)
     elif suffix in formats.TEXTS:
@@ -172,7 +172,7 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
         tables = _json_tables(path, layout.encoding) if is_json else _arrow_tables(path)
     with copy.open("wb") as file, contextlib.ExitStack() as stack:
         for table in tables:
-            if not rows:
+            if writer is None:
                 schema = arrow.stored(table.schema)
                 detected = {_DETECTED: json.dumps([asdict(layout), facts])}
                 schema = schema.with_metadata({**(schema.metadata or {}), **detected})
@@ -180,14 +180,15 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
             writer.write_table(table.cast(schema))
             rows += len(table)
             activity.advance(f"reading {path.name}", rows, None)
-        stack.close()
-        file.flush()
-        os.fsync(file.fileno())  # a stream that is cut off between two batches seems whole
     if not rows:
         raise UserError(f"{path} holds no rows")
 
 
 def _open_copy(copy: Path) -> Copy:
+    with copy.open("rb") as file:  # to Arrow, a stream that is cut off between batches is whole
+        file.seek(-len(_END), os.SEEK_END)
+        if file.read() != _END:
+            raise pa.ArrowInvalid(f"{copy} is cut off")
     table = MemoryMappedTable.from_file(str(copy))
     layout, facts = json.loads(table.schema.metadata[_DETECTED])
     return Dataset(table, fingerprint=copy.stem), ReadOptions(**layout), facts

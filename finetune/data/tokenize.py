@@ -40,7 +40,6 @@ _VERSION = 3  # increment when the same rows should yield other files
 #: Rows that one process tokenizes in the time in which another starts; so many in memory, as those
 #: of a prediction, are not cached.
 _FEW = 5000
-_PARALLELISM = "TOKENIZERS_PARALLELISM"
 _FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
 
 
@@ -127,8 +126,9 @@ def tokenize(
             with _lock(directory):
                 with contextlib.suppress(pa.ArrowInvalid, OSError):
                     tokenized[split] = _map(rows, encode, work, **options)
-                numbers = documents_of(tokenized[split]) if split in tokenized else None
-                texts = len(tokenized.get(split, ())) if numbers is None else len({*numbers})
+                texts = len(tokenized.get(split, ()))
+                if (documents := documents_of(tokenized.get(split))) is not None:
+                    texts = len(np.unique(documents))
                 if texts != len(rows):
                     for path in directory.glob("*.arrow"):  # cut off by a crash of the machine
                         path.unlink()
@@ -185,7 +185,7 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:
     token = _FORKS_WORKERS.set(True)
-    environment, parallelism = os.environ, os.environ.get(_PARALLELISM)
+    environment, parallelism = os.environ, os.environ.get("TOKENIZERS_PARALLELISM")
     bar, done = arrow_dataset.hf_tqdm, 0
 
     def update(count: int) -> None:
@@ -212,7 +212,7 @@ def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -
         _FORKS_WORKERS.reset(token)
         os.environ = environment  # noqa: B003  # which datasets 5.2 replaces by a copy
         if parallelism is None:
-            os.environ.pop(_PARALLELISM, None)
+            os.environ.pop("TOKENIZERS_PARALLELISM", None)
 
 
 def _end_with_parent() -> None:

@@ -223,7 +223,7 @@ class RowOrder:
         losses = self._concatenate(prediction.losses)
         if self.documents is not None and self.pooling is not None:
             outputs = encoding.pooled(outputs, self.documents, self.pooling)
-            first = encoding.firsts(self.documents)
+            first = np.unique(self.documents, return_index=True)[1]
             labels = None if labels is None else labels[first]
             inputs = None if inputs is None else inputs[first]
         return EvalPrediction(outputs, labels, inputs, losses)
