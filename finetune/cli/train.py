@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> int:
         import_at_once("finetune.training.arguments")
         from finetune.config.parser import RecipeParser
 
-        print(RecipeParser(cls).help(), end="")
+        print(RecipeParser(cls).format_help(), end="")
         return 0
     require_hub(cls, flags)
     import_at_once("datasets", "finetune.training.trainer")
