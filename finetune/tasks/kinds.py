@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from finetune.data import labels
-from finetune.data.label_columns import (
+from finetune.data.labels import (
     LabelColumn,
     LabelOptions,
     have_order,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from finetune.data.comma_list import split_values
-from finetune.data.label_columns import list_names
+from finetune.data.labels import list_names
 from finetune.errors import UserError, suggestion
 
 if TYPE_CHECKING:

@@ -109,7 +109,7 @@ class Regression(Task[ScoredNumbers]):
         if not self.deviation or not isinstance(model, PreTrainedModel):
             return model
         layer = head.last_linear(model, self.width)
-        if not pretrained.is_fresh(model, layer):
+        if not getattr(model, pretrained.FRESH_HEAD, True):
             note(f"the last layer of {model.name_or_path} is trained further: it has one already")
             return model
         shift = np.array(self.mean) if head.has_bias(layer) else np.zeros(self.width)

@@ -152,7 +152,7 @@ def test_a_signal_while_the_report_is_written_is_told(
 
 def agree(directory: str) -> tuple[int, list[str]] | str:
     """In one of two processes: what it goes on from, in a directory of its own."""
-    from finetune.pipeline.train import resumption  # as the training does
+    from finetune.pipeline.preparation import resumption  # as the training does
 
     distributed.join_process_group(None, 60, use_cpu=True)
     mine = Path(directory, str(distributed.ranks().rank))
