@@ -34,9 +34,10 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> pa.Fixe
     rows = rows.select_columns([name])
     if isinstance(rows.features[name], Image):
         rows = rows.cast_column(name, Image(decode=False))
-    hashes, filled = np.zeros((len(rows), _SIZE), np.uint8), 0
+    hashes, count = np.zeros((len(rows), _SIZE), np.uint8), 0
     for numbers, values in arrow.pieces(rows, name):
-        activity.advance("hashing", filled, len(rows))
+        activity.advance("hashing", count, len(rows))
+        count += len(numbers)
         if arrow.is_text(values.type) and not values.null_count:
             contents: list[bytes] = values.cast(pa.binary()).to_pylist()
             odd = np.flatnonzero(arrow.matching(values, _NOT_NORMAL)) if normalize else ()
@@ -46,13 +47,11 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> pa.Fixe
             contents = [_content(value, normalize) for value in values.to_pylist()]
         digests = b"".join(hashlib.blake2b(part, digest_size=_SIZE).digest() for part in contents)
         hashes[numbers] = np.frombuffer(digests, np.uint8).reshape(-1, _SIZE)
-        filled += len(numbers)
     buffers = [None, pa.py_buffer(hashes)]
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_SIZE), len(rows), buffers)
 
 
 def _content(value: Any, normalize: bool) -> bytes:
-    """Return what is hashed of a value."""
     if isinstance(value, dict):
         return images.read_bytes(value)
     if isinstance(value, str):

@@ -344,13 +344,13 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
             split=split,
             rows=targets.first_row(rows, unknown),
         )
-    labels = [
-        sorted(numbers[number] for number in label) if is_set else numbers[label]
-        for label in targets.values(rows)
-    ]
+    labels = targets.values(rows)
     feature: Any = ClassLabel(names=[*names])
-    rows = rows.remove_columns("label")
-    return rows.add_column("label", labels, feature=List(feature) if is_set else feature)
+    if is_set:
+        labels = [sorted(numbers[number] for number in label) for label in labels]
+        return rows.remove_columns("label").add_column("label", labels, feature=List(feature))
+    labels = [numbers[label] for label in labels]
+    return rows.remove_columns("label").add_column("label", labels, feature=feature)
 
 
 # ---- numbers -------------------------------------------------------------------------------------
