@@ -244,7 +244,7 @@ MUTATIONS = (
     ),
     Mutation(
         "missing texts and labels are refused without their lines",
-        "finetune/data/row_findings.py",
+        "finetune/data/targets.py",
         "report.error(message, split=split, rows=rows, fix=fix)",
         "report.error(message, split=split, fix=fix)",
         ("C5",),

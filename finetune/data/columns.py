@@ -23,7 +23,7 @@ from finetune.data.labels import (
     parse_number,
     read_label_column,
 )
-from finetune.data.row_findings import refuse_or_drop
+from finetune.data.targets import refuse_or_drop
 from finetune.errors import Report, UserError, suggestion
 
 _USUAL_NAMES = {

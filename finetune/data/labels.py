@@ -21,7 +21,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from finetune.data import targets
 from finetune.data.comma_list import split_pairs
-from finetune.data.row_findings import refuse_or_drop
+from finetune.data.targets import refuse_or_drop
 from finetune.errors import Report, UserError
 
 _NEIGHBOURS = re.compile(r"""['"]\s+['"]""")

@@ -24,8 +24,7 @@ import xxhash
 from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from finetune.data import arrow, digests, targets
-from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows
-from finetune.data.targets import source_rows
+from finetune.data.targets import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows, source_rows
 from finetune.errors import Report, Severity, counted
 from finetune.runtime import activity, extras
 

@@ -30,7 +30,7 @@ from scipy.sparse.csgraph import connected_components
 from finetune.data import arrow, targets
 from finetune.data.columns import describe_columns
 from finetune.data.repeated import drop_repeated
-from finetune.data.row_findings import report_rows
+from finetune.data.targets import report_rows
 from finetune.errors import Report, Severity, UserError, counted
 
 #: The splits that are split off, in this order.
