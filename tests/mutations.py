@@ -251,7 +251,7 @@ MUTATIONS = (
     ),
     Mutation(
         "training rows that are in a held-out split stay",
-        "finetune/data/repeated.py",
+        "finetune/data/digests.py",
         "rows = rows[~is_leaked]",
         "rows = rows.copy()",
         ("C6",),

@@ -20,8 +20,8 @@ from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.checking import texts
 from finetune.data import ROW, arrow, digests, targets
+from finetune.data.digests import drop_repeated
 from finetune.data.files_of_splits import KEYWORDS
-from finetune.data.repeated import drop_repeated
 from finetune.data.splits import Plan, build_index
 from finetune.data.targets import RELABEL, report_rows
 from finetune.errors import Report, counted

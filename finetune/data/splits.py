@@ -29,7 +29,7 @@ from scipy.sparse.csgraph import connected_components
 
 from finetune.data import arrow, targets
 from finetune.data.columns import describe_columns
-from finetune.data.repeated import drop_repeated
+from finetune.data.digests import drop_repeated
 from finetune.data.targets import report_rows
 from finetune.errors import Report, Severity, UserError, counted
 
