@@ -9,7 +9,7 @@ import pytest
 import sklearn.metrics as sk
 from scipy.special import softmax
 
-from finetune.statistics import calibration, estimates, metrics, scored
+from finetune.statistics import estimates, metrics, mistakes, scored
 from finetune.statistics.metrics import METRICS
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredNumbers, ScoredRows
 
@@ -36,12 +36,12 @@ def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> No
     names, softened = list("abcdefg"), softmax(logits.astype(np.float64), axis=1)
     table = {name: metric for (kind, name), metric in METRICS.items() if kind == "classes"}
     expected = metrics.estimate(ScoredRows(labels, names, Probabilities(softened)), table)
-    temperature = calibration.fit_temperature(3 * logits.astype(np.float64), labels)
+    temperature = mistakes.fit_temperature(3 * logits.astype(np.float64), labels)
     monkeypatch.setattr(scored, "AT_ONCE", 40)
     blocks = metrics.estimate(ScoredRows(labels, names, Probabilities(logits, "softmax")), table)
     for name, interval in expected.items():
         assert blocks[name] == pytest.approx(interval, abs=1e-9, nan_ok=True), name
-    assert calibration.fit_temperature(3 * logits, labels) == pytest.approx(temperature, rel=1e-5)
+    assert mistakes.fit_temperature(3 * logits, labels) == pytest.approx(temperature, rel=1e-5)
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -31,7 +31,7 @@ from finetune.runs.run import LOGITS, PREDICTIONS, Run
 from finetune.runtime import distributed, files
 from finetune.runtime.importing import HOUSE
 from finetune.runtime.version import __version__
-from finetune.statistics import baselines, calibration, metrics, mistakes
+from finetune.statistics import baselines, metrics, mistakes
 from finetune.statistics.baselines import Source
 from finetune.statistics.scored import to_float16
 from finetune.training.arguments import shards
@@ -166,7 +166,7 @@ def write(
     temperature = None
     if task.has_one_class:
         outputs = np.asarray(validation.predictions), np.asarray(validation.label_ids)
-        temperature = calibration.fit_temperature(*outputs)
+        temperature = mistakes.fit_temperature(*outputs)
     rows, recipe_metrics = assess(recipe, test._replace(predictions=stored))
     fields = task.statistics(rows, recipe_metrics, temperature)
     if task.has_one_class:

@@ -50,7 +50,7 @@ def _metadata(run: Run) -> ModelCardData:
     manifest, scores = run.manifest, {name: run.metrics.test[name] for name in run.headline}
     source = manifest.options["dataset"]
     on_hub, from_library = hub.names_repository(source), "model" in manifest.options
-    task = run.kind.on_hub(is_text="max_length" in manifest.options)
+    task = f"{'text' if 'max_length' in manifest.options else 'image'}-classification"
     return ModelCardData(
         model_name=Path(manifest.recipe).stem,
         library_name="transformers" if from_library else "pytorch",
@@ -91,10 +91,12 @@ def _code(run: Run) -> str:
         row = '("a text", "another text")' if options.get("text_columns") else '"a long text"'
         return f'import finetune\n\nfinetune.predict("{name}", [{row}])'
     is_text = "max_length" in options
-    arguments = {**({"truncation": True} if is_text else {}), **run.kind.pipeline_arguments}
+    arguments: dict[str, bool | None] = {"truncation": True} if is_text else {}
+    if run.labels and not run.kind.has_one_class:
+        arguments["top_k"] = None  # all that is predicted
     return (
         "from transformers import pipeline\n\n"
-        f'classify = pipeline("{run.kind.on_hub(is_text=is_text)}", model="{name}"'
+        f'classify = pipeline("{"text" if is_text else "image"}-classification", model="{name}"'
         f"{''.join(f', {name}={value}' for name, value in arguments.items())})"
     )
 

@@ -87,11 +87,6 @@ class Task(ABC, Generic[S]):
         """The ``datasets`` feature of the column ``label``."""
 
     @property
-    def pipeline_arguments(self) -> Mapping[str, Any]:
-        """What ``pipeline()`` is given to return all that is predicted."""
-        return {} if self.has_one_class or not self.labels else {"top_k": None}
-
-    @property
     def facts(self) -> dict[str, Any]:
         """What it knows of the training rows beside :attr:`labels`; its arguments, in JSON."""
         return {}
@@ -161,10 +156,6 @@ class Task(ABC, Generic[S]):
         texts = self.describe_balance(self.targets(labels))
         listed = ", ".join(texts[:_MOST_NAMED]) + ", ..." * (len(texts) > _MOST_NAMED)
         return "labels", f"{len(texts)}: {listed}" if self.labels else listed
-
-    def on_hub(self, *, is_text: bool) -> str:
-        """Return the ``pipeline_tag`` of the Hub."""
-        return "text-classification" if is_text else "image-classification"
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
         """Return what is added to the outputs from now on, shape ``(outputs,)``, fitted on those of

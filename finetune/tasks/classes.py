@@ -22,7 +22,7 @@ from finetune.data.prediction_columns import (
     of_rank,
     probability_of,
 )
-from finetune.statistics import baselines, calibration, metrics, scored
+from finetune.statistics import baselines, metrics, mistakes, scored
 from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import Metrics
 from finetune.statistics.scored import NamedRows, Probabilities, ScoredLabels, ScoredRows
@@ -112,12 +112,12 @@ class SingleLabel(Task[ScoredRows]):
     def describe(
         self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        confidence = calibration.describe_calibration(rows)
+        confidence = mistakes.describe_calibration(rows)
         if temperature is not None:
             confidence["temperature"] = temperature
         if temperature not in (None, 1.0):
             mended = self.scored(rows.labels, rows.outputs, temperature)
-            confidence["after"] = calibration.describe_calibration(mended)
+            confidence["after"] = mistakes.describe_calibration(mended)
         is_short = len(self.labels) <= metrics.MOST_CONFUSED
         return {
             "classes": metrics.describe_classes(rows),
@@ -196,11 +196,11 @@ class MultiLabel(Task[ScoredLabels]):
         if self.thresholds == "none":
             return None
         probabilities, has = Probabilities(outputs, "sigmoid"), np.asarray(targets, dtype=bool)
-        thresholds = np.full(len(self.labels), calibration.fit_threshold(probabilities, has))
+        thresholds = np.full(len(self.labels), mistakes.fit_threshold(probabilities, has))
         if self.thresholds == "label":
             for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
                 column = Probabilities(outputs[:, [index]], "sigmoid")
-                thresholds[index] = calibration.fit_threshold(column, has[:, [index]])
+                thresholds[index] = mistakes.fit_threshold(column, has[:, [index]])
         return np.asarray(-logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
 
     def without_thresholds(self) -> MultiLabel:
