@@ -261,6 +261,6 @@ def describe_top_k(rows: ScoredRows) -> dict[str, Any]:
 
 def describe_order(rows: ScoredRows) -> dict[str, Any]:
     """Return how far off predictions are of classes that have an order, like stars."""
-    names = ("mean_absolute_error", "quadratic_kappa")
     near = asdict(share(int((rows.off <= 1).sum()), len(rows)))
-    return estimate(rows, {name: METRICS["classes", name] for name in names}) | {"within_one": near}
+    scoring: Scoring = {"mean_absolute_error": {}, "quadratic_kappa": {}}
+    return estimate(rows, find_metrics("classes", scoring)) | {"within_one": near}

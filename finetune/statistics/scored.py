@@ -303,9 +303,8 @@ def to_float16(outputs: np.ndarray) -> np.ndarray:
             block -= block.max(axis=1, keepdims=True)
         is_inside = (block < 0) & np.isfinite(block)
         # what would round to 0 and is not: two classes would be the most probable ones
-        stored[chosen] = np.where(
-            is_inside, np.clip(block, limits.min, -limits.smallest_subnormal), block
-        )
+        clipped = np.clip(block, limits.min, -limits.smallest_subnormal)
+        stored[chosen] = np.where(is_inside, clipped, block)
     return stored
 
 
@@ -313,29 +312,23 @@ def most_probable(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
     """Return the most probable classes of each row in their order, and their probabilities, both
     of shape ``(rows, MOST_PROBABLE)``.
     """
-    shape = (len(rows), MOST_PROBABLE)
-    classes, probabilities = np.empty(shape, dtype=np.int64), np.empty(shape)
-    for chosen, block in rows.probabilities.row_blocks():
+    blocks = []
+    for _, block in rows.probabilities.row_blocks():
         # stable: the first of several that are as probable, as everywhere
         order = np.argsort(-block, axis=1, kind="stable")[:, :MOST_PROBABLE]
-        classes[chosen] = order
-        probabilities[chosen] = np.take_along_axis(block, order, axis=1)
+        blocks.append((order, np.take_along_axis(block, order, axis=1)))
+    classes, probabilities = map(np.concatenate, zip(*blocks, strict=True))
     return classes, probabilities
 
 
 def area_replicates(
     scores: np.ndarray, has: np.ndarray, groups: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the replicates of the areas under the ROC and the precision-recall curve of one class.
+    """Return the replicates of the areas under the ROC curve, and of the average precision, of one
+    class by its probability; ``has`` is whether a row is of the class: some are, and not all.
 
-    The first is the probability that a row of the class has a higher score than another row, the
-    second the average precision, which of a random order is the share of the class. Only rows of
-    the class are sorted, since of many classes each has few; equal scores are one level.
-
-    Args:
-        scores: The probability of the class, ``(rows,)``.
-        has: Whether a row is of the class; some are, and not all.
-        groups: The group of each row.
+    Only rows of the class are sorted, since of many classes each has few; equal scores are one
+    level.
     """
     levels, places = np.unique(scores[has], return_inverse=True)
     width, count = len(levels) + 1, int(groups.max()) + 1

@@ -41,9 +41,6 @@ FEWEST_ORDERED = 3
 SURELY_CLASSES = 20
 
 
-# ---- the task of rows with labels, and of a run --------------------------------------------------
-
-
 def of_rows(
     rows: Dataset,
     *,
@@ -83,9 +80,6 @@ def from_manifest(
     classes = Ordinal if ordered and len(names) >= FEWEST_ORDERED else SingleLabel
     kind = KINDS[name] if name else classes if names else Regression
     return kind(labels=list(names), **facts)
-
-
-# ---- the task of labels as they are written ------------------------------------------------------
 
 
 def encode_labels(

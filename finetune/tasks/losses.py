@@ -1,7 +1,8 @@
-"""Losses of rows: logits and targets to the loss of each row, not reduced; weights of classes.
+"""Losses of rows, and weights of classes.
 
-Losses of classes compute in fp32 or better, also of bf16 logits, and are finite for logits of
-thousands. torch is imported when they are called.
+Logits, ``(rows, classes)``, and int64 targets, ``(rows,)``, or of several labels 0 and 1 for each,
+go to the loss of each row, not reduced: in fp32 or better, also of bf16 logits, and finite for
+logits of thousands. torch is imported when they are called.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 _LEAST, _MOST = 1e-6, 1e6
 
 
-# ---- one class a row: logits (rows, classes), int64 targets (rows,) to losses (rows,) ------------
-
-
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the negative logarithm of the probability of the true class, in nats."""
     from torch.nn.functional import cross_entropy
@@ -42,11 +40,9 @@ def focal(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def soft_labels(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy with a target that is the softmax of ``-|class - true class|``
-    (Diaz and Marathe, Soft Labels for Ordinal Regression, 2019), in nats.
-
-    A class next to the true one is a mistake of less weight. The lowest value is the entropy of the
-    target, which is above 0.
+    """Return the cross-entropy with a target that is the softmax of ``-|class - true class|``, in
+    nats (Diaz and Marathe, Soft Labels for Ordinal Regression, 2019). The lowest value is the
+    entropy of the target, which is above 0.
     """
     import torch
 
@@ -59,8 +55,7 @@ def soft_labels(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def squared_earth_movers_distance(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the sum over the classes of the squared difference between the cumulative
     probabilities and those of the true class alone (Hou et al., Squared Earth Mover's
-    Distance-based Loss for Training Deep Neural Networks, 2016): from 0 to one less than the number
-    of classes.
+    Distance-based Loss for Training Deep Neural Networks, 2016).
     """
     import torch
 
@@ -69,9 +64,6 @@ def squared_earth_movers_distance(logits: torch.Tensor, targets: torch.Tensor) -
     reached = (place >= targets[:, None]).to(precise.dtype)
     cumulative = torch.softmax(precise, dim=-1).cumsum(dim=-1)
     return ((cumulative - reached) ** 2).sum(dim=-1)
-
-
-# ---- any number of labels a row ------------------------------------------------------------------
 
 
 def binary_cross_entropy(
@@ -119,17 +111,12 @@ def _focused(losses: torch.Tensor) -> torch.Tensor:
     return (-torch.expm1(-losses)) ** 2 * losses
 
 
-# ---- weights of classes --------------------------------------------------------------------------
-
-
 def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.ndarray | None:
-    """Return how much each class, or each label, counts in the loss of training.
+    """Return how much each class, or each label, counts in the loss of training, ``(names,)``.
 
-    Of one class a row, balanced weights are those of scikit-learn's ``compute_class_weight``: the
-    rows divided by the rows of a class and the number of classes that occur. Weights are then
-    scaled to the mean 1 over the training rows, which changes no loss that is divided by their sum.
-
-    Of any number of labels, a weight is that of the rows that have the label, and those without
+    Of one class a row, balanced weights are those of scikit-learn's ``compute_class_weight``, and
+    all are scaled to the mean 1 over the training rows, which changes no loss that is divided by
+    their sum. Of any number of labels, a weight is that of the rows that have the label, and others
     count 1. Balanced weights are the rows without a label divided by those with it, as in torch's
     ``BCEWithLogitsLoss``; 1 for a label that no row has, or that every row has.
 
@@ -137,9 +124,6 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
         text: ``none``, ``balanced`` or ``NAME=WEIGHT,NAME=WEIGHT``; other classes have 1.
         names: Of the classes or labels.
         targets: The class of each training row, ``(rows,)``, or 0 and 1, ``(rows, labels)``.
-
-    Returns:
-        Shape ``(names,)``, float64; None if there are no weights.
 
     Raises:
         UserError: One line for each mistake in ``text``.

@@ -192,11 +192,11 @@ class Regression(Task[ScoredNumbers]):
     def describe(
         self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
-        targets = {}
         in_table = {name: metric for name, metric in recipe_metrics.items() if metric.name}
-        for number, name in enumerate(self.labels):
-            of_target = ScoredNumbers(rows.targets[:, number], rows.outputs[:, number])
-            targets[name] = metrics.estimate(of_target, in_table)
+        columns = zip(self.labels, rows.targets.T, rows.outputs.T, strict=False)
+        targets = {
+            name: metrics.estimate(ScoredNumbers(*column), in_table) for name, *column in columns
+        }
         return {"targets": targets or None}
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
