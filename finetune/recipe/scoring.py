@@ -21,7 +21,7 @@ from finetune.runtime.importing import HOUSE, describe_error, only_class, path_b
 from finetune.statistics import metrics
 from finetune.statistics.functions import AVERAGED
 from finetune.statistics.metrics import DIRECTIONS, MODULE
-from finetune.tasks.base import OF_LABEL_SETS, Task
+from finetune.tasks.base import Task
 from finetune.tasks.classes import SingleLabel
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ _VARIANTS: dict[str, Mapping[str, Any]] = {
         for name in AVERAGED
         for average in ("macro", "micro", "weighted")
     },
-    **OF_LABEL_SETS,
+    # of rows that have any number of labels
+    "f1_samples": {MODULE: "f1", "average": "samples"},
+    "subset_accuracy": {MODULE: "accuracy"},
 }
 
 

@@ -161,7 +161,8 @@ def ranking(
         else:
             _title(axes, "Precision-recall curve", x="recall", y="precision")
         for number, colour in zip(sorted(lowest), COLOURS, strict=False):
-            true, scores = predicted.labels == number, predicted.probabilities.column(number)
+            chosen = slice(number, number + 1)
+            true, scores = predicted.labels == number, predicted.probabilities.columns(chosen)[0]
             if is_roc:
                 x, y, _ = roc_curve(true, scores)
             else:

@@ -107,10 +107,7 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     regression, C = 10; of more than :data:`MOST_OF_REGRESSION` classes complement naive Bayes
     (Rennie et al., 2003), which ranks classes well, but is sure of none; or the only class.
 
-    Args:
-        terms: Of the rows to fit on, a sparse matrix, shape ``(rows, terms)``.
-        labels: Their classes, shape ``(rows,)``.
-        classes: How many there are; those without a row have the probability 0.
+    ``terms`` is a sparse matrix, shape ``(rows, terms)``; classes without a row have no chance.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import ComplementNB

@@ -34,8 +34,6 @@ Compute = Callable[["EvalPrediction"], dict[str, float]]
 Scoring = Mapping[str, Mapping[str, Any]]
 #: The key of the folder in ``metrics/`` among the arguments of a metric of another name.
 MODULE = "module"
-
-
 Metrics = Mapping[str, Metric]
 METRICS: Mapping[tuple[str, str], Metric] = {(row.kind, row.name): row for row in ROWS}
 #: Reported of every recipe, beside its own.

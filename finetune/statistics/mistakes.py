@@ -138,11 +138,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
 
 def fit_threshold(probabilities: Probabilities, has: np.ndarray) -> float:
     """Return the probability above which giving a label is best for F1 over all entries, half-way
-    between two that occur; one half if no entry is positive.
-
-    Args:
-        probabilities: Shape ``(rows, labels)``.
-        has: Whether the label is there, of the same shape.
+    between two that occur; one half if no entry is positive. ``has``, ``(rows, labels)``, is which
+    labels are there.
     """
     blocks = probabilities.row_blocks()
     positives = np.sort(np.concatenate([block[has[chosen]] for chosen, block in blocks]))

@@ -56,10 +56,6 @@ class Probabilities:
         block -= highest
         return np.asarray(np.exp(block, out=block) / total)
 
-    def column(self, number: int) -> np.ndarray:
-        """Return the probabilities of one class, shape ``(rows,)``."""
-        return np.asarray(self.columns(slice(number, number + 1))[0])
-
     def row_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield blocks of rows: which they are, and their probabilities."""
         for chosen in slices(*self.values.shape):
@@ -67,9 +63,7 @@ class Probabilities:
 
     @functools.cached_property
     def normalizers(self) -> tuple[np.ndarray, np.ndarray]:
-        """The highest scaled logit of each row, and the sum of the exponentials of all after that
-        is subtracted; both of shape ``(rows,)``.
-        """
+        """Of each row the highest scaled logit, and the sum of the exponentials of all less that."""
         highest, total = np.empty((2, len(self.values)))
         for chosen in slices(*self.values.shape):
             block = self._scaled(self.values[chosen])
@@ -89,10 +83,7 @@ class Probabilities:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Rows with their labels and the outputs of a model for them.
-
-    Subclasses have ``outputs``, what metrics take as ``predictions``, shape ``(rows, outputs)``.
-    """
+    """Rows with labels and ``outputs``, which metrics take as ``predictions``."""
 
     labels: np.ndarray  # shape (rows,) or (rows, labels)
     kind: ClassVar[Kind]

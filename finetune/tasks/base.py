@@ -25,7 +25,7 @@ from finetune.data.prediction_columns import (
 from finetune.errors import UserError, suggestion
 from finetune.statistics import metrics
 from finetune.statistics.baselines import Source
-from finetune.statistics.metrics import MODULE, Metrics, Scoring, module_of
+from finetune.statistics.metrics import Metrics, Scoring, module_of
 from finetune.statistics.scored import Kind, Scored
 from finetune.tasks import losses
 
@@ -41,11 +41,6 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
 RowLoss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
-#: What ``--metrics`` knows of rows that have any number of labels, beside what others have.
-OF_LABEL_SETS: Scoring = {
-    "f1_samples": {MODULE: "f1", "average": "samples"},
-    "subset_accuracy": {MODULE: "accuracy"},
-}
 _MOST_NAMED = 12  # labels or targets in the start block
 
 
@@ -176,9 +171,7 @@ class Task(ABC, Generic[S]):
         """Return what metrics take as ``predictions``: shape ``(rows,)`` or ``(rows, outputs)``."""
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Return what metrics take as ``prediction_scores``, shape ``(rows, outputs)``, where a
-        prediction has probabilities.
-        """
+        """Return what metrics take as ``prediction_scores``, ``(rows, outputs)``, if there is any."""
         raise NotImplementedError
 
     @abstractmethod

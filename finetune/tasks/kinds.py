@@ -64,9 +64,7 @@ def of_rows(
 
 
 def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
-    """Return whether the classes of rows have an order: three or more that are among those that
-    have one, ``ordered_names``, or are numbers that ascend.
-    """
+    """Return whether there are three classes or more that are in an order or ascend as numbers."""
     names = class_names(rows)
     return len(names) >= FEWEST_ORDERED and have_order(names, ordered_names)
 
@@ -102,9 +100,8 @@ def encode_labels(
 def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> None:
     """Add an error to the report if the order of the classes of ``--task ordinal`` is not known."""
     names = class_names(dataset["train"])
-    has_order = have_order(names, options.names)
-    if options.is_ordered:
-        has_order = set(names) == set(options.names)
+    is_complete = set(names) == set(options.names)
+    has_order = is_complete if options.is_ordered else have_order(names, options.names)
     if len(names) < FEWEST_ORDERED or not has_order:
         report.error(
             f"--task ordinal: the classes in '{options.columns[0]}' are {list_names(names)}; "
