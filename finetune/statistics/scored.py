@@ -63,7 +63,7 @@ class Probabilities:
 
     @functools.cached_property
     def normalizers(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each row the highest scaled logit, and the sum of the exponentials of all less that."""
+        """Of each row the highest scaled logit, and the sum of all exponentials less that."""
         highest, total = np.empty((2, len(self.values)))
         for chosen in slices(*self.values.shape):
             block = self._scaled(self.values[chosen])

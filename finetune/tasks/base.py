@@ -171,7 +171,7 @@ class Task(ABC, Generic[S]):
         """Return what metrics take as ``predictions``: shape ``(rows,)`` or ``(rows, outputs)``."""
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Return what metrics take as ``prediction_scores``, ``(rows, outputs)``, if there is any."""
+        """Return what metrics take as ``prediction_scores``, shape ``(rows, outputs)``."""
         raise NotImplementedError
 
     @abstractmethod
