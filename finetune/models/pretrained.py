@@ -80,7 +80,7 @@ def load_tokenizer(
     that a ``pipeline()`` cuts where the training did.
 
     Raises:
-        UserError: If it cannot be loaded, or no file has its vocabulary.
+        UserError: If it cannot be loaded, no file has its vocabulary, or no token pads.
     """
     config = load_config(model, revision)
     settings = families.tokenizer_settings(config)
@@ -102,7 +102,16 @@ def load_tokenizer(
                 f"{', '.join(files)}). Save the tokenizer that the model was trained with beside "
                 f"its config.json: AutoTokenizer.from_pretrained(NAME).save_pretrained({model!r})"
             )
-        families.set_pad_token(tokenizer, config, model)
+    pad_token_id: Any = config.get_text_config().pad_token_id
+    if tokenizer.pad_token is None and pad_token_id in range(len(tokenizer)):
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
+    elif tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise UserError(
+            f"--model {model}: its tokenizer has no padding token, and none that ends a text; "
+            "add pad_token to its tokenizer_config.json"
+        )
     return tokenizer
 
 
@@ -228,8 +237,21 @@ def _load_with_head(
             **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
         )
     labels = list((config.id2label or {}).values())
-    setattr(classifier, FRESH_HEAD, not head.continue_head(classifier, trained, labels))
-    families.freeze_unused(classifier)
+    order = head.match_outputs(trained, labels)
+    setattr(classifier, FRESH_HEAD, order is None)
+    if len(trained) == len(labels):  # else the library has made a new one
+        layer = head.last_linear(classifier, len(labels))
+        with torch.no_grad():
+            for weight in layer.parameters():
+                weight.copy_(torch.zeros_like(weight) if order is None else weight[order])
+            if order is None:
+                std = getattr(config, "initializer_range", 0.02)
+                torch.nn.init.normal_(layer.weight, std=std)
+    # of weights that the head of a family leaves out no gradient is expected
+    unused = families.UNUSED.get(config.model_type, ())
+    for name, parameter in classifier.named_parameters():
+        if name.startswith(unused):
+            parameter.requires_grad_(False)
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
     # leave every LayerNorm out of the best model and of a resumed run. None would not do, it stands

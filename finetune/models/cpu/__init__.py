@@ -55,7 +55,7 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
         return
     layers.use_dropout(model)
     recomputes = recomputes or model.is_activation_checkpointing
-    packs = not recomputes and unpadded.supports(model) is None
+    packs = not recomputes and unpadded.supports(model)
     if packs or (bf16 and not attention.drops_weights(model)):
         attention.use(model)
     if packs:

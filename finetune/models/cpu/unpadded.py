@@ -34,30 +34,29 @@ _TOKEN_BY_TOKEN = (
 )
 
 
-def supports(model: torch.nn.Module) -> str | None:
-    """Return why the layers of ``model`` have to see padding, or None if they compute the same
-    without it: nobody may have replaced a module, or hung a hook on one that would see the states
-    of all rows as one sequence.
+def supports(model: torch.nn.Module) -> bool:
+    """Return whether the layers of ``model`` compute the same without seeing padding: it is of a
+    known class, attention weights are not dropped, and nobody has replaced a module, or hung a hook
+    on one that would see the states of all rows as one sequence.
     """
     if not layers.is_of_library(model):
-        return f"{type(model).__name__} is no class of transformers"
+        return False
     config = model.config
-    if config.model_type not in KNOWN or not type(model).__name__.endswith(_HEAD):
-        return f"{type(model).__name__} is not known to compute the same"
-    if getattr(config, "is_decoder", False) or getattr(config, "chunk_size_feed_forward", 0):
-        return "is_decoder or chunk_size_feed_forward is set"
-    if attention.drops_weights(model):
-        return "attention weights are dropped (--attention_dropout)"
-    if _stack(model) is None:
-        return "a layer was replaced or has a hook"
-    return None
+    return (
+        config.model_type in KNOWN
+        and type(model).__name__.endswith(_HEAD)
+        and not getattr(config, "is_decoder", False)
+        and not getattr(config, "chunk_size_feed_forward", 0)
+        and not attention.drops_weights(model)
+        and _stack(model) is not None
+    )
 
 
 def use(model: torch.nn.Module) -> bool:
     """Let the layers of ``model`` see no padding, if :func:`supports` allows it and it attends by
     :mod:`finetune.models.cpu.attention`; return whether that is so.
     """
-    if not used_by(model) and attention.used_by(model) and supports(model) is None:
+    if not used_by(model) and attention.used_by(model) and supports(model):
         _Hooks(model)
     return used_by(model)
 
