@@ -7,8 +7,6 @@ built from a configuration: it needs no download and has learned nothing yet.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -273,25 +271,12 @@ def load_weights(model: torch.nn.Module, path: Path) -> torch.nn.Module:
     return model
 
 
-def identity(model: str) -> str:
-    """Return a hash of the configuration in a model directory."""
-    facts = {**load_config(model).to_dict(), "transformers_version": None, "_name_or_path": None}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
 def commit(model: str, revision: str | None = None) -> str | None:
     """Return the commit of a model on the Hub as it lies in the cache; None if it is not there."""
     if not hub.names_repository(model):
         return None
     path = try_to_load_from_cache(model, "config.json", revision=revision)
     return Path(path).parent.name if isinstance(path, str) else None
-
-
-def describe(model: str) -> str:
-    """Return where a model comes from, in a few words."""
-    if model.startswith(embedded.PREFIX):
-        return embedded.describe(model)
-    return f"{model} ({'Hub' if hub.names_repository(model) else 'local'})"
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from sklearn.metrics import (
 )
 
 from finetune.runtime.files import replacing
-from finetune.runtime.terminal import visible
+from finetune.runtime.formats import visible
 from finetune.statistics import estimates
 from finetune.statistics.scored import ScoredRows
 

@@ -36,7 +36,7 @@ def requested() -> str | None:
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle the signals inside the block; only in the main thread, which is who gets them."""
+    """Handle the signals inside the block; only in the main thread, which gets them."""
     global _request
     if threading.current_thread() is not threading.main_thread():
         yield
