@@ -39,10 +39,6 @@ from finetune.runtime import hub
 
 #: What ``transformers`` calls kinds of labels.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-#: Files with the vocabularies of tokenizers, one of which is enough.
-_VOCABULARIES = (
-    *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "spm.model"),
-)
 #: Set on a model whose last layer is random: no checkpoint had it, or with another size.
 FRESH_HEAD = "_has_fresh_head"
 _SMALL_VIT = embedded.PREFIX + "vit"
@@ -90,7 +86,8 @@ def load_tokenizer(
         )
         # transformers 5 makes a tokenizer of five tokens without any file, and says nothing; one
         # of bytes needs none
-        files = dict.fromkeys([*_VOCABULARIES, *tokenizer.vocab_files_names.values()])
+        files = ["tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model"]
+        files = [*dict.fromkeys([*files, "spm.model", *tokenizer.vocab_files_names.values()])]
         name = source["pretrained_model_name_or_path"]
         if tokenizer.vocab_files_names and not any(
             has_file(name, file, revision, local_files_only=True) for file in files

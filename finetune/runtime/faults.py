@@ -18,10 +18,6 @@ from finetune.errors import RunError, UserError, masked
 from finetune.runtime import distributed, signals
 from finetune.runtime.formats import visible
 
-#: Seconds in which a launcher ends the other processes (torchrun polls ten times a second, if it
-#: gets a core), and in which a process that has reported is gone.
-_LAUNCHER_ENDS_US_WITHIN, _ENDS_WITHIN = 15.0, 2.0
-
 
 def keep_secrets() -> None:
     """Mask passwords and tokens in tracebacks and in what the libraries log."""
@@ -43,11 +39,14 @@ def keep_secrets() -> None:
 
 
 def _wait_to_be_ended() -> None:
-    """Wait for the launcher as long as it runs; the processes of a machine one after the other."""
-    launcher, end = os.getppid(), time.monotonic() + _LAUNCHER_ENDS_US_WITHIN
+    """Wait for the launcher as long as it runs; the processes of a machine one after the other.
+
+    torchrun polls ten times a second, if it gets a core. What has reported is gone within 2 s.
+    """
+    launcher, end = os.getppid(), time.monotonic() + 15
     while os.getppid() == launcher and time.monotonic() < end:
         time.sleep(0.1)
-    time.sleep(_ENDS_WITHIN * min(distributed.ranks().local_rank, 10))
+    time.sleep(2 * min(distributed.ranks().local_rank, 10))
 
 
 def refuse(error: UserError) -> int:

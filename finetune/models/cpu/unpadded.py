@@ -20,12 +20,6 @@ from finetune.models.cpu import attention, layers
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
 #: the positions of the tokens; no attribute of a configuration says so.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-#: The share of the tokens with padding that may be left at most.
-_MOST_TOKENS = 0.95
-#: What the number of all tokens is a multiple of, at least.
-_MULTIPLE = 64
-#: What a head reads the state of the first token for; others may read those of padding.
-_HEAD = "ForSequenceClassification"
 #: Where modules come from that compute for one token at a time, besides those of the library.
 _TORCH_MODULES = ("activation", "container", "dropout", "linear", "normalization")
 _TOKEN_BY_TOKEN = (
@@ -44,7 +38,8 @@ def supports(model: torch.nn.Module) -> bool:
     config = model.config
     return (
         config.model_type in KNOWN
-        and type(model).__name__.endswith(_HEAD)
+        # such a head reads the state of the first token; others may read those of padding
+        and type(model).__name__.endswith("ForSequenceClassification")
         and not getattr(config, "is_decoder", False)
         and not getattr(config, "chunk_size_feed_forward", 0)
         and not attention.drops_weights(model)
@@ -73,8 +68,8 @@ def computed(lengths: np.ndarray, padded: int) -> int:
     ``padded`` tokens each, or without padding.
     """
     tokens, cells = int(lengths.sum()) + 1, len(lengths) * padded
-    rounded = _round_up(tokens, max(_MULTIPLE, 2 ** (tokens.bit_length() - 5)))
-    return rounded if rounded < _MOST_TOKENS * cells else cells
+    rounded = _round_up(tokens, max(64, 2 ** (tokens.bit_length() - 5)))
+    return rounded if rounded < 0.95 * cells else cells
 
 
 def _stack(model: torch.nn.Module) -> torch.nn.ModuleList | None:
