@@ -290,18 +290,23 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
 def _hash_model_files(recipe: Recipe) -> dict[str, str]:
     """Return hashes of what a local model has beside its weights, which a checkpoint has."""
     from finetune.data.tokenize import identity
-    from finetune.models import pretrained
 
     if type(recipe).build_model not in (TextRecipe.build_model, ImageRecipe.build_model):
         return {}
     assert isinstance(recipe, (TextRecipe, ImageRecipe))
-    if not Path(recipe.model).expanduser().is_dir():
+    if recipe.model_config is None or not Path(recipe.model).expanduser().is_dir():
         return {}
-    hashes = {"model_config": pretrained.identity(recipe.model)}
+    config = recipe.model_config.to_dict()
+    contents = {"model_config": {**config, "transformers_version": None, "_name_or_path": None}}
+    hashes = {}
     if isinstance(recipe, TextRecipe):
-        return {"tokenizer": identity(recipe.processing_class()), **hashes}
-    content = to_json(recipe.processing_class().to_dict(), sort_keys=True)
-    return {"image_processor": hashlib.sha256(content.encode()).hexdigest()[:16], **hashes}
+        hashes["tokenizer"] = identity(recipe.processing_class())
+    else:
+        contents["image_processor"] = recipe.processing_class().to_dict()
+    for name, content in contents.items():
+        text = to_json(content, sort_keys=True, default=str)
+        hashes[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashes
 
 
 def refuse_changes(
