@@ -50,7 +50,7 @@ _LENGTH = ("num_train_epochs", "max_steps")
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a training continues from.
+    """What a training continues from; of a new run there is no path, and it is not in place.
 
     Attributes:
         path: The checkpoint, verified; None to start from the beginning.
@@ -89,15 +89,13 @@ class Resumption:
 
     def extended_by(self, current: Mapping[str, Any]) -> bool:
         """Return whether a finished run is to be trained for more epochs, or steps."""
-        if not self.configuration:
-            return False
         started = self.manifest.configuration if self.manifest is not None else {}
         was_extended = all(started.get(n) == current.get(n, 0) for n in _LENGTH)  # and interrupted
         (epochs, steps), (more_epochs, more_steps) = (
             [entries.get(name, 0) for name in _LENGTH] for entries in (self.configuration, current)
         )
         is_longer = more_steps > steps if steps > 0 else more_steps <= 0 and more_epochs > epochs
-        return bool(is_longer) and (self.finished or was_extended)
+        return bool(self.configuration and is_longer and (self.finished or was_extended))
 
     def describe_changes(self, current: Mapping[str, Any], manifest: Manifest) -> str | None:
         """Return a sentence with all that can move the result, if there is something."""
@@ -149,8 +147,8 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
 
 def find(
     request: str | None, output_dir: Path, *, verifies: bool = True, renames: bool = False
-) -> Resumption | None:
-    """Return what to continue from; None for a new run.
+) -> Resumption:
+    """Return what to continue from.
 
     Args:
         request: From :func:`requested`.
@@ -162,7 +160,7 @@ def find(
         UserError: If there is nothing to continue from, or nothing complete.
     """
     if request is None:
-        return None
+        return Resumption(None, output_dir, None, in_place=False)
     if request not in ("resume", "last"):
         path, flag = Path(request).expanduser(), f"--resume_from_checkpoint {request}"
         if not (path / checkpoint.STATE).exists():
@@ -193,7 +191,7 @@ def find(
     if manifest is not None and not paths and start.finished:
         return replace(start, configuration=manifest.configuration)
     if starts_again:
-        return start if output_dir.exists() else None
+        return replace(start, in_place=output_dir.exists())
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
     reasons = [
         f"{flag}: no complete checkpoint in {output_dir}",
@@ -203,7 +201,7 @@ def find(
     raise UserError("; ".join(reasons))
 
 
-def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resumption | None:
+def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
     """Go back to the newest checkpoint that is complete on every machine, which has its own disk.
 
     Every process calls it, inside the process group.
@@ -211,7 +209,7 @@ def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resu
     Raises:
         UserError: On every process, if a machine has none where others have one.
     """
-    first_steps = steps = distributed.gather(resumption.step if resumption is not None else 0)
+    first_steps = steps = distributed.gather(resumption.step)
     while len(set(steps)) > 1:
         path, _ = checkpoint.newest_complete(output_dir, at_most=min(steps))
         if min(steps) == 0:
@@ -220,7 +218,7 @@ def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resu
                 "and none is complete on every machine: copy one to every machine, or remove the "
                 "directory on all of them to start again"
             )
-        if path is not None and resumption is not None:
+        if path is not None:
             resumption = _continue_from(path, output_dir, resumption.notes)
         steps = distributed.gather(0 if path is None else checkpoint.number(path))
     return resumption
