@@ -118,16 +118,16 @@ MUTATIONS = (
     ),
     Mutation(
         "--split_seed is ignored",
-        "finetune/recipe/rows.py",
-        "seed=recipe.split_seed,",
+        "finetune/recipe/options.py",
+        "seed=self.split_seed,",
         "seed=42,",
         ("A13",),
     ),
     Mutation(
         "the config file wins over flags",
         "finetune/config/settings.py",
-        "user_options = merge_options(config, from_flags)",
-        "user_options = merge_options(from_flags, config)",
+        "user_options = merge_options({**config, **changed}, typed)",
+        "user_options = merge_options(typed, {**config, **changed})",
         ("A5",),
     ),
     Mutation(
@@ -315,8 +315,8 @@ MUTATIONS = (
     Mutation(
         "a recipe file that run.json names is run without --trust_recipe",
         "finetune/recipe/catalog.py",
-        "if name not in names():",
-        "if name not in names() and not _is_file(name):",
+        "if name in names():",
+        "if name in names() or _is_file(name):",
         ("F1",),
     ),
     Mutation(
@@ -328,7 +328,7 @@ MUTATIONS = (
     ),
     Mutation(
         "long texts lose the end that --truncation keeps",
-        "finetune/recipe/text.py",
+        "finetune/recipe/pretrained.py",
         'side = "left" if self.truncation == "tail" else "right"',
         'side = "left" if self.truncation == "head" else "right"',
         ("B1",),

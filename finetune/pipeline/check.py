@@ -15,7 +15,6 @@ from finetune.models import families
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
-from finetune.recipe.rows import split_plan
 from finetune.runtime import extras
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
                     steps = preparation.count_steps(values, recipe.splits["train"])
                     preparation.report_few_steps(recipe, values, steps)
         if deep and is_read and not report.has_errors:
-            read, plan = recipe.columns_read(), split_plan(recipe)
+            read, plan = recipe.columns_read(), recipe.split_plan()
             column = recipe.input_column
             check_deep(recipe.source, recipe.splits, column, read, plan, report)
         elif deep:

@@ -21,7 +21,6 @@ from finetune.pipeline.events import Noted, Progress
 from finetune.pipeline.results import versions
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
-from finetune.recipe.rows import correction_files
 from finetune.runtime import distributed, hub
 from finetune.training import sampler
 from finetune.training.arguments import ArgumentValues
@@ -201,7 +200,7 @@ def _check_directory(
         if resumed.path is not None and is_writer:
             refuse_code(resumed.path)
     model = getattr(recipe, "model", None)
-    for flag, names in {**correction_files(recipe), "model": [model] if model else []}.items():
+    for flag, names in {**recipe.correction_files(), "model": [model] if model else []}.items():
         for path in map(Path, names):
             path = path.expanduser()
             if path.exists() and path.resolve().is_relative_to(directory.resolve()):

@@ -8,6 +8,7 @@ and how fast a training runs may change.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -22,9 +23,10 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.recipe import ImageRecipe, TextRecipe, catalog, scoring
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json
+from finetune.runtime.importing import read_source
 from finetune.training import checkpoint
 from finetune.training.checkpoint import Checkpoint
-from finetune.training.manifest import MANIFEST, METRICS, Manifest, status_and_process
+from finetune.training.manifest import MANIFEST, METRICS, Manifest
 
 if TYPE_CHECKING:
     from finetune.config.settings import Settings
@@ -133,9 +135,12 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
             "--resume and --resume_from_checkpoint are mutually exclusive: --resume continues from "
             "the newest checkpoint, and starts where there is none"
         )
-    status = status_and_process(output_dir)
-    if distributed.was_restarted() and status is not None and (process := status[1]) is not None:
-        job, this_job = (process.job or "").split(), (distributed.job() or "").split()
+    manifest = None
+    with contextlib.suppress(UserError):  # a run that cannot be read is not this job's
+        manifest = _read_manifest(output_dir)
+    if distributed.was_restarted() and manifest is not None:
+        process, this_job = manifest.process, (distributed.job() or "").split()
+        job = (process.job or "").split()
         if process.host != platform.node() and job[:1] == ["torchrun"]:  # its agent is another
             job, this_job = job[:2], this_job[:2]
         if job == this_job and (not path or checkpoint.list_checkpoints(output_dir)):
@@ -253,7 +258,10 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
         "recipe": settings.name,
         "recipe_file": catalog.file_hash(type(recipe)),
         **_hash_model_files(recipe),
-        "metric_files": scoring.hashes(recipe.known_scoring),
+        "metric_files": {
+            name: read_source(path, "metric")[1]
+            for name, path in scoring.files_of(recipe.known_scoring).items()
+        },
         "data": fingerprint(recipe.splits, recipe.input_column),
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
         "labels": recipe.labels,

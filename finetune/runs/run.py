@@ -61,7 +61,8 @@ class Run:
         run = path if isinstance(path, Run) else cls(Path(path).expanduser())
         if not (run.path / MANIFEST).exists():
             reason = f"no {MANIFEST} in it" if run.path.exists() else "no such directory"
-            runs = [other.parent for other in run.path.parent.glob(f"*/{MANIFEST}")]
+            folders = (run.path.parent, Path("runs"))
+            runs = [file.parent for folder in folders for file in folder.glob(f"*/{MANIFEST}")]
             raise UserError(
                 f"{path} is not the directory of a run: {reason}{suggestion(str(run.path), runs)}"
             )
@@ -78,14 +79,12 @@ class Run:
         Raises:
             UserError: If there is no such recipe, or a file cannot be imported.
         """
-        from finetune.recipe import catalog, code_files, scoring
+        from finetune.recipe import catalog, scoring
 
         manifest = self.manifest
-        catalog.trust(manifest.recipe, tell)
         files = [*scoring.files_of(manifest.scoring).values()]
         files += scoring.files_in_option(manifest.options.get("metrics"))
-        recorded = manifest.configuration.get("metric_files", {}).values()
-        code_files.trust(files, "metric", recorded, tell)
+        catalog.trust(manifest.recipe, files, tell)
 
     def require_model(self) -> None:
         """Refuse a run whose training has left no model.
@@ -248,13 +247,13 @@ class Run:
             UserError: If the recipe, or a metric that the run names by path, is neither installed
                 nor imported: a manifest is data, which may come from elsewhere.
         """
-        from finetune.recipe import catalog, code_files, scoring
+        from finetune.recipe import catalog, scoring
 
         manifest = self.manifest
         options = dict(manifest.options)
         if scores:
             files = scoring.files_in_option(options.get("metrics"))
-            code_files.refuse_untrusted(files, "metric", self.path / MANIFEST)
+            catalog.refuse_untrusted(files, "metric", self.path / MANIFEST)
         elif options.get("metrics"):
             options["metrics"] = None
         if "model" in options:
@@ -271,12 +270,12 @@ class Run:
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
         """The metrics of the recipe, which is not imported if they are those of the toolkit."""
-        from finetune.recipe import code_files, scoring
+        from finetune.recipe import catalog, scoring
 
         if not (arguments := self.manifest.scoring):
             return self.recipe().compute_metrics
         files = scoring.files_of(arguments).values()
-        code_files.refuse_untrusted([*files], "metric", self.path / MANIFEST)
+        catalog.refuse_untrusted([*files], "metric", self.path / MANIFEST)
         return functools.partial(scoring.Scoring(**arguments), task=self.kind)
 
     def model(self) -> torch.nn.Module:

@@ -1,12 +1,4 @@
-"""Recipes of text: a text, or several parts of one, a row, on an encoder of ``transformers``.
-
-A text recipe is mostly fields::
-
-    class Yelp(TextRecipe):
-        dataset: str = "Yelp/yelp_review_full"
-        model: str = "google-bert/bert-base-cased"
-        training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
-"""
+"""Recipes of texts, or several parts of one a row, and of images, on models of ``transformers``."""
 
 from __future__ import annotations
 
@@ -17,96 +9,111 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finetune.data import ROW
 from finetune.data.comma_list import split_values
 from finetune.errors import UserError
 from finetune.recipe.base import Recipe
-from finetune.recipe.options import TextOptions
-from finetune.runtime import extras
+from finetune.recipe.options import ImageOptions, TextOptions, option
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from datasets import Dataset, DatasetDict
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
 
     from finetune.checking.texts import TokenSample
     from finetune.data.encoding import Encoder, Rows
+    from finetune.data.image_batches import Augmentation
     from finetune.data.label_columns import LabelOptions
     from finetune.data.windows import Windows
-    from finetune.training.arguments import FinetuneArguments
 
 
 class TextRecipe(Recipe, TextOptions):
-    """Sentences, pairs or documents with labels, on an encoder from ``transformers``."""
+    """Sentences, pairs or documents with labels, on an encoder from ``transformers``.
+
+    A text recipe is mostly fields::
+
+        class Yelp(TextRecipe):
+            dataset: str = "Yelp/yelp_review_full"
+            model: str = "google-bert/bert-base-cased"
+            training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
+    """
 
     packaged_model = "embedded:minilm"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("drop_duplicates", "drop_overlap"):
-            if getattr(self, name) == "near":
-                extras.require(f"--{name} near", extras.NEAR)
-
     # ---- columns ---------------------------------------------------------------------------------
-
-    def load(self) -> DatasetDict:
-        return self.labelled(self.read())
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
         several columns of text, ``texts`` has the parts. Other columns stay.
-
-        Raises:
-            UserError: If columns or values are missing, or labels cannot be read.
         """
-        from finetune.data import columns, parts
-        from finetune.recipe import rows
+        from finetune.data import columns, parts, sources
+        from finetune.tasks import decision
 
-        texts = self.columns_read() if self.text_columns or self.text_column else []
-        labels = self._labels_read()
-        if not (texts and labels[0]):  # find those that the options leave open
-            named = {"text": texts, "label": labels}
-            texts, labels = columns.find_columns(dataset["train"], named)
+        named = {"text": self.columns_read(), "label": [*self.label_options().columns]}
+        texts, labels = columns.find_columns(dataset["train"], named)
+        if [texts, labels] != [*named.values()]:
             self.text_column = self.text_column if self.text_columns else texts[0]
             self.label_column = self.label_column if self.label_columns else labels[0]
             names = " and ".join(map(repr, texts))
             self.note(f"columns: {names} is the text, {labels[0]!r} the label")
         is_one = self.text_columns is None
-        sources = {
+        flags = {
             "--text_column" if is_one else "--text_columns": texts,
             "--label_columns" if self.label_columns else "--label_column": labels,
         }
-        columns.require_columns(dataset, sources, self.report)
-        if is_one and not self.label_columns:
-            rows.warn_of_missing_header(self, dataset, self.text_column, self.label_column)
+        columns.require_columns(dataset, flags, self.report)
+        is_file = self.row_source is not None and self.row_source.kind == "local"
+        has_names = is_file and is_one and not self.label_columns
+        for split, rows in dataset.items() if has_names else ():
+            if column := sources.names_are_values(rows, [*texts, *labels]):
+                self.report.warning(
+                    f"the first line of the {split} data looks like a row, not like column names: "
+                    f"'{column}' is both the name of a column and a value in it",
+                    "missing_header",
+                    split=split,
+                    fix="add a first line with the names of the columns, such as 'text,label'",
+                )
         dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
         if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
-        is_open = self.task == "auto"
-        dataset, task = rows.add_labels(self, dataset, texts, self.label_options())
-        self.task = task  # type: ignore[assignment]
-        if self.label_columns and task == "regression":
+        options, is_open = self.label_options(), self.task == decision.AUTO
+        label_columns = columns.read_label_columns(dataset, texts, options, self.report)
+        if is_open:
+            decided = decision.decide_task(label_columns["train"], options, self.report)
+            self.task, self.task_reason = decided
+            options = self.label_options()
+        encoded = decision.encode_labels(label_columns, options, self.report)
+        self.label_name, self.unmapped_labels = labels[0], encoded.unmapped
+        if self.label_columns and self.task == "regression":
             self.target_names = labels
-        if is_open and task == "single_label" and super().is_ordinal(dataset["train"]):
+        dataset = dataset.remove_columns(labels)
+        if is_one and texts[0] != "text":
+            dataset = dataset.rename_column(texts[0], "text")
+        dataset = encoded.added_to(dataset)
+        if is_open and self.task == "single_label" and super().is_ordinal(dataset["train"]):
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
         return dataset if is_one else parts.combined(dataset, texts)
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.tasks import decision
+
+        if self.task == "ordinal":
+            decision.check_order(dataset, self.label_options(), self.report)
+            self.report.raise_errors()
+        return super().split(dataset)
 
     def columns_read(self) -> list[str]:
         from finetune.data.columns import parse_names
 
         return parse_names("--text_columns", self.text_columns) or [self.text_column]
 
-    def _labels_read(self) -> list[str]:
-        from finetune.data.columns import parse_names
-
-        return parse_names("--label_columns", self.label_columns) or [self.label_column]
-
     def label_options(self) -> LabelOptions:
         """Return how labels are written."""
+        from finetune.data.columns import parse_names
         from finetune.data.label_columns import LabelOptions, parse_label_map
 
         return LabelOptions(
-            columns=self._labels_read(),
+            columns=parse_names("--label_columns", self.label_columns) or [self.label_column],
             task=self.task,
             names=split_values(self.label_order or "") or self.label_names,
             is_ordered=bool(self.label_order),
@@ -129,14 +136,6 @@ class TextRecipe(Recipe, TextOptions):
     def is_ordinal(self, rows: Dataset) -> bool:
         return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
 
-    def split(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.tasks import decision
-
-        if self.task == "ordinal":
-            decision.check_order(dataset, self.label_options(), self.report)
-            self.report.raise_errors()
-        return super().split(dataset)
-
     # ---- model and tokenizer ---------------------------------------------------------------------
 
     @functools.cached_property
@@ -144,9 +143,6 @@ class TextRecipe(Recipe, TextOptions):
         """The configuration of the model, as it is stored; None if the recipe builds its own.
 
         The default of ``max_length`` is reduced to the positions of the model.
-
-        Raises:
-            UserError: If the model has no head for texts, or fewer positions than ``max_length``.
         """
         from finetune.models import families
         from finetune.models.pretrained import load_config
@@ -209,18 +205,10 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.models import families
 
         defaults = super().training_defaults(user_options)
-        if not self.model or "splits" not in vars(self):  # the model may still be out of reach
-            return defaults
-        overflows = self.model_config is not None and families.overflows(self.model_config)
-        if overflows and defaults.get("precision", "auto") == "auto":
+        config = self.model_config if self.model and "splits" in vars(self) else None
+        if config is not None and families.overflows(config):
             defaults["precision"] = "fp32"
         return defaults
-
-    def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
-        from finetune.models.families import refuse_half_precision
-
-        refuse_half_precision(model, bf16=arguments.bf16, fp16=arguments.fp16)
-        return super().adapt(model, arguments)
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         kwargs = super().trainer_kwargs(model)
@@ -271,14 +259,6 @@ class TextRecipe(Recipe, TextOptions):
             processes=self.preprocessing_num_workers,
         )
 
-    def training_targets(self) -> np.ndarray:
-        """Return the targets of training, of each window where texts are read in windows."""
-        import numpy as np
-
-        if self.windows is None or self.class_weights == "none":
-            return super().training_targets()
-        return np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])
-
     def whole_lengths(self, split: str) -> list[int] | None:
         import numpy as np
 
@@ -289,22 +269,128 @@ class TextRecipe(Recipe, TextOptions):
         lengths = first_lengths(self.prepared[split]).copy()
         full = np.flatnonzero(lengths >= self.max_length)
         lengths[full] = self.encoder().whole_lengths(self._reader(split)(full))
-        return [int(length) for length in lengths]
+        return list(lengths.tolist())
 
     @functools.cached_property
     def token_sample(self) -> TokenSample | None:
-        """What the tokenizer makes of a sample of the training texts; None where the recipe
-        tokenizes in another way.
-        """
+        """What the tokenizer makes of a sample of the training texts."""
         from finetune.checking.texts import sample_tokens
 
-        if type(self).prepare is not TextRecipe.prepare:
+        if type(self).prepare is not TextRecipe.prepare:  # which tokenizes in another way
             return None
         return sample_tokens(self._reader("train"), len(self.splits["train"]), self.encoder())
 
     def _reader(self, split: str) -> Rows:
-        """Return a function from row numbers of a split to these rows, as the model reads them."""
+        """Return a function from row numbers to these rows of a split, as the model reads them."""
         from finetune.data import parts
 
         rows, has_parts = self.splits[split], self.text_columns is not None
         return lambda numbers: parts.read_by_model(rows.select(numbers), several=has_parts)
+
+
+class ImageRecipe(Recipe, ImageOptions):
+    """Images with one label each, on an image classifier from ``transformers``; mostly fields."""
+
+    input_column = "image"
+    packaged_model = "embedded:vit"
+    training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
+
+    dataset: str = option(
+        "", "folder with a folder for each class, table of paths and labels, or name on the Hub"
+    )
+    label_column: str = option("", "column that holds the label (unset: one with a usual name)")
+
+    def labelled(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``;
+        missing labels and images that cannot be decoded are refused. Other columns stay.
+        """
+        from datasets import DatasetDict
+
+        from finetune.data import columns, images
+        from finetune.data.label_columns import LabelOptions, parse_label_map
+        from finetune.tasks import decision
+
+        named = {"image": [self.image_column], "label": [self.label_column]}
+        (image,), (label,) = columns.find_columns(dataset["train"], named)
+        if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
+            self.note(f"columns: '{image}' is the image, '{label}' the label")
+            self.image_column, self.label_column = image, label
+        flags = {"--image_column": [image], "--label_column": [label]}
+        columns.require_columns(dataset, flags, self.report)
+        dataset = columns.drop_own_columns(dataset, [image, label], self.report)
+        dataset = DatasetDict(
+            {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
+        )
+        dataset = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
+        options = LabelOptions(
+            columns=[label],
+            task="single_label",
+            names=self.label_names,
+            renames=parse_label_map(self.label_map),
+            drop_invalid=self.drop_invalid,
+        )
+        label_columns = columns.read_label_columns(dataset, (), options, self.report)
+        encoded = decision.encode_labels(label_columns, options, self.report)
+        self.label_name, self.unmapped_labels = label, encoded.unmapped
+        return encoded.added_to(dataset.remove_columns(label))
+
+    @functools.cached_property
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model, as it is stored; None if the recipe builds its own."""
+        from finetune.models import vision
+
+        is_custom = type(self).build_model is not ImageRecipe.build_model
+        return None if is_custom else vision.load_config(self.model, revision=self.model_revision)
+
+    def check(self) -> None:
+        if self.model_config is not None:
+            self.processing_class()
+
+    def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        """Return the images as they are stored; they are decoded as they are collated."""
+        from datasets import Image
+
+        from finetune.data.image_batches import DRAWN_FROM
+
+        prepared = dataset.cast_column("image", Image(decode=False))
+        if "train" in prepared:
+            prepared["train"] = prepared["train"].rename_column(ROW, DRAWN_FROM)
+        return prepared
+
+    def processing_class(self) -> BaseImageProcessor:
+        return self._processor
+
+    @functools.cached_property
+    def _processor(self) -> BaseImageProcessor:
+        from finetune.models.vision import load_processor
+
+        return load_processor(self.model, self.model_revision)
+
+    @functools.cached_property
+    def augmentation(self) -> Augmentation:
+        """The random crops and flips of training."""
+        from finetune.data.image_batches import Augmentation
+
+        return Augmentation(self.crop_scale, self.horizontal_flip)
+
+    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.vision import batch_norms, load_classifier
+
+        problem_type = self.presumed_kind.problem_type
+        model = load_classifier(self.model, labels, self.model_revision, problem_type)
+        if count := batch_norms(model):
+            self.note(f"{count} layers of BatchNorm: results depend on the number of processes")
+        return model
+
+    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.vision import load_classifier
+
+        return load_classifier(str(directory), labels)
+
+    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        from finetune.data.image_batches import Collator
+
+        return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
+
+    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        return {**super().trainer_kwargs(model), "callbacks": [self.augmentation]}
