@@ -216,7 +216,12 @@ def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
     """
     first_steps = steps = distributed.gather(resumption.step)
     while len(set(steps)) > 1:
-        path, _ = checkpoint.newest_complete(output_dir, at_most=min(steps))
+        paths = (
+            path
+            for path in checkpoint.list_checkpoints(output_dir)
+            if checkpoint.number(path) <= min(steps) and checkpoint.problem(path) is None
+        )
+        path = next(paths, None)
         if min(steps) == 0:
             raise UserError(
                 f"--output_dir {output_dir}: the ranks have checkpoints of steps {first_steps}, "
