@@ -209,8 +209,6 @@ def find(
 def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
     """Go back to the newest checkpoint that is complete on every machine, which has its own disk.
 
-    Every process calls it, inside the process group.
-
     Raises:
         UserError: On every process, if a machine has none where others have one.
     """
@@ -230,7 +228,7 @@ def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
             )
         if path is not None:
             resumption = _continue_from(path, output_dir, resumption.notes)
-        steps = distributed.gather(0 if path is None else checkpoint.number(path))
+        steps = distributed.gather(0 if path is None else resumption.step)
     return resumption
 
 

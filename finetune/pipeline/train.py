@@ -26,7 +26,7 @@ from finetune.config.settings import Settings
 from finetune.data import windows
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import head
-from finetune.pipeline import events, report, results
+from finetune.pipeline import events, results
 from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, telling
 from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
@@ -141,7 +141,9 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                     with explained(settings.arguments, "writing the results"):
                         results.write(recording.run, settings, report_event, *outputs)
             if recording.run is not None:
-                report.write_last(recording.run, report_event)
+                from finetune.pipeline.report import write_last  # only now: it draws plots
+
+                write_last(recording.run, report_event)
     finally:
         lock.release(settings.output_dir)
     return Run(settings.output_dir)
