@@ -106,7 +106,7 @@ class Resumption:
             name = "gradient_accumulation_steps"
             changes |= {
                 name: (earlier.arguments.get(name), manifest.arguments[name]),
-                "model_revision": (earlier.model_revision, manifest.model_revision),
+                "the commit of the model": (earlier.model_revision, manifest.model_revision),
                 **{n: (earlier.versions.get(n), new) for n, new in manifest.versions.items()},
             }
         texts = [
