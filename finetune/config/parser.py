@@ -11,13 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
-from transformers.hf_argparser import string_to_bool
 
-from finetune.errors import Report, UserError, suggestion
+from finetune.errors import Report, UserError
 from finetune.recipe import Recipe, catalog
 from finetune.recipe.options import option
 from finetune.training.arguments import REFUSED, FinetuneArguments, training_names
-from finetune.training.options import describe_unknown, typed_as
+from finetune.training.options import describe_unknown
 
 _run = functools.partial(option, group="run")
 
@@ -49,21 +48,14 @@ _WIDEST_CHOICES = 40
 
 
 class RecipeParser(HfArgumentParser):
-    """Parses the flags of a recipe, of which every mistake is reported.
-
-    Args:
-        recipe: The recipe.
-
-    Attributes:
-        names: The options.
-        unread: Those about a data set, of a recipe that loads its own data.
+    """Parses the flags of a recipe; its ``report`` gets every mistake in them.
 
     Raises:
         UserError: If the class of the recipe is mistaken.
     """
 
     def __init__(self, recipe: type[Recipe]) -> None:
-        self.recipe = recipe
+        self.recipe, self.report = recipe, Report()
         self.option_names = {field.name for field in dataclasses.fields(recipe)}
         arguments = training_names()
         self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
@@ -73,10 +65,13 @@ class RecipeParser(HfArgumentParser):
                 f"{recipe.__name__}: the options {', '.join(clashes)} are training arguments "
                 "already; set their defaults in `training`, or choose other names"
             )
-        for attribute, names in (("training", arguments), ("embedded", self.names)):
-            if unknown := [name for name in getattr(recipe, attribute) if name not in names]:
-                mistakes = [describe_unknown(repr(name), names) for name in unknown]
-                raise UserError(*(f"{title}: `{attribute}`: {mistake}" for mistake in mistakes))
+        if mistakes := [
+            f"{title}: `{attribute}`: {describe_unknown(repr(name), names)}"
+            for attribute, names in (("training", arguments), ("embedded", self.names))
+            for name in getattr(recipe, attribute)
+            if name not in names
+        ]:
+            raise UserError(*mistakes)
         self.flags: dict[str, argparse.Action] = {}
         self.defaults: dict[str, Any] = {}
         self.groups: dict[str, str] = {}  # of the help
@@ -86,87 +81,68 @@ class RecipeParser(HfArgumentParser):
             add_help=False,
             prog=f"python -m finetune {title}",
         )
-        of_data = {name for name, group in self.groups.items() if group == "data"}
-        self.unread = set() if _reads_dataset(recipe) else of_data
 
     def add_argument(
         self, *flags: str, group: str = "", default: Any = None, **options: Any
     ) -> argparse.Action:
         """Add an option that is left out where it is not typed."""
         action = super().add_argument(*flags, default=argparse.SUPPRESS, **options)
-        self.flags |= dict.fromkeys(flags, action)
-        if action.const is not False:  # not --no_NAME, whose default is that of leaving it out
-            self.defaults[action.dest], self.groups[action.dest] = default, group
+        if action.dest not in REFUSED:
+            self.flags |= dict.fromkeys(flags, action)
+            if action.const is not False:  # not --no_NAME, whose default is that of leaving it out
+                self.defaults[action.dest], self.groups[action.dest] = default, group
         return action
 
-    def read(self, words: Sequence[str], report: Report, file: str = "") -> dict[str, Any]:
-        """Return the options that were typed, by name, without those that are refused.
-
-        Args:
-            words: As on the command line.
-            report: Takes an error for each mistake.
-            file: The config file that the words are from, for messages.
-        """
+    def read(self, words: Sequence[str], file: str = "") -> dict[str, Any]:
+        """Return the options in words, which may be those of a config ``file``, by name."""
         options: dict[str, Any] = {}
         place = f"{file}: " if file else ""
         for flag, *values in group_flags(words):
-            name, has_value, value = flag.partition("=")
-            option_text = f"'{name.removeprefix('--')}'" if file else name
-            action = self.flags.get(name)
-            if action is None and name.startswith("--"):
+            name = flag.partition("=")[0]
+            if name.startswith("--") and name not in self.flags:
+                option_text = f"'{name.removeprefix('--')}'" if file else name
                 names = [word.lstrip("-") if file else word for word in (*self.flags, "--help")]
-                self.report_unknown(option_text, names, report, place)
-            elif action is None:
-                report.error(f"{place}unexpected word '{flag}'")
-            elif action.dest in REFUSED:
-                report.error(f"{place}{option_text}: not accepted: launcher or subcommand set it")
-            else:
-                try:
-                    namespace, rest = self.parse_known_args([flag, *values])
-                    options |= vars(namespace)
-                    for word in rest:
-                        report.error(f"{place}unexpected word '{word}'")
-                except UserError:
-                    expected = _expected(action, [value] if has_value else values)
-                    report.error(f"{place}{option_text}: {expected}")
+                self.report_unknown(option_text, names, place)
+                continue
+            try:
+                namespace, rest = self.parse_known_args([flag, *values])
+                options |= vars(namespace)
+                if rest:
+                    raise UserError(f"unexpected word '{' '.join(rest)}'")
+            except UserError as error:
+                self.report.error(f"{place}{error}")
         return options
 
-    def report_unknown(
-        self, option_text: str, names: Iterable[str], report: Report, place: str = ""
-    ) -> None:
+    def report_unknown(self, option_text: str, names: Iterable[str], place: str = "") -> None:
         """Report an option that does not exist, with what was probably meant."""
         message = f"{place}{describe_unknown(option_text, names)} (all options: {self.prog} --help)"
-        report.error(message, name="unknown_option")
+        self.report.error(message, name="unknown_option")
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse refuses, instead of leaving the process."""
-        raise UserError(message)
+        raise UserError(message.removeprefix("argument "))
 
     def help(self) -> str:
         """Return the help page: the recipe, then its options by topic with their defaults."""
-        hidden = {*REFUSED, *self.unread} | (set() if self.recipe.embedded else {"embedded"})
         used = [*_USED, *self.recipe.training, *inspect.get_annotations(FinetuneArguments)]
         own_group = f"options of {catalog.display_name(self.recipe)}"
-        defaults = {**self.defaults, **self.recipe.defaults()}
-        actions: dict[str, list[argparse.Action]] = {
-            name: [] for name in (own_group, *_GROUPS, _REST)
-        }
+        defaults = {**self.defaults, **self.recipe.defaults(), **dict.fromkeys(RUN_OPTIONS)}
+        names = (own_group, *_GROUPS, _REST)
+        groups: dict[str, list[argparse.Action]] = {name: [] for name in names}
         order = {name: position for position, name in enumerate(dict.fromkeys(used), start=1)}
         for action in sorted(self._actions, key=lambda action: order.get(action.dest, 0)):
             name = action.dest
-            default = None if name in RUN_OPTIONS else defaults.get(name)
-            if name in hidden or action.const is False:
+            if name in REFUSED or action.const is False:
                 continue
-            group = self.groups[name] or ("training" if name in order else _REST)
-            if name in self.option_names:
-                group, default = self.groups[name] or own_group, self.defaults[name]
-            actions[group].append(_help_entry(action, default))
+            group = own_group if name in self.option_names else _REST
+            group = self.groups[name] or ("training" if name in order else group)
+            groups[group].append(_help_entry(action, defaults[name]))
         formatter = argparse.RawDescriptionHelpFormatter(self.prog, max_help_position=30)
         formatter.add_text(f"usage: {self.prog} [flags]")
         formatter.add_text(inspect.cleandoc(sys.modules[self.recipe.__module__].__doc__ or ""))
-        for group, members in actions.items():
+        for group, actions in groups.items():
             formatter.start_section(group)
-            formatter.add_arguments(members)
+            formatter.add_arguments(actions)
             formatter.end_section()
         return formatter.format_help()
 
@@ -180,28 +156,6 @@ def group_flags(words: Sequence[str]) -> list[list[str]]:
         else:
             groups[-1].append(word)
     return groups
-
-
-def _reads_dataset(recipe: type[Recipe]) -> bool:
-    """Return whether a recipe reads ``dataset``: one with its own ``load()`` has to declare it."""
-    for cls in recipe.__mro__:
-        is_shipped = cls.__module__.startswith("finetune.recipe.")
-        if is_shipped or "dataset" in inspect.get_annotations(cls):
-            return True
-        if {"load", "read"} & vars(cls).keys():
-            return bool(recipe.dataset)
-    return True
-
-
-def _expected(action: argparse.Action, values: Sequence[str]) -> str:
-    """Return what an action expects, what was found, and the nearest choice."""
-    word, choices = " ".join(values), [*map(str, action.choices or ())]
-    kind = bool if action.type is string_to_bool else action.type
-    expected = typed_as(kind) if isinstance(kind, type) else "another value"
-    if choices:
-        expected = f"{', '.join(choices[:-1])} or {choices[-1]}"
-    value = f"'{word}'{suggestion(word, choices)}" if values else "none"
-    return f"expected {expected}, found {value}"
 
 
 def _help_entry(action: argparse.Action, default: Any) -> argparse.Action:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 #: Options that name data and model on the Hub.
 _SOURCES = ("dataset", "dataset_revision", "dataset_config", "model", "model_revision")
+_HUB_TOKEN = re.compile(r"(hub[-_]token[= ])[^\s,)]+")
 
 
 @dataclass(frozen=True)
@@ -57,32 +59,25 @@ class Settings:
 
     @classmethod
     def from_command_line(cls, recipe: str, flags: Sequence[str]) -> Settings:
-        """Return the settings of ``python -m finetune RECIPE FLAGS``.
+        """Return the settings of ``python -m finetune RECIPE FLAGS``; mistakes are in the report.
 
         Raises:
-            UserError: If there is no such recipe. Other mistakes are in the report.
+            UserError: If there is no such recipe.
         """
-        from finetune.config.parser import RecipeParser, group_flags
+        from finetune.config.parser import RecipeParser
 
-        parser, report = RecipeParser(catalog.find(recipe)), Report()
-        from_flags = parser.read(flags, report)
-        config = _read_config(parser, from_flags.get("config"), report)
-        user_options = merge_options(config, from_flags)
-        words = [*distributed.launcher(), "-m", "finetune", recipe]
-        for group in group_flags(flags):
-            is_token = group[0].replace("-", "_").startswith("__hub_token")
-            words += ["--hub_token=***"] if is_token else group
-        return cls._resolve(parser, user_options, masked(shlex.join(words)), report)
+        parser = RecipeParser(catalog.find(recipe))
+        command = shlex.join([*distributed.launcher(), "-m", "finetune", recipe, *flags])
+        return cls._resolve(parser, {}, parser.read(flags), command)
 
     @classmethod
     def from_keywords(
         cls, recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]
     ) -> Settings:
-        """Return the settings of ``finetune.train(RECIPE, **options)``, whose options are values;
-        those of an instance of a recipe count, too.
+        """Return those of ``finetune.train(RECIPE, **options)``; an instance has options, too.
 
         Raises:
-            UserError: If there is no such recipe. Other mistakes are in the report.
+            UserError: If there is no such recipe.
         """
         from finetune.config.parser import RecipeParser, RunOptions
 
@@ -92,51 +87,39 @@ class Settings:
                 if (value := getattr(recipe, option.name)) != option.default:
                     changed[option.name] = value
             recipe = type(recipe)
-        recipe_class = catalog.find(recipe) if isinstance(recipe, str) else recipe
-        parser, report = RecipeParser(recipe_class), Report()
+        parser = RecipeParser(catalog.find(recipe) if isinstance(recipe, str) else recipe)
         hints, keywords = get_type_hints(RunOptions), dict[str, Any]()
         for name, value in options.items():
             if name not in parser.names:
-                parser.report_unknown(f"'{name}'", parser.names, report)
+                parser.report_unknown(f"'{name}'", parser.names)
             elif mistake := find_type_mistake(name, value, hints.get(name, Any)):
-                report.error(mistake)
+                parser.report.error(mistake)
             else:
                 keywords[name] = value
         if not isinstance(keywords.get("dataset", ""), str):
             from finetune.data import memory
 
             keywords["dataset"] = memory.store(keywords["dataset"])
-        config = _read_config(parser, keywords.get("config"), report)
-        user_options = merge_options({**config, **changed}, keywords)
-        words = [repr(catalog.origin(recipe_class))]
-        for name, value in user_options.items():
-            words.append(f"{name}={'***' if name == 'hub_token' else value!r}")
-        return cls._resolve(parser, user_options, f"finetune.train({', '.join(words)})", report)
+        words = [f"{name}={value!r}" for name, value in {**changed, **keywords}.items()]
+        command = f"finetune.train({', '.join([repr(catalog.origin(parser.recipe)), *words])})"
+        return cls._resolve(parser, changed, keywords, command)
 
     @classmethod
     def _resolve(
-        cls,
-        parser: RecipeParser,
-        user_options: Mapping[str, Any],
-        command: str,
-        report: Report,
+        cls, parser: RecipeParser, changed: Mapping[str, Any], typed: dict[str, Any], command: str
     ) -> Settings:
+        """Merge the options: of the config file, of an instance of the recipe, and as typed."""
         from finetune.config.parser import RUN_OPTIONS
 
-        recipe, names = parser.recipe, parser.option_names
-        recipe_name = catalog.display_name(recipe)
+        recipe, report = parser.recipe, parser.report
+        config = _read_config(parser, typed["config"]) if typed.get("config") is not None else {}
+        user_options = merge_options({**config, **changed}, typed)
+        hub_token = user_options.pop("hub_token", None)
         if user_options.get("embedded") and not recipe.embedded:
-            report.error(f"--embedded: the recipe '{recipe_name}' has no embedded data")
-        for name in sorted(parser.unread & user_options.keys()):
-            report.error(
-                f"--{name}: the recipe '{recipe_name}' loads its own data; if its load() reads "
-                "self.dataset, write `dataset: str = ...` in the class"
-            )
+            report.error(f"--embedded: {catalog.display_name(recipe)} has no embedded data")
         embedded = recipe.embedded if user_options.get("embedded") else {}
-        merged = merge_options(embedded, user_options)
-        overrides = {name: merged[name] for name in merged if name not in user_options}
+        merged, names = merge_options(embedded, user_options), parser.option_names
         training = {name: merged[name] for name in merged if name not in {*names, *RUN_OPTIONS}}
-        hub_token = training.pop("hub_token", None)
         directory = training.get("output_dir", recipe.defaults()["output_dir"])
         training["output_dir"] = str(Path(directory).expanduser())
         built = _build(recipe, {name: merged[name] for name in merged if name in names}, report)
@@ -144,10 +127,10 @@ class Settings:
         return cls(
             recipe=built,
             training=training,
-            overrides=overrides,
-            user_options={n: value for n, value in user_options.items() if n != "hub_token"},
+            overrides={name: merged[name] for name in merged if name not in user_options},
+            user_options=user_options,
             dry_run=bool(user_options.get("dry_run")),
-            command=command,
+            command=masked(_HUB_TOKEN.sub(r"\1***", command)),
             hub_token=hub_token,
         )
 
@@ -170,15 +153,12 @@ class Settings:
     def resuming(self) -> str:
         """The command that resumes this run where it was interrupted."""
         command, checkpoint = self.command, self.values.resume_from_checkpoint
-        is_python = command.startswith("finetune.")
-        if checkpoint and is_python:
-            option = f"resume_from_checkpoint={checkpoint!r}"
-            return command.replace(option, "resume_from_checkpoint='last'")
-        if checkpoint:  # the last flag counts
-            return f"{command} --resume_from_checkpoint last"
         if self.values.resume:
             return command
-        return f"{command[:-1]}, resume=True)" if is_python else f"{command} --resume"
+        if command.startswith("finetune."):
+            command = command.replace(f", resume_from_checkpoint={checkpoint!r}", "")
+            return f"{command[:-1]}, resume=True)"
+        return f"{command} --resume" + "_from_checkpoint last" * bool(checkpoint)  # the last counts
 
     @functools.cached_property
     def values(self) -> ArgumentValues:
@@ -210,10 +190,11 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     for name in (*_SOURCES, "config", "embedded", "push_to_hub"):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
     namespace, other_words = parser.parse_known_args(flags)
-    options = {name: value for name, value in vars(namespace).items() if value is not None}
-    may_have_mistakes = other_words or not options.keys() <= {*_SOURCES}
+    typed = {name: value for name, value in vars(namespace).items() if value is not None}
+    config: dict[str, Any] = {}
     with contextlib.suppress(UserError):
-        options = {**(_load_yaml(options["config"]) if "config" in options else {}), **options}
+        config = _load_yaml(typed["config"]) if "config" in typed else {}
+    options = {**config, **typed}
     embedded, pushes = (
         str(options.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
         for name in ("embedded", "push_to_hub")
@@ -221,12 +202,12 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     if pushes or "" in (options.get(name) for name in _SOURCES):
         return
     defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-    merged = {**defaults, **(recipe.embedded if embedded else {}), **options}
-    sources = {name: merged[name] for name in _SOURCES if merged.get(name) is not None}
-    is_local = bool(sources.get("dataset")) and not hub.names_repository(sources["dataset"])
+    sources = {**defaults, **(recipe.embedded if embedded else {}), **options}
+    is_local = sources["dataset"] and not hub.names_repository(sources["dataset"])
+    may_have_mistakes = is_local or other_words or not typed.keys() <= {*_SOURCES}
     if not hub.missing(sources):
         hub.go_offline()
-    elif distributed.is_main_process() and not (may_have_mistakes or is_local):
+    elif distributed.is_main_process() and not may_have_mistakes:
         hub.require(sources, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
 
 
@@ -244,15 +225,13 @@ def _build(recipe: type[Recipe], options: Mapping[str, Any], report: Report) -> 
     return recipe(**accepted)
 
 
-def _read_config(parser: RecipeParser, config: str | None, report: Report) -> dict[str, Any]:
+def _read_config(parser: RecipeParser, config: str) -> dict[str, Any]:
     """Return the options in a YAML file, read by the parser of the flags."""
-    if config is None:
-        return {}
     content, words, forms = dict[str, Any](), list[str](), comma_lists(parser.recipe)
-    with report.collect():
+    with parser.report.collect():
         content = _load_yaml(config)
     for name, value in content.items():
-        with report.collect():
+        with parser.report.collect():
             if name in forms:
                 value = format_option(value, forms[name], f"{config}: '{name}'")
             if isinstance(value, list):
@@ -260,14 +239,14 @@ def _read_config(parser: RecipeParser, config: str | None, report: Report) -> di
             elif value not in ("", "null", "~"):
                 text = json.dumps(value) if isinstance(value, dict) else value
                 words.append(f"--{name}={text}")
-    options = parser.read(words, report, config)
+    options = parser.read(words, config)
     if options.pop("config", None) is not None:
-        report.error(f"{config}: 'config' cannot name another file")
+        parser.report.error(f"{config}: 'config' cannot name another file")
     return options
 
 
 def _load_yaml(config: str) -> dict[str, Any]:
-    """Return the values of a YAML file as strings, which the parser checks like flags."""
+    """Return the values of a YAML file as strings."""
     import yaml
 
     try:
@@ -277,10 +256,7 @@ def _load_yaml(config: str) -> dict[str, Any]:
         raise UserError(f"--config: {config} cannot be read: {error}") from error
     if not isinstance(node, yaml.MappingNode):
         raise UserError(f"--config: {config}: expected lines like `learning_rate: 2e-5`")
-    first_lines: dict[str, int] = {}
-    for key, _ in node.value:
-        name, line = key.value.replace("-", "_"), key.start_mark.line + 1
-        if first_lines.setdefault(name, line) != line:
-            lines = f"lines {first_lines[name]} and {line}"
-            raise UserError(f"--config: {config}: '{name}' is in {lines}; keep one")
+    names = [str(key.value).replace("-", "_") for key, _ in node.value]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"--config: {config}: more than one line of {', '.join(repeated)}")
     return {name.replace("-", "_"): value for name, value in content.items()}

@@ -111,15 +111,14 @@ class Recipe(RecipeOptions):
         """
         if not self.dataset:
             raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
-        return self.read()
+        return self.labelled(self.read())
+
+    def labelled(self, dataset: DatasetDict) -> DatasetDict:
+        """Return rows of a source with the columns that :meth:`load` returns; here they have."""
+        return dataset
 
     def read(self) -> DatasetDict:
         """Return the rows of the source as they are, with the column ``_row``."""
-        self.row_source = self._find_source()
-        self.report.locate = self.row_source.locate
-        return self.row_source.load(self.report)
-
-    def _find_source(self) -> Source:
         from finetune.data.files_of_splits import parse_split_names
         from finetune.data.read import ReadOptions
         from finetune.data.sources import Source
@@ -131,7 +130,11 @@ class Recipe(RecipeOptions):
             sheet=self.sheet,
         )
         splits = parse_split_names(self.dataset_splits)
-        return Source(self.dataset, self.dataset_revision, self.dataset_config, splits, options)
+        self.row_source = source = Source(
+            self.dataset, self.dataset_revision, self.dataset_config, splits, options
+        )
+        self.report.locate = source.locate
+        return source.load(self.report)
 
     def check(self) -> None:
         """Raise a ``UserError`` if options cannot work with the model; no data is read yet."""
@@ -139,10 +142,9 @@ class Recipe(RecipeOptions):
     def split(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``train``, ``validation`` and ``test``, without duplicates, then sampled."""
         from finetune.data.splits import make_splits
-        from finetune.recipe.rows import split_plan
 
         dataset, self.split_how = make_splits(
-            dataset, split_plan(self), column=self.input_column, report=self.report
+            dataset, self.split_plan(), column=self.input_column, report=self.report
         )
         return dataset
 
@@ -193,16 +195,12 @@ class Recipe(RecipeOptions):
         :meth:`trainer` calls it, after the seed is set; :meth:`trainer_kwargs` does not. An
         evaluation of a run calls it with what :meth:`load_model` returned: a recipe that adds
         parameters here loads them there, and does not add them twice.
-
-        Args:
-            model: From :meth:`build_model` or :meth:`load_model`.
-            arguments: Of the training, resolved: device, precision and batch are known.
         """
         from finetune.models import cpu
 
         model = self.kind.scaled(model)
-        has_kernels = arguments.cpu_kernels == "auto" and not arguments.torch_compile
-        if arguments.device.type == "cpu" and has_kernels:
+        is_on = arguments.cpu_kernels == "auto" and not arguments.torch_compile
+        if arguments.device.type == "cpu" and is_on:
             recomputes = bool(arguments.activation_checkpointing)
             cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
         return model
@@ -212,9 +210,6 @@ class Recipe(RecipeOptions):
 
         With weights of classes the library divides the loss by the rows of a step, our trainer by
         the sum of their weights, which are 1 on average.
-
-        Args:
-            model: Trained instead of a fresh one.
         """
         if model is None:
             model = self.kind.initialized(self.build_model(self.labels), self.note)
@@ -231,17 +226,10 @@ class Recipe(RecipeOptions):
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return :meth:`trainer_kwargs`, which had this name until release 0.2."""
         warnings.warn(RENAMED_PARTS, FutureWarning, stacklevel=2)
-        # of the first class that has not overridden it by this name, where `super().parts()` is it
-        cls = next(cls for cls in type(self).__mro__ if "parts" not in vars(cls) or cls is Recipe)
-        kwargs: dict[str, Any] = cls.trainer_kwargs(self, model)  # type: ignore[attr-defined]
-        return kwargs
+        return self.trainer_kwargs(model)
 
     def trainer(self, **training_arguments: Any) -> Trainer:
         """Return a ``transformers.Trainer``, ready to ``train()``; nothing is written before.
-
-        Args:
-            **training_arguments: Any field of ``TrainingArguments``, and the toolkit's few more;
-                they go over the defaults of the recipe.
 
         Raises:
             UserError: If an argument is unknown, or if the data cannot be trained on.
@@ -260,23 +248,35 @@ class Recipe(RecipeOptions):
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    def columns_read(self) -> list[str]:
-        """Return the columns of the data that the model reads, in their order."""
-        return [self.input_column]
-
     @functools.cached_property
     def source(self) -> DatasetDict:
         """The data as it was read, labelled, before any row is left out or split off."""
-        from finetune.recipe.rows import read_source
+        from finetune.data import columns, sources
 
-        return read_source(self)
+        hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
+        dataset = sources.number_rows(self.load())
+        columns.require_labelled(dataset, self.input_column, self.report)
+        columns.require_rows(dataset, self.target_names or [self.label_name], self.report)
+        return dataset
 
     @functools.cached_property
     def splits(self) -> DatasetDict:
-        """The raw splits, checked, with the rows in the order of the source."""
-        from finetune.recipe.rows import make_splits
+        """The raw splits, corrected and checked, with the rows in the order of the source."""
+        from finetune.checking.rows import check_rows
+        from finetune.data import columns, corrections
 
-        return make_splits(self)
+        source, report = self.source, self.report
+        columns.check_names(source, self.unmapped_labels, report)
+        report.raise_errors()
+        dataset = self.split(source)
+        if any((files := self.correction_files()).values()):
+            dataset, self.corrections = corrections.apply(
+                dataset, source, self.input_column, report=report, **files
+            )
+        columns.require_rows(dataset, self.target_names or [self.label_name], report, source)
+        split_by = [name for name in (self.group_column, self.time_column) if name is not None]
+        check_rows(source, dataset, self.columns_read(), split_by, report)
+        return dataset
 
     @functools.cached_property
     def prepared(self) -> DatasetDict:
@@ -298,6 +298,10 @@ class Recipe(RecipeOptions):
         prepared = copy.prepare(DatasetDict(test=rows))["test"]
         copy.prepared = DatasetDict(dict.fromkeys(copy.splits, prepared))
         return copy
+
+    def columns_read(self) -> list[str]:
+        """Return the columns of the data that the model reads, in their order."""
+        return [self.input_column]
 
     def whole_lengths(self, split: str) -> list[int] | None:
         """Return the tokens of each row before truncation; None where rows have no length."""
@@ -322,7 +326,7 @@ class Recipe(RecipeOptions):
     @property
     def presumed_kind(self) -> Task[Any]:
         """:attr:`kind`; before the data is loaded, one class a row."""
-        from finetune.tasks.single_label import SingleLabel
+        from finetune.tasks.classes import SingleLabel
 
         return self.kind if "splits" in vars(self) else SingleLabel()
 
@@ -343,23 +347,21 @@ class Recipe(RecipeOptions):
 
         return self.kind.targets(targets.values(self.splits[split]))
 
-    def training_targets(self) -> np.ndarray:
-        """Return the targets of what one epoch trains on: see :meth:`targets`."""
-        return self.targets("train")
-
     @functools.cached_property
     def weights(self) -> np.ndarray | None:
-        """The weight of each class in the loss, shape ``(classes,)``; None if all are alike.
+        """The weight of each class in the loss, shape ``(classes,)``; None if all are alike."""
+        import numpy as np
 
-        Raises:
-            UserError: If ``class_weights`` cannot be used.
-        """
-        from finetune.data.label_columns import list_names
+        from finetune.data.labels import list_names
 
-        text, is_own = self.class_weights, type(self).loss is not Recipe.loss
-        if self.kind.label_kind == "labels" and is_own and text != "none":
+        if (text := self.class_weights) == "none":
+            return None
+        if self.kind.label_kind == "labels" and type(self).loss is not Recipe.loss:
             raise UserError(f"--class_weights {text}: weigh several labels a row in your loss()")
-        weights = self.kind.class_weights(text, self.training_targets())
+        rows = self.prepared["train"].with_format("numpy")
+        has_targets = "labels" in rows.column_names  # of each window, where texts are read in these
+        targets = np.asarray(rows["labels"][:]) if has_targets else self.targets("train")
+        weights = self.kind.class_weights(text, targets)
         if weights is not None:
             pairs = [f"{n} {weight:.4g}" for n, weight in zip(self.labels, weights, strict=True)]
             self.note(f"class weights: {list_names(pairs)}; the evaluation loss is not weighted")

@@ -1,22 +1,27 @@
-"""Find recipes by name, by the path of a file, or by entry point; nobody keeps a list.
+"""Recipes by name, by the path of a file, or by entry point; metrics by the path of a file.
 
 The recipes of the toolkit are the files of ``recipes/`` beside this package. They are imported from
-there, whatever else is named ``recipes`` on the import path.
+there, whatever else is named ``recipes`` on the import path. A file that the user names is imported
+once. A file that a run names is data, and is imported only if the user trusts it.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from finetune.errors import UserError, suggestion
-from finetune.recipe import code_files
 from finetune.runtime.importing import (
     HOUSE,
     import_source,
@@ -29,6 +34,10 @@ if TYPE_CHECKING:
     from finetune.recipe import Recipe
 
 ENTRY_POINTS = "finetune.recipes"
+_SHA256 = "__sha256__"  # of the source, an attribute of a module that is imported here
+
+
+# ---- recipes -------------------------------------------------------------------------------------
 
 
 def names() -> list[str]:
@@ -46,12 +55,8 @@ def summary(name: str) -> str:
     return f"from {point.value}"
 
 
-def find(name: str, *, reload: bool = True) -> type[Recipe]:
+def find(name: str) -> type[Recipe]:
     """Return the recipe class of a name: ``yelp``, ``path/to/mine.py`` or an entry point.
-
-    Args:
-        name: The name.
-        reload: Whether a file that was edited since it was imported is imported again.
 
     Raises:
         UserError: If there is none, or if the file does not define exactly one recipe.
@@ -60,14 +65,15 @@ def find(name: str, *, reload: bool = True) -> type[Recipe]:
         _import_package()
         return _only_recipe(importlib.import_module(f"recipes.{name}"), name)
     if name.endswith(".py"):
-        path = Path(name).expanduser().resolve()
         _import_package()  # a recipe may derive from one of them
-        module = None if reload else code_files.imported(path)
-        return _only_recipe(module or code_files.import_file(path, "recipe"), name)
+        return _only_recipe(import_file(Path(name).expanduser().resolve(), "recipe"), name)
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
-    raise UserError(f"unknown recipe '{name}'{_available(name)}; a custom one is a path to a .py")
+    raise UserError(
+        f"unknown recipe '{name}'{suggestion(name, names())} (available: {', '.join(names())}); "
+        "a custom one is a path to a .py"
+    )
 
 
 def of_run(name: str, manifest: Path) -> type[Recipe]:
@@ -76,20 +82,16 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
     Raises:
         UserError: If the recipe is neither installed nor imported by this process.
     """
-    if name not in names():
-        if not _is_file(name):
-            raise UserError(
-                f"{manifest} names the recipe '{name}', not installed{_available(name)}"
-            )
-        code_files.refuse_untrusted([Path(name)], "recipe", manifest)
-    return find(name, reload=False)
-
-
-def trust(name: str, tell: Callable[[str], object]) -> None:
-    """Import the recipe file that a manifest names, if it names one; the user trusts it."""
-    if _is_file(name):
-        _import_package()
-        code_files.trust([Path(name)], "recipe", (), tell)
+    if name in names():
+        return find(name)
+    if not _is_file(name):
+        raise UserError(
+            f"{manifest} names the recipe '{name}', not installed (available: {', '.join(names())})"
+        )
+    refuse_untrusted([Path(name)], "recipe", manifest)
+    module = imported(Path(name).resolve())
+    assert module is not None  # or it was refused
+    return _only_recipe(module, name)
 
 
 def origin(recipe: type[Recipe]) -> str:
@@ -122,10 +124,6 @@ def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted((HOUSE / "recipes").glob("[!_]*.py"))}
 
 
-def _available(name: str) -> str:
-    return f"{suggestion(name, names())} (available: {', '.join(names())})"
-
-
 def _import_package() -> None:
     """Import the toolkit's ``recipes``, whatever else is named so on the import path."""
     init = HOUSE / "recipes" / "__init__.py"
@@ -144,3 +142,92 @@ def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:
     from finetune.recipe import Recipe
 
     return only_class(module, Recipe, f"'{name}'")
+
+
+# ---- files of recipes and metrics ----------------------------------------------------------------
+
+
+def is_path(name: object) -> bool:
+    """Return whether a name is that of a file or directory rather than of something installed."""
+    is_text = isinstance(name, str) and ("/" in name or os.sep in name or name.endswith(".py"))
+    return is_text or isinstance(name, os.PathLike)
+
+
+def imported(path: Path) -> ModuleType | None:
+    """Return the module that this process imported from a file, under whatever name."""
+    for module in list(sys.modules.values()):
+        file = str(getattr(module, "__file__", None))
+        if file.endswith(path.name) and Path(file).resolve() == path:
+            return module
+    return None
+
+
+def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = None) -> ModuleType:
+    """Import a file, which can import what is beside it: ``from .costs import COSTS``, and in a
+    recipe ``import costs``. One that was imported from the same source is not imported again.
+
+    ``tell`` is called with path and sha256 before; ``kind`` is for messages: ``recipe``.
+
+    Raises:
+        UserError: If it cannot be imported.
+    """
+    source, sha256 = read_source(path, kind)
+    if (module := imported(path)) and getattr(module, _SHA256, sha256) == sha256:
+        return module
+    if tell is not None:
+        tell(f"importing the {kind} {path} (sha256 {sha256})")
+    finder = _BesideFile(str(path.parent))
+    if kind == "recipe" and finder not in sys.meta_path:
+        sys.meta_path.append(finder)
+    package = f"finetune_{kind}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        del sys.modules[name]  # of an earlier version of the file
+    sys.modules[package] = parent = ModuleType(package)
+    parent.__path__ = [str(path.parent)]
+    module = import_source(f"{package}.{path.stem}", path, source, path_below_cwd(path))
+    setattr(module, _SHA256, sha256)
+    return module
+
+
+def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:
+    """Refuse files that a manifest names: it is data, and must not make code run.
+
+    Raises:
+        UserError: For each file that this process has not imported before.
+    """
+    if mistakes := [
+        f"{manifest} names a {kind} file, {path}, which would be run as code: if you trust that "
+        "file, add --trust_recipe (in Python trust_recipe=True, or import it first)"
+        if path.exists()
+        else f"{manifest} names a {kind} file that does not exist: {path}"
+        for path in paths
+        if not imported(path.resolve())
+    ]:
+        raise UserError(*mistakes)
+
+
+def trust(recipe: str, metrics: Sequence[Path], tell: Callable[[str], object]) -> None:
+    """Import the recipe and the metrics that a manifest names, those that are files and exist; the
+    user trusts them. ``tell`` is called with path and sha256 before a file is imported.
+    """
+    _import_package()
+    files = [("recipe", Path(recipe))] if _is_file(recipe) else []
+    for kind, path in [*files, *(("metric", path) for path in metrics)]:
+        if path.is_file() and not imported(path.resolve()):
+            import_file(path.resolve(), kind, tell)
+
+
+@dataclass(frozen=True)
+class _BesideFile(MetaPathFinder):
+    """Lets a file import the modules beside it, also later, in one of the steps of a recipe.
+
+    An entry of ``sys.path`` would take a folder that is named like an optional package for it.
+    """
+
+    directory: str
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, [self.directory]) if path is None else None
+        return spec if spec is not None and spec.loader is not None else None

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from finetune.data.comma_list import format_option, split_values
 from finetune.errors import Report, UserError
 from finetune.training.options import find_type_mistake, merge_options
+
+if TYPE_CHECKING:
+    from finetune.data.splits import Plan
 
 
 def option(default: Any, help: str, form: str | None = None, *, group: str = "") -> Any:
@@ -24,7 +26,7 @@ def option(default: Any, help: str, form: str | None = None, *, group: str = "")
         help: One line without the default, which the command line adds.
         form: How several values are written, ``NAME,NAME`` or ``NAME=VALUE,NAME=VALUE``, where
             the option takes them; in Python and YAML they may be a list, or a mapping.
-        group: The topic under which the help shows it; empty for one of its recipe's own.
+        group: The topic in the help; empty for an option of the recipe's own.
     """
     metadata = {"help": help, "group": group, "metavar": form}
     metadata = {name: text for name, text in metadata.items() if text}
@@ -44,9 +46,7 @@ class RecipeOptions:
     dataset_revision: str | None = _data(None, "commit, tag or branch on the Hub (unset: newest)")
     dataset_config: str | None = _data(None, "configuration of a data set on the Hub")
     dataset_splits: str | None = _data(
-        None,
-        "names of the splits in the source; test=none splits off another test set",
-        "test=NAME,validation=NAME",
+        None, "names of the splits in the source; none: split off", "test=NAME,validation=NAME"
     )
     csv_quoting: Literal["auto", "minimal", "none"] = _data(
         "auto", "quotation marks in a .csv: minimal, they enclose fields; none, they are text"
@@ -61,30 +61,40 @@ class RecipeOptions:
     validation_size: float | None = _splits(
         None, "the same for validation (unset: 0.1 of the rows left, at most 10,000)"
     )
-    group_column: str | None = _splits(
-        None, "column of groups, such as patients, kept in one split"
-    )
+    group_column: str | None = _splits(None, "column of groups, such as patients, not divided")
     time_column: str | None = _splits(
-        None, "column of dates or numbers: the newest rows become the test set, the next validation"
+        None, "column of dates or numbers: the newest rows are tested"
     )
     keep_contradictions: Literal["none", "first"] = _splits(
         "none", "training rows with the same text but different labels: drop all, or keep the first"
     )
     split_seed: int = _splits(42, "seed of the splits and of sampled rows (not of the training)")
-    relabel: str | None = _splits(
-        None, "correct labels by the column new_label of a suspects.csv, filled in", "FILE,FILE"
-    )
+    relabel: str | None = _splits(None, "labels to correct: new_label of suspects.csv", "FILE,FILE")
     exclude: str | None = _splits(None, "leave out all rows that such a file lists", "FILE,FILE")
 
     loss_function: str | None = _training(None, "loss, one of those of the task (unset: its first)")
     class_weights: str = _training(
-        "none",
-        "weight of classes in the loss: balanced, none, or by name",
-        "NAME=WEIGHT,NAME=WEIGHT",
+        "none", "weight in the loss: balanced, none, or by name", "NAME=WEIGHT,NAME=WEIGHT"
     )
     metrics: str | None = _training(
         None, "f1_macro, roc_auc, ./MINE.py and others (unset: those of the task)", "NAME,NAME"
     )
+
+    def split_plan(self) -> Plan:
+        """Return how the options split rows."""
+        from finetune.data.splits import Plan
+
+        names = {field.name for field in dataclasses.fields(Plan)} & vars(self).keys()
+        return Plan(
+            seed=self.split_seed,
+            drop=bool(getattr(self, "drop_invalid", False)),
+            **{name: getattr(self, name) for name in names},
+        )
+
+    def correction_files(self) -> dict[str, list[str]]:
+        """Return the names of the files of corrections, by the option that names them."""
+        options = {"relabel": self.relabel, "exclude": self.exclude}
+        return {name: split_values(value or "") for name, value in options.items()}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -93,9 +103,7 @@ class ModelOptions:
 
     label_column: str = _labels("label", "column that holds the label")
     label_map: str | None = _labels(None, "rename or merge labels", "LABEL=NAME,LABEL=NAME")
-    drop_invalid: bool = _labels(
-        False, "drop rows without a text, an image or a label, instead of refusing them"
-    )
+    drop_invalid: bool = _labels(False, "drop rows without a text, an image or a label")
     model: str = _model("", "name of a model on the Hub, a local directory, or embedded:NAME")
     model_revision: str | None = _model(None, "commit, tag or branch on the Hub (unset: newest)")
 
@@ -104,22 +112,15 @@ class ModelOptions:
 class TextOptions(ModelOptions):
     """Labels of any kind, columns of text, and how long texts are read."""
 
-    label_columns: str | None = _labels(
-        None, "several label columns instead: each of 0 and 1, or of numbers", "NAME,NAME"
-    )
-    label_separator: str | None = _labels(
-        None, "separator of several labels in a cell, such as ';'"
-    )
+    label_columns: str | None = _labels(None, "several, each of 0 and 1 or of numbers", "NAME,NAME")
+    label_separator: str | None = _labels(None, "separator of several labels in a cell, like ';'")
     thresholds: Literal["one", "label", "none"] = _labels(
-        "one",
-        "decision thresholds of multi-label tasks: one for all labels, one per label, or none",
+        "one", "decision thresholds of multi-label tasks: one for all, one per label, or none"
     )
     task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = _labels(
         "auto", "kind of labels (auto: detected from the training rows)"
     )
-    label_order: str | None = _labels(
-        None, "classes from the lowest to the highest, for --task ordinal", "NAME,NAME,NAME"
-    )
+    label_order: str | None = _labels(None, "ordinal classes, lowest first", "NAME,NAME,NAME")
     drop_duplicates: Literal["exact", "near"] = _splits(
         "exact", "keep one of the training rows with the same text; near: of nearly the same text"
     )
@@ -137,13 +138,9 @@ class TextOptions(ModelOptions):
     )
     stride: int | None = _text(None, "tokens that windows share (unset: a quarter of max_length)")
     pooling: Literal["mean", "max"] = _text("mean", "logits of a text's windows: mean or maximum")
-    preprocessing_num_workers: int | None = _text(
-        None, "processes that tokenize (unset: one a core, fewer for few rows)"
-    )
+    preprocessing_num_workers: int | None = _text(None, "processes that tokenize (unset: by cores)")
     hidden_dropout: float | None = _model(None, "dropout of hidden states (unset: the model's own)")
-    attention_dropout: float | None = _model(
-        0.0, "dropout of the attention probabilities; above 0 a CPU has no fused kernel for it"
-    )
+    attention_dropout: float | None = _model(0.0, "dropout of attention; on a CPU 0 is faster")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -151,9 +148,7 @@ class ImageOptions(ModelOptions):
     """The column of images, and what training changes in them."""
 
     image_column: str = _image("", "column of images or paths (unset: one with a usual name)")
-    crop_scale: float = _image(
-        0.5, "least share of the area that random crops of training keep (1: no crops)"
-    )
+    crop_scale: float = _image(0.5, "least share of the area that crops keep (1: no crops)")
     horizontal_flip: bool = _image(True, "mirror every other training image (not digits or text)")
 
 
@@ -178,8 +173,8 @@ def declare(cls: Any) -> None:
     inherited: dict[str, dataclasses.Field[Any]] = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__[1:])):
         inherited |= {field.name: field for field in dataclasses.fields(base)}
-    annotated = inspect.get_annotations(cls)
-    for name in inherited.keys() & vars(cls).keys():
+    annotated, attributes = inspect.get_annotations(cls), vars(cls)
+    for name in inherited.keys() & attributes.keys():
         if name not in annotated:
             hint: Any = inherited[name].type
             hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
@@ -187,29 +182,27 @@ def declare(cls: Any) -> None:
                 f"{cls.__name__}.{name} overrides an option without annotation, so it would have "
                 f"no effect: write `{name}: {hint} = ...`"
             )
-        value = vars(cls)[name]
+        value = attributes[name]
         field = value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
         field.metadata = MappingProxyType({**inherited[name].metadata, **field.metadata})
         setattr(cls, name, field)
-    if "compute_metrics" in vars(cls) and "own_metrics" not in vars(cls):
+    if "compute_metrics" in attributes and "own_metrics" not in attributes:
         raise UserError(
             f"{cls.__name__} has a compute_metrics of its own and does not say what it returns: "
             'add `own_metrics = ("NAME", ...)`'
         )
+    if "parts" in attributes:
+        raise UserError(f"{cls.__name__}: {RENAMED_PARTS}")
     dataclasses.dataclass(kw_only=True)(cls)
-    if "parts" in vars(cls):
-        warnings.warn(RENAMED_PARTS, FutureWarning, stacklevel=3)
-        cls.trainer_kwargs = cls.parts
-    for attribute in ("training", "embedded"):
-        values = vars(cls).get(attribute, {})
-        setattr(cls, attribute, merge_options(getattr(super(cls, cls), attribute), values))
+    for name in ("training", "embedded"):
+        merged = merge_options(getattr(super(cls, cls), name), attributes.get(name, {}))
+        setattr(cls, name, merged)
 
 
 # ---- mistakes in values --------------------------------------------------------------------------
 
-_LAST_SEED = 2**32 - 3  # two more are made of it
 #: Options of which only one may be set.
-EXCLUSIVE = (
+_EXCLUSIVE = (
     ("group_column", "time_column"),
     ("label_column", "label_columns"),
     ("text_column", "text_columns"),
@@ -222,7 +215,8 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "eval_samples": ("a number of rows, 1 or more", lambda rows: rows >= 1),
     "test_size": (_SIZE, lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0)),
     "validation_size": (_SIZE, lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0)),
-    "split_seed": (f"a number from 0 to {_LAST_SEED}", lambda seed: 0 <= seed <= _LAST_SEED),
+    # two more seeds are made of it
+    "split_seed": ("a number from 0 to 2**32 - 3", lambda seed: 0 <= seed <= 2**32 - 3),
     "label_separator": ("a character such as ';'", bool),
     "max_length": ("at least 3 tokens", lambda tokens: tokens >= 3),
     "preprocessing_num_workers": ("1 process or more", lambda processes: processes >= 1),
@@ -244,40 +238,42 @@ def validate(recipe: Any) -> None:
 
         recipe.dataset = memory.store(recipe.dataset)
     report, hints, forms = Report(), get_type_hints(type(recipe)), comma_lists(recipe)
-    values, defaults = dict[str, Any](), dict[str, Any]()
-    for field in dataclasses.fields(recipe):
-        name, defaults[field.name] = field.name, field.default
+    fields = {field.name: field for field in dataclasses.fields(recipe)}
+    for name in fields:
         with report.collect():
             value = format_option(getattr(recipe, name), forms.get(name, ""), f"--{name}")
             value = os.fspath(value) if isinstance(value, os.PathLike) else value
             setattr(recipe, name, value)
-            values[name] = value
             expected, is_allowed = _RANGES.get(name, ("", lambda _: True))
             if mistake := find_type_mistake(f"--{name}", value, hints[name]):
                 report.error(mistake)
             elif value is not None and not is_allowed(value):
                 report.error(f"--{name} {value}: expected {expected}")
     report.raise_errors()
-    for name, other in EXCLUSIVE:
-        is_set = values.get(name) not in (None, defaults.get(name), recipe.embedded.get(name))
-        if is_set and values.get(other) is not None:
+    owner = next(cls for cls in type(recipe).__mro__ if {"load", "read", "dataset"} & {*vars(cls)})
+    is_read = owner.__module__.startswith("finetune.recipe.") or "dataset" in vars(owner)
+    declared = type(recipe).dataset or recipe.embedded.get("dataset")
+    if recipe.dataset and not (is_read or declared):
+        report.error(
+            f"--dataset {recipe.dataset}: the recipe loads its own data; if its load() reads "
+            "self.dataset, write `dataset: str = ...` in the class"
+        )
+    values = {name: getattr(recipe, name) for name in fields}
+    for name, other in _EXCLUSIVE:
+        if values.get(name) is None or values.get(other) is None:
+            continue
+        if values[name] not in (fields[name].default, recipe.embedded.get(name)):
             report.error(
                 f"--{name} {values[name]} and --{other} {values[other]}: give one of the two"
             )
     if values["metrics"] and recipe.own_metrics:
         report.error(f"--metrics {values['metrics']}: the recipe computes its own")
-    shares = [size for size in (values["test_size"], values["validation_size"]) if size]
-    if sum(share for share in shares if share < 1) >= 1:
-        report.error(
-            f"--test_size {shares[0]:g} and --validation_size {shares[1]:g}: expected shares of "
-            "less than 1 together, or nothing is left to train on"
-        )
     for name, value in (("long_texts", "windows"), ("truncation", "head_tail")):
         if values.get("text_columns") and values[name] == value:
             report.error(f"--{name} {value}: reads one column, not --text_columns")
     if (order := values.get("label_order")) is not None:
-        names, task = split_values(order), values["task"]
-        if task not in ("auto", "ordinal") or len(names) < 3 or len(set(names)) < len(names):
+        names = split_values(order)
+        if values["task"] not in ("auto", "ordinal") or len({*names}) < max(3, len(names)):
             report.error(
                 f"--label_order {order}: expected --task ordinal, and three different classes or "
                 "more, with commas"

@@ -737,7 +737,7 @@ T --max_length 1.5 -> --max_length '1.5'
 T --train_samples abc -> --train_samples 'abc'
 T --learning_rate fast -> --learning_rate 'fast'
 T --eval_strategy sometimes -> --eval_strategy sometimes epoch
-T --bf16 maybe -> --bf16 'maybe'
+T --bf16 maybe -> --bf16 maybe true
 T --max_length=-5 -> --max_length -5
 T --max_length 4096 -> --max_length 4096 model 128
 T --train_samples=-5 -> --train_samples -5
@@ -777,7 +777,7 @@ T --config unknown.yaml -> unknown.yaml learning_rte learning_rate
 T --config type.yaml -> type.yaml max_length long
 T --config two.yaml -> two.yaml learning_rte learning_rate | two.yaml train_samples 1.5
 T --config list.yaml -> --config list.yaml
-T --config twice.yaml -> twice.yaml seed 1 3
+T --config twice.yaml -> twice.yaml seed
 txet D M -> 'txet' 'text'
 train yepl -> 'yepl' 'yelp'
 yepl -> 'yepl' yelp image mnist sentiment text

@@ -1,0 +1,393 @@
+"""Recipes of texts, or several parts of one a row, and of images, on models of ``transformers``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune.data import ROW
+from finetune.data.comma_list import split_values
+from finetune.errors import UserError
+from finetune.recipe.base import Recipe
+from finetune.recipe.options import ImageOptions, TextOptions, option
+
+if TYPE_CHECKING:
+    import torch
+    from datasets import Dataset, DatasetDict
+    from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
+
+    from finetune.checking.texts import TokenSample
+    from finetune.data.batches import Augmentation
+    from finetune.data.encoding import Encoder, Rows, Windows
+    from finetune.data.labels import LabelOptions
+
+
+class TextRecipe(Recipe, TextOptions):
+    """Sentences, pairs or documents with labels, on an encoder from ``transformers``.
+
+    A text recipe is mostly fields::
+
+        class Yelp(TextRecipe):
+            dataset: str = "Yelp/yelp_review_full"
+            model: str = "google-bert/bert-base-cased"
+            training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=4)
+    """
+
+    packaged_model = "embedded:minilm"
+
+    # ---- columns ---------------------------------------------------------------------------------
+
+    def labelled(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
+        several columns of text, ``texts`` has the parts. Other columns stay.
+        """
+        from finetune.data import columns, sources
+        from finetune.data.tokenize import combined
+        from finetune.tasks import kinds
+
+        named = {"text": self.columns_read(), "label": [*self.label_options().columns]}
+        texts, labels = columns.find_columns(dataset["train"], named)
+        if [texts, labels] != [*named.values()]:
+            self.text_column = self.text_column if self.text_columns else texts[0]
+            self.label_column = self.label_column if self.label_columns else labels[0]
+            names = " and ".join(map(repr, texts))
+            self.note(f"columns: {names} is the text, {labels[0]!r} the label")
+        is_one = self.text_columns is None
+        flags = {
+            "--text_column" if is_one else "--text_columns": texts,
+            "--label_columns" if self.label_columns else "--label_column": labels,
+        }
+        columns.require_columns(dataset, flags, self.report)
+        is_file = self.row_source is not None and self.row_source.kind == "local"
+        has_names = is_file and is_one and not self.label_columns
+        for split, rows in dataset.items() if has_names else ():
+            if column := sources.names_are_values(rows, [*texts, *labels]):
+                self.report.warning(
+                    f"the first line of the {split} data looks like a row, not like column names: "
+                    f"'{column}' is both the name of a column and a value in it",
+                    "missing_header",
+                    split=split,
+                    fix="add a first line with the names of the columns, such as 'text,label'",
+                )
+        dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
+        if not is_one and "label" in texts:
+            raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
+        options, is_open = self.label_options(), self.task == kinds.AUTO
+        label_columns = columns.read_label_columns(dataset, texts, options, self.report)
+        if is_open:
+            decided = kinds.decide_task(label_columns["train"], options, self.report)
+            self.task, self.task_reason = decided  # type: ignore[assignment]
+            options = self.label_options()
+        encoded = kinds.encode_labels(label_columns, options, self.report)
+        self.label_name, self.unmapped_labels = labels[0], encoded.unmapped
+        if self.label_columns and self.task == "regression":
+            self.target_names = labels
+        dataset = dataset.remove_columns(labels)
+        if is_one and texts[0] != "text":
+            dataset = dataset.rename_column(texts[0], "text")
+        dataset = encoded.added_to(dataset)
+        if is_open and self.task == "single_label" and super().is_ordinal(dataset["train"]):
+            self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
+        return dataset if is_one else combined(dataset, texts)
+
+    def split(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.tasks import kinds
+
+        if self.task == "ordinal":
+            kinds.check_order(dataset, self.label_options(), self.report)
+            self.report.raise_errors()
+        return super().split(dataset)
+
+    def columns_read(self) -> list[str]:
+        from finetune.data.columns import parse_names
+
+        return parse_names("--text_columns", self.text_columns) or [self.text_column]
+
+    def label_options(self) -> LabelOptions:
+        """Return how labels are written."""
+        from finetune.data.columns import parse_names
+        from finetune.data.labels import LabelOptions, parse_label_map
+
+        return LabelOptions(
+            columns=parse_names("--label_columns", self.label_columns) or [self.label_column],
+            task=self.task,
+            names=split_values(self.label_order or "") or self.label_names,
+            is_ordered=bool(self.label_order),
+            renames=parse_label_map(self.label_map),
+            separator=self.label_separator,
+            drop_invalid=self.drop_invalid,
+        )
+
+    def refuse_other_columns(self, reader: object, text_column: Any, text_columns: Any) -> None:
+        """Refuse columns of other data, as typed or None, that are not as many as the trained."""
+        from finetune.data.columns import parse_names
+
+        columns, names = self.columns_read(), parse_names("--text_columns", text_columns)
+        if len(names or [text_column]) != len(columns) and (names or text_column is not None):
+            raise UserError(
+                f"--text_column {', '.join(names) or text_column}: {reader} reads "
+                f"{len(columns)} ({', '.join(columns)}); name as many"
+            )
+
+    def is_ordinal(self, rows: Dataset) -> bool:
+        return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
+
+    # ---- model and tokenizer ---------------------------------------------------------------------
+
+    @functools.cached_property
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model, as it is stored; None if the recipe builds its own.
+
+        The default of ``max_length`` is reduced to the positions of the model.
+        """
+        from finetune.models import families
+        from finetune.models.pretrained import load_config
+
+        if type(self).build_model is not TextRecipe.build_model:
+            return None
+        config = load_config(self.model, self.model_revision)
+        positions = families.positions(config)
+        if positions is not None and self.max_length > positions:
+            limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"
+            if self.max_length != type(self).__dataclass_fields__["max_length"].default:
+                raise UserError(f"{limit}; expected as many or fewer tokens")
+            self.max_length = positions
+            self.note(f"{limit}: texts are read up to these")
+        return config
+
+    def check(self) -> None:
+        _ = self.model_config, self.windows
+        if self.text_columns:
+            self.encoder().refuse_too_short(len(self.columns_read()))
+
+    def processing_class(self) -> PreTrainedTokenizerBase:
+        return self._tokenizer
+
+    @functools.cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        from finetune.data.encoding import is_pair
+        from finetune.models.pretrained import load_tokenizer
+
+        _ = self.model_config  # which may reduce max_length, saved with the tokenizer
+        side = "left" if self.truncation == "tail" else "right"
+        tokenizer = load_tokenizer(
+            self.model, self.model_revision, truncation_side=side, max_length=self.max_length
+        )
+        columns = len(self.columns_read())
+        if columns > 1 and not is_pair(tokenizer, columns):
+            tokenizer.split_special_tokens = False  # or pipeline() would read the separator as text
+        return tokenizer
+
+    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.pretrained import load_classifier
+
+        return load_classifier(
+            self.model,
+            labels,
+            revision=self.model_revision,
+            problem_type=self.presumed_kind.problem_type,
+            hidden_dropout=self.hidden_dropout,
+            attention_dropout=self.attention_dropout,
+            pad_token_id=self.processing_class().pad_token_id,
+        )
+
+    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.pretrained import load_classifier
+
+        return load_classifier(str(directory), labels)
+
+    def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        from finetune.models import families
+
+        defaults = super().training_defaults(user_options)
+        config = self.model_config if self.model and "splits" in vars(self) else None
+        if config is not None and config.model_type in families.OVERFLOWING:
+            defaults["precision"] = "fp32"
+        return defaults
+
+    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        kwargs = super().trainer_kwargs(model)
+        if self.long_texts == "windows":
+            loss = dataclasses.replace(kwargs["compute_loss_func"], pooling=self.pooling)
+            kwargs["compute_loss_func"] = loss
+        return kwargs
+
+    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        from transformers import DataCollatorWithPadding
+
+        from finetune.data.batches import PADDED_TO
+
+        multiple = math.gcd(PADDED_TO, self.max_length)  # never more than the positions
+        return DataCollatorWithPadding(self.processing_class(), pad_to_multiple_of=multiple)
+
+    # ---- tokens ----------------------------------------------------------------------------------
+
+    def encoder(self) -> Encoder:
+        """Return what tokenizes and truncates texts, in training and prediction alike."""
+        from finetune.data.encoding import Encoder
+
+        tokenizer, config, end = self.processing_class(), self.model_config, None
+        if config is not None and config.is_encoder_decoder:  # every row must have it equally often
+            end = getattr(config.get_text_config(), "eos_token_id", None)
+        end_token = None if end is None else (end, str(tokenizer.convert_ids_to_tokens(end)))
+        return Encoder(tokenizer, self.max_length, self.truncation, end_token)
+
+    @property
+    def windows(self) -> Windows | None:
+        """What cuts texts into windows; None if they are truncated."""
+        from finetune.data.encoding import Windows
+
+        return None if self.long_texts == "cut" else Windows(self.encoder(), self.stride)
+
+    def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        from finetune.data.tokenize import refuse_others, tokenize
+        from finetune.tasks import kinds
+
+        refuse_others(dataset, several=self.text_columns is not None)
+        return tokenize(
+            dataset,
+            self.encoder(),
+            kinds.of_rows(dataset["test"]).targets,
+            self.windows,
+            processes=self.preprocessing_num_workers,
+        )
+
+    def whole_lengths(self, split: str) -> list[int] | None:
+        import numpy as np
+
+        from finetune.data.encoding import first_lengths
+
+        if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
+            return None
+        lengths = first_lengths(self.prepared[split]).copy()
+        full = np.flatnonzero(lengths >= self.max_length)
+        lengths[full] = self.encoder().whole_lengths(self._reader(split)(full))
+        return list(lengths.tolist())
+
+    @functools.cached_property
+    def token_sample(self) -> TokenSample | None:
+        """What the tokenizer makes of a sample of the training texts."""
+        from finetune.checking.texts import sample_tokens
+
+        if type(self).prepare is not TextRecipe.prepare:  # which tokenizes in another way
+            return None
+        return sample_tokens(self._reader("train"), len(self.splits["train"]), self.encoder())
+
+    def _reader(self, split: str) -> Rows:
+        """Return a function from row numbers to these rows of a split, as the model reads them."""
+        from finetune.data.tokenize import read_by_model
+
+        rows, has_parts = self.splits[split], self.text_columns is not None
+        return lambda numbers: read_by_model(rows.select(numbers), several=has_parts)
+
+
+class ImageRecipe(Recipe, ImageOptions):
+    """Images with one label each, on an image classifier from ``transformers``; mostly fields."""
+
+    input_column = "image"
+    packaged_model = "embedded:vit"
+    training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
+
+    dataset: str = option(
+        "", "folder with a folder for each class, table of paths and labels, or name on the Hub"
+    )
+    label_column: str = option("", "column that holds the label (unset: one with a usual name)")
+
+    def labelled(self, dataset: DatasetDict) -> DatasetDict:
+        """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``;
+        missing labels and images that cannot be decoded are refused. Other columns stay.
+        """
+        from datasets import DatasetDict
+
+        from finetune.data import columns, images
+        from finetune.data.labels import LabelOptions, parse_label_map
+        from finetune.tasks import kinds
+
+        named = {"image": [self.image_column], "label": [self.label_column]}
+        (image,), (label,) = columns.find_columns(dataset["train"], named)
+        if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
+            self.note(f"columns: '{image}' is the image, '{label}' the label")
+            self.image_column, self.label_column = image, label
+        flags = {"--image_column": [image], "--label_column": [label]}
+        columns.require_columns(dataset, flags, self.report)
+        dataset = columns.drop_own_columns(dataset, [image, label], self.report)
+        dataset = DatasetDict(
+            {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
+        )
+        dataset = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
+        options = LabelOptions(
+            columns=[label],
+            task="single_label",
+            names=self.label_names,
+            renames=parse_label_map(self.label_map),
+            drop_invalid=self.drop_invalid,
+        )
+        label_columns = columns.read_label_columns(dataset, (), options, self.report)
+        encoded = kinds.encode_labels(label_columns, options, self.report)
+        self.label_name, self.unmapped_labels = label, encoded.unmapped
+        return encoded.added_to(dataset.remove_columns(label))
+
+    @functools.cached_property
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model, as it is stored; None if the recipe builds its own."""
+        from finetune.models.pretrained import load_image_config
+
+        is_custom = type(self).build_model is not ImageRecipe.build_model
+        return None if is_custom else load_image_config(self.model, self.model_revision)
+
+    def check(self) -> None:
+        if self.model_config is not None:
+            self.processing_class()
+
+    def prepare(self, dataset: DatasetDict) -> DatasetDict:
+        """Return the images as they are stored; they are decoded as they are collated."""
+        from datasets import Image
+
+        from finetune.data.batches import DRAWN_FROM
+
+        prepared = dataset.cast_column("image", Image(decode=False))
+        if "train" in prepared:
+            prepared["train"] = prepared["train"].rename_column(ROW, DRAWN_FROM)
+        return prepared
+
+    def processing_class(self) -> BaseImageProcessor:
+        return self._processor
+
+    @functools.cached_property
+    def _processor(self) -> BaseImageProcessor:
+        from finetune.models.pretrained import load_processor
+
+        return load_processor(self.model, self.model_revision)
+
+    @functools.cached_property
+    def augmentation(self) -> Augmentation:
+        """The random crops and flips of training."""
+        from finetune.data.batches import Augmentation
+
+        return Augmentation(self.crop_scale, self.horizontal_flip)
+
+    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.pretrained import load_image_classifier
+
+        problem_type = self.presumed_kind.problem_type
+        model = load_image_classifier(self.model, labels, self.model_revision, problem_type)
+        if count := sum("BatchNorm" in type(module).__name__ for module in model.modules()):
+            self.note(f"{count} layers of BatchNorm: results depend on the number of processes")
+        return model
+
+    def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models.pretrained import load_image_classifier
+
+        return load_image_classifier(str(directory), labels)
+
+    def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
+        from finetune.data.batches import Collator
+
+        return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
+
+    def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
+        return {**super().trainer_kwargs(model), "callbacks": [self.augmentation]}
