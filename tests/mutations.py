@@ -315,8 +315,8 @@ MUTATIONS = (
     Mutation(
         "a recipe file that run.json names is run without --trust_recipe",
         "finetune/recipe/catalog.py",
-        "if name in names():",
-        "if name in names() or _is_file(name):",
+        'refuse_untrusted([Path(name)], "recipe", manifest)',
+        'import_file(Path(name), "recipe")',
         ("F1",),
     ),
     Mutation(

@@ -39,7 +39,7 @@ def train(words: Sequence[str]) -> int:
         import_at_once("finetune.training.arguments")
         from finetune.config.parser import RecipeParser
 
-        print(RecipeParser(recipe_class).help(), end="")
+        print(RecipeParser(recipe_class).format_help(), end="")
         return 0
     require_hub(recipe_class, flags)
     import_at_once("datasets", "finetune.training.trainer")
