@@ -219,7 +219,8 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     options = {} if has_unknown else vars(recipe)
     with report.collect():
         hub.require(options, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
-    if not (report.has_errors and hub.missing({**vars(recipe), "dataset": None})):
+    has_model = not (report.has_errors and hub.missing({**vars(recipe), "dataset": None}))
+    if has_model:
         with report.collect():
             recipe.check()
     if report.has_errors and hub.missing({**vars(recipe), "model": None}):
@@ -236,6 +237,8 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
                 sampler.require_classes(recipe.targets("train"))
             if recipe.weights is not None:
                 sampler.refuse_weights(values)
+        if not has_model:  # the library would ask for it for half a minute
+            return
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
             numbers = np.asarray(rows.select_columns(ROW)[sample.rows][ROW])
             sample.report_unknown(recipe.model, numbers, report)

@@ -235,9 +235,12 @@ def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
     """
     path = directory.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
-    with tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing) as probe:
-        name = gather(Path(probe.name).name)[0]  # that of rank 0
-        is_shared = all(gather((existing / name).exists()))
+    with contextlib.ExitStack() as stack:
+        name = None
+        if is_main_process():
+            probe = tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing)  # noqa: SIM115
+            name = Path(stack.enter_context(probe).name).name
+        is_shared = all(gather((existing / gather(name)[0]).exists()))
     if is_shared == save_on_each_node:
         reason = (
             "the machines share it and would overwrite each other's files; leave "

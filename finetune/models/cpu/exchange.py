@@ -5,6 +5,7 @@ gloo sends them through sockets: 91 MB between two processes of one core each to
 """
 
 # no `from __future__ import annotations`: DDP looks at the annotations of a hook
+import contextlib
 import math
 import os
 import tempfile
@@ -90,15 +91,17 @@ def used_by(model: torch.nn.Module) -> bool:
 
 def _shared_memory(columns: int) -> torch.Tensor | None:
     """Return fp32 zeros that all processes see, ``(processes, columns)``; None without room."""
-    shape = distributed.ranks().world_size, columns
-    with tempfile.NamedTemporaryFile(dir=DIRECTORY, prefix="finetune-") as file:
-        path: str | None = file.name
+    shape, path = (distributed.ranks().world_size, columns), None
+    with contextlib.ExitStack() as stack:
         if distributed.is_main_process():
+            new = tempfile.NamedTemporaryFile(dir=DIRECTORY, prefix="finetune-")  # noqa: SIM115
+            file = stack.enter_context(new)
             try:  # all bytes are reserved: to write to memory that is not there ends a process
                 os.posix_fallocate(file.fileno(), 0, torch.float32.itemsize * math.prod(shape))
+                path = file.name
             except OSError:
-                path = None
-        path = distributed.gather(path)[0]  # that of rank 0
+                file.close()
+        path = distributed.gather(path)[0]
         # how many machines there are is not always said; from_file would make a file elsewhere
         if not all(distributed.gather(path is not None and Path(path).exists())):
             return None
