@@ -17,12 +17,12 @@ from finetune.runtime import distributed
 from finetune.runtime.terminal import visible
 
 if TYPE_CHECKING:
-    from finetune.reporting.html import Table
+    from finetune.reporting.tables import Table
 
 
 def say(text: str = "") -> None:
     """Print a line to standard output, from rank 0 only, above a progress bar if there is one."""
-    if distributed.ranks().rank != 0:
+    if not distributed.is_main_process():
         return
     above: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if "tqdm" in sys.modules:  # else there are no bars
@@ -38,7 +38,7 @@ def say(text: str = "") -> None:
 
 def tell(text: str) -> None:
     """Print a line to standard error, from rank 0 only."""
-    if distributed.ranks().rank == 0:
+    if distributed.is_main_process():
         with contextlib.suppress(OSError):
             print(visible(text), file=sys.stderr, flush=True)
 
@@ -68,10 +68,7 @@ def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print columns as wide as their widest cell; the first is aligned left, the others right.
-
-    A ``header`` of empty cells is left out.
-    """
+    """Print columns as wide as their widest cell; the first is aligned left, the others right."""
     lines = (header, *rows) if any(header) else rows
     cells = [[visible(cell, "") for cell in row] for row in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -83,15 +80,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 def show(result: Table) -> None:
     """Print a table of results: its caption, then its columns, each with one of its notes."""
     say(result.caption)
-    header: list[str] = []
-    columns: list[list[str]] = []
+    columns = []
     for name, *cells in zip(result.header, *result.rows, strict=True):
-        header.append(name)
-        columns.append([cell.text for cell in cells])
+        columns.append([name, *(cell.text for cell in cells)])
         if any(cell.note for cell in cells):
-            header.append("")
-            columns.append([cell.note for cell in cells])
-    table(header, zip(*columns, strict=True))
+            columns.append(["", *(cell.note for cell in cells)])
+    header, *rows = zip(*columns, strict=True)
+    table(header, rows)
 
 
 def quiet() -> None:
@@ -104,7 +99,7 @@ def quiet() -> None:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     datasets.logging.set_verbosity_error()
-    if distributed.ranks().rank != 0 or not sys.stderr.isatty():
+    if not (distributed.is_main_process() and sys.stderr.isatty()):
         datasets.disable_progress_bars()
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     logging.getLogger("accelerate").setLevel(logging.ERROR)

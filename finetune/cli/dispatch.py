@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from finetune.cli.parser import Parser
 from finetune.errors import RunError, UserError, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import distributed, faults, signals
@@ -26,6 +25,20 @@ VERBS = {
     "doctor": "devices, network, versions; under torchrun, whether and how fast ranks connect",
     "list": "list the recipes, one line each",
 }
+
+_USAGE = """\
+usage: python -m finetune RECIPE [flags]
+       torchrun --nproc_per_node=2 -m finetune RECIPE [flags]
+       accelerate launch -m finetune RECIPE [flags]
+
+recipes (or the path of your own, path/to/mine.py)
+{recipes}
+
+subcommands
+{verbs}
+
+python -m finetune RECIPE --help   the flags of a recipe
+python -m finetune --version"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -67,49 +80,29 @@ def _run(words: list[str]) -> int:
     if words and words[0].startswith("--local-rank="):  # of torch.distributed.launch
         words = words[1:]
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
+        recipes = _table({name: catalog.summary(name) for name in catalog.names()})
+        print(_USAGE.format(recipes="\n".join(recipes), verbs="\n".join(_table(VERBS))))
         return 0
     if words[0] in ("--version", "-V"):
         print(f"finetune {__version__}")
         return 0
     verb, *rest = words
     if verb == "list":
-        Parser("list", "List the recipes, one line each.").parse_args(rest)
+        if rest:
+            raise UserError(f"list: unexpected words: {' '.join(rest)}")
         print("\n".join(_table({name: catalog.summary(name) for name in catalog.names()})))
         return 0
-    if hint := suggestion(verb, ("--help", "--version"), 0.7) if verb.startswith("-") else "":
-        raise UserError(f"unknown option {verb}{hint}")
     if verb not in VERBS:
-        recipes = catalog.names()
-        if not (verb in recipes or verb.endswith(".py") or verb.startswith("-")):
+        names = catalog.names()
+        if not (verb in names or verb.endswith(".py") or verb.startswith("-")):
             raise UserError(
-                f"unknown recipe or subcommand '{verb}'{suggestion(verb, [*VERBS, *recipes])} "
-                f"(recipes: {', '.join(recipes)}; subcommands: {', '.join(VERBS)}; a recipe of "
+                f"unknown recipe or subcommand '{verb}'{suggestion(verb, [*VERBS, *names])} "
+                f"(recipes: {', '.join(names)}; subcommands: {', '.join(VERBS)}; a recipe of "
                 "your own is the path of a .py file)"
             )
         verb, rest = "train", words
-    return int(importlib.import_module(f"finetune.cli.{verb}").main(rest))
-
-
-def usage() -> str:
-    """Return what ``--help`` prints: recipes and subcommands."""
-    recipes = {name: catalog.summary(name) for name in catalog.names()}
-    return "\n".join(
-        [
-            "usage: python -m finetune RECIPE [flags]",
-            "       torchrun --nproc_per_node=2 -m finetune RECIPE [flags]",
-            "       accelerate launch -m finetune RECIPE [flags]",
-            "",
-            "recipes (or the path of your own, path/to/mine.py)",
-            *_table(recipes),
-            "",
-            "subcommands",
-            *_table(VERBS),
-            "",
-            "python -m finetune RECIPE --help   the flags of a recipe",
-            "python -m finetune --version",
-        ]
-    )
+    module = importlib.import_module(f"finetune.cli.{'predict' if verb == 'predict' else 'verbs'}")
+    return int(getattr(module, verb)(rest))
 
 
 def _table(descriptions: Mapping[str, str]) -> list[str]:

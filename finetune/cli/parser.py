@@ -6,17 +6,27 @@ import argparse
 import gc
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from finetune.cli import console
 from finetune.errors import UserError
-from finetune.models import cpu
 from finetune.recipe import ImageRecipe, TextRecipe, catalog
 from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.runtime.formats import QUOTING
-from finetune.training.options import describe_unknown
+
+#: Flags of the subcommands that read a run, and of those that compute with its model.
+TRUST = {
+    "--trust_recipe": "import the recipe file and the metric files that the run names, which runs "
+    "their code; path and sha256 are shown (default: only installed recipes are imported)"
+}
+RUN = {
+    "run": "directory of a run, like runs/yelp",
+    **TRUST,
+    "--cpu_kernels auto|off": "on a CPU: auto for the kernels of this toolkit, off for those of "
+    "the libraries (default: as in training)",
+}
 
 
 def load_run(path: str, trust_recipe: bool) -> Run:
@@ -42,8 +52,7 @@ def recipe_and_flags(words: Sequence[str], verb: str = "") -> tuple[str, list[st
 def import_at_once(*names: str) -> None:
     """Import modules with garbage collection paused, in nearly a third less time.
 
-    Importing makes hundreds of thousands of objects, and Python would go through them again and
-    again. They are taken to stay as long as the process, so this is not for a notebook.
+    Their objects are taken to stay as long as the process, so this is not for a notebook.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -57,16 +66,46 @@ def import_at_once(*names: str) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """``argparse`` for a subcommand, whose mistakes are a ``UserError``."""
+    """``argparse`` for a subcommand, whose mistakes are a ``UserError``.
 
-    def __init__(self, verb: str, description: str | None) -> None:
+    Args:
+        verb: The function of the subcommand; its docstring is the description.
+        flags: What each flag does: ``--json`` is a switch, ``--output FILE`` takes a text,
+            ``--count N`` a whole number, ``--precision fp32|bf16`` one of these.
+        reading: Options of a recipe that say how other data is read.
+    """
+
+    def __init__(
+        self,
+        verb: Callable[[Sequence[str]], int],
+        flags: Mapping[str, str],
+        reading: Sequence[str] = (),
+    ) -> None:
         super().__init__(
-            prog=f"python -m finetune {verb}",
-            description=description and inspect.cleandoc(description.replace("``", "`")),
+            prog=f"python -m finetune {verb.__name__}",
+            description=inspect.getdoc(verb),
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        self.verb = verb
+        self.verb = verb.__name__
+        for form, help_text in flags.items():
+            flag, _, metavar = form.partition(" ")
+            kind: dict[str, Any] = {"metavar": metavar, "type": int if metavar == "N" else str}
+            if "|" in metavar:
+                kind = {"choices": metavar.split("|")}
+            elif not metavar:
+                kind = {"action": "store_true"} if flag.startswith("-") else {"metavar": "RUN"}
+            self.add_argument(flag, help=help_text, **kind)
+        fields = {**ImageRecipe.__dataclass_fields__, **TextRecipe.__dataclass_fields__}
+        for name in reading:
+            description = fields[name].metadata["help"].partition(" (unset")[0]
+            kind = {"metavar": fields[name].metadata.get("metavar", "VALUE")}
+            if name == "csv_quoting":
+                kind = {"choices": QUOTING}
+            elif name == "drop_invalid":
+                kind = {"action": "store_const", "const": True}
+            help_text = f"{description} (default: the run's, or detected)"
+            self.add_argument(f"--{name}", help=help_text, **kind)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words, in which a flag may be written with dashes, too."""
@@ -76,49 +115,11 @@ class Parser(argparse.ArgumentParser):
         ]
         return super().parse_known_args(words, namespace)
 
-    def add_run(self) -> None:
-        """Add ``RUN``, and ``--trust_recipe``, of the subcommands that compute with a model."""
-        self.add_argument("run", metavar="RUN", help="directory of a run, like runs/yelp")
-        self.add_trust_recipe()
-        self.add_argument(
-            "--cpu_kernels",
-            choices=cpu.CHOICES,
-            help="on a CPU: auto for the kernels of this toolkit, off for those of the libraries "
-            "(default: as in training)",
-        )
-
-    def add_reading(self, names: Sequence[str]) -> None:
-        """Add options of a recipe that say how other data is read."""
-        fields = {**ImageRecipe.__dataclass_fields__, **TextRecipe.__dataclass_fields__}
-        for name in names:
-            description = fields[name].metadata["help"].partition(" (unset")[0]
-            kind: dict[str, Any] = {"metavar": fields[name].metadata.get("metavar", "VALUE")}
-            if name == "csv_quoting":
-                kind = {"choices": QUOTING}
-            elif name == "drop_invalid":
-                kind = {"action": "store_const", "const": True}
-            help_text = f"{description} (default: the run's, or detected)"
-            self.add_argument(f"--{name}", help=help_text, **kind)
-
-    def add_trust_recipe(self) -> None:
-        """Add ``--trust_recipe``, of the subcommands that read a run."""
-        self.add_argument(
-            "--trust_recipe",
-            action="store_true",
-            help="import the recipe file and the metric files that the run names, which runs their "
-            "code; path and sha256 are shown (default: only installed recipes are imported)",
-        )
-
     def refuse_launcher(self) -> None:
         """Refuse several processes, which would all write the same files."""
         if distributed.under_launcher():
             raise UserError(f"{self.verb} runs in one process: python -m finetune {self.verb} ...")
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ``UserError``, for unknown flags with the nearest known ones."""
-        _, _, left = message.partition("unrecognized arguments: ")
-        flags_of_verb = [*self._option_string_actions]
-        flags = [word.partition("=")[0] for word in left.split() if word.startswith("--")]
-        unknown = [describe_unknown(flag, flags_of_verb) for flag in flags]
-        mistakes = unknown or [f"unexpected words: {left}" if left else message]
-        raise UserError(*(f"{self.verb}: {mistake}" for mistake in mistakes))
+        """Raise a ``UserError``."""
+        raise UserError(f"{self.verb}: {message}; see python -m finetune {self.verb} --help")

@@ -1,64 +1,78 @@
-"""``python -m finetune predict RUN INPUT``: label new rows with the model of a run.
-
-    python -m finetune predict runs/yelp reviews.csv --output predicted.csv
-    torchrun --nproc_per_node=2 -m finetune predict runs/yelp reviews.csv --output predicted.csv
-    python -m finetune predict runs/yelp --text "The soup was cold."
-    python -m finetune predict runs/pairs --text "A man sleeps." --text "He is awake."
-    cat sentences.txt | python -m finetune predict runs/yelp -
-    python -m finetune predict runs/mnist folder/of/images --output digits.csv
-
-INPUT is one file (FORMATS; text may be compressed: .gz, .bz2, .zst, .zip), an image, a folder with
-images at any depth, or - for the lines of the standard input. Paths of images in a table are
-relative to its folder.
-
-All columns and the order of the rows are kept; the columns label and probability are added (in a
-regression, prediction). Where INPUT has a label already, the added one is "predicted label". Where
-the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the added fields
-are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or the standard input,
-are predicted.
-
-A run that was trained with --text_columns reads these columns of INPUT; from the standard input the
-texts of a line, separated by tabs. A row is predicted if none of its texts is missing.
-"""
+"""``python -m finetune predict RUN INPUT``: label new rows with the model of a run."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 from finetune.cli import console
-from finetune.cli.parser import Parser, import_at_once, load_run
+from finetune.cli.parser import RUN, Parser, import_at_once, load_run
 from finetune.errors import UserError, counted
-from finetune.pipeline.events import Event, Predicted, Progress, throttle
-from finetune.predicting.options import CHOICES, READING, Options
+from finetune.pipeline.events import Event, Predicted, throttle
+from finetune.pipeline.predict import READING, Options
 from finetune.recipe import TextRecipe
-from finetune.runtime import distributed, formats, hub
+from finetune.runs.run import Run
+from finetune.runtime import distributed, hub
 
-_SHOWN_CLASSES = 5
 _FLAGS = {
-    "all_probabilities": "add the probability of every class",
-    "calibrated": "divide logits by the temperature of the run",
-    "csv_safe": "in .csv and .tsv output put an apostrophe before texts that a spreadsheet would "
+    **RUN,
+    "--output FILE": "a .csv, .tsv, .jsonl or .parquet file, written or replaced when all rows are "
+    "done (default: lines to the standard output)",
+    "--resume": "resume an interrupted prediction",
+    "--all_probabilities": "add the probability of every class",
+    "--calibrated": "divide logits by the temperature of the run",
+    "--csv_safe": "in .csv and .tsv output put an apostrophe before texts that a spreadsheet would "
     "run as a formula (those that begin with = + - @, a tab or a line break)",
+    "--precision fp32|bf16": "precision of the computation (default: bf16 for text classification "
+    "where the device supports it natively, else fp32)",
+    "--batch_tokens N": "tokens per batch, with padding (default: 1024 on a CPU, 65536 on a GPU)",
 }
 
 
-def main(words: Sequence[str]) -> int:
-    """``finetune predict RUN INPUT [flags]``."""
-    parser = _parser()
+def predict(words: Sequence[str]) -> int:
+    """Label new rows with the model of a run.
+
+        python -m finetune predict runs/yelp reviews.csv --output predicted.csv
+        torchrun --nproc_per_node=2 -m finetune predict runs/yelp reviews.csv --output predicted.csv
+        python -m finetune predict runs/yelp --text "The soup was cold."
+        python -m finetune predict runs/pairs --text "A man sleeps." --text "He is awake."
+        cat sentences.txt | python -m finetune predict runs/yelp -
+        python -m finetune predict runs/mnist folder/of/images --output digits.csv
+
+    INPUT is one file that training reads (text may be compressed: .gz, .bz2, .zst, .zip), a .txt
+    file, an image, a folder with images at any depth, or - for the lines of the standard input.
+    Paths of images in a table are relative to its folder.
+
+    All columns and the order of the rows are kept; the columns label and probability are added (in
+    a regression, prediction). Where INPUT has a label already, the added one is "predicted label".
+    Where the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the
+    added fields are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or
+    the standard input, are predicted.
+
+    A run that was trained with --text_columns reads these columns of INPUT; from the standard input
+    the texts of a line, separated by tabs. A row is predicted if none of its texts is missing.
+    """
+    parser = Parser(predict, _FLAGS, READING)
+    parser.add_argument(
+        "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
+    )
+    parser.add_argument(
+        "--text",
+        metavar="SENTENCE",
+        action="append",
+        help="predict one sentence instead of INPUT; once for each column that the run reads",
+    )
     typed = parser.parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
     to_file, mistakes = typed.output is not None and typed.input != "-", []
-    if typed.text is not None and (typed.input or typed.output):
-        mistakes.append('--text "one sentence": not with INPUT or --output')
-    if typed.text is None and not typed.input:
+    if bool(typed.text) == bool(typed.input) or (typed.text and typed.output):
         mistakes.append(
-            "INPUT is missing: name a file, a folder of images, or - for the standard input, or "
-            'give --text "one sentence"'
+            "expected INPUT (a file, a folder of images, or - for the standard input), or --text "
+            '"one sentence" without --output'
         )
     if not to_file and (typed.resume or distributed.ranks().world_size > 1):
         mistakes.append(
@@ -70,30 +84,30 @@ def main(words: Sequence[str]) -> int:
     hub.go_offline()  # everything is in the run
     import_at_once("datasets", "finetune.predicting.request")
     console.quiet()
-    from finetune.pipeline.predict import predict, predict_file
-
-    if typed.text is not None:
-        recipe = run.recipe(scores=False)
-        names = recipe.columns_read() if isinstance(recipe, TextRecipe) else []
-        if len(typed.text) != len(names):
-            raise UserError(
-                f"--text: the model of {run.path} reads {counted(len(names), 'text')} "
-                f"({', '.join(names)}), found {len(typed.text)}"
-            )
-        task = run.kind
-        most = None if options["all_probabilities"] else _SHOWN_CLASSES
-        options["all_probabilities"] = task.has_probabilities
-        row = [tuple(typed.text)] if len(names) > 1 else typed.text
-        sentence = task.sentence(predict(run, row, **options).iloc[0], most)
-        console.data_file().write(f"{sentence}\n")
+    if typed.text:
+        _predict_text(run, typed.text, options)
         return 0
+    from tqdm import tqdm
+
+    from finetune.pipeline.predict import predict_file
+
     if not typed.output and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")
     output = typed.output or console.data_file()
+    lines = throttle(lambda event: console.tell(str(event)), Predicted)
     try:
-        with _bar() as bar:
+        # on a terminal; the delay keeps it back until there is an event, which rank 0 alone gets
+        with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
+
+            def show(event: Event) -> None:
+                if bar.disable:
+                    lines(event)
+                elif isinstance(event, Predicted):
+                    bar.total = event.total
+                    bar.update(event.rows - bar.n)
+
             prediction = predict_file(
-                run, typed.input, output, resume=typed.resume, progress=bar, **options
+                run, typed.input, output, resume=typed.resume, progress=show, **options
             )
     except KeyboardInterrupt as interruption:
         if to_file:
@@ -102,10 +116,10 @@ def main(words: Sequence[str]) -> int:
             interruption.args = (f"interrupted; to resume: {command}",)
             console.say(f"\n{interruption}")
         raise
-    # rows on the standard output have it alone
-    say = console.tell if typed.output is None else console.say
-    if typed.output is not None:
-        before = prediction.rows_before
+    if typed.output is None:
+        say = console.tell  # rows on the standard output have it alone
+    else:
+        say, before = console.say, prediction.rows_before
         say(
             f"{counted(prediction.rows, 'row')} saved to {prediction.output}"
             + (f" ({before:,} of them before resuming)" if before else "")
@@ -117,59 +131,19 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
-    suffixes = ", ".join((*formats.FILES, ".txt"))
-    parser = Parser("predict", (__doc__ or "").replace("FORMATS", suffixes))
-    parser.add_run()
-    parser.add_argument(
-        "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
-    )
-    parser.add_argument(
-        "--text",
-        metavar="SENTENCE",
-        action="append",
-        help="predict one sentence instead of INPUT; once for each column that the run reads",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        help="a .csv, .tsv, .jsonl or .parquet file, written or replaced when all rows are done "
-        "(default: lines to the standard output)",
-    )
-    parser.add_argument("--resume", action="store_true", help="resume an interrupted prediction")
-    parser.add_reading(READING)
-    for name, description in _FLAGS.items():
-        parser.add_argument(f"--{name}", action="store_true", help=description)
-    parser.add_argument(
-        "--precision",
-        choices=CHOICES["precision"],
-        help="precision of the computation (default: bf16 for text classification where the "
-        "device supports it natively, else fp32)",
-    )
-    parser.add_argument(
-        "--batch_tokens",
-        type=int,
-        metavar="N",
-        help="tokens per batch, padding included (default: 1024 on a CPU, 65536 on a GPU)",
-    )
-    return parser
+def _predict_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
+    """Print the prediction of one row, with the five most probable labels."""
+    from finetune.pipeline.predict import predict as predict_rows
 
-
-@contextlib.contextmanager
-def _bar() -> Iterator[Progress]:
-    """Show on standard error how far rank 0 is: a bar on a terminal, or a line now and then."""
-    if not sys.stderr.isatty():
-        yield throttle(lambda event: console.tell(str(event)), Predicted)
-        return
-    from tqdm import tqdm
-
-    # the delay keeps the bar back until there is an event
-    unseen = distributed.ranks().rank != 0
-    with tqdm(disable=unseen, unit=" rows", unit_scale=True, dynamic_ncols=True, delay=1e-3) as bar:
-
-        def show(event: Event) -> None:
-            if isinstance(event, Predicted):
-                bar.total = event.total
-                bar.update(event.rows - bar.n)
-
-        yield show
+    recipe, task = run.recipe(scores=False), run.kind
+    names = recipe.columns_read() if isinstance(recipe, TextRecipe) else []
+    if len(texts) != len(names):
+        raise UserError(
+            f"--text: the model of {run.path} reads {counted(len(names), 'text')} "
+            f"({', '.join(names)}), found {len(texts)}"
+        )
+    most = None if options["all_probabilities"] else 5
+    options["all_probabilities"] = task.has_probabilities
+    row = [tuple(texts)] if len(names) > 1 else texts
+    sentence = task.sentence(predict_rows(run, row, **options).iloc[0], most)
+    console.data_file().write(f"{sentence}\n")

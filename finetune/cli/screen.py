@@ -8,13 +8,12 @@ import torch
 
 from finetune.cli import console
 from finetune.data import sources, targets
-from finetune.data.windows import documents_of
+from finetune.data.encoding import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
-from finetune.models.cpu import kernels as cpu
 from finetune.pipeline import events, results
 from finetune.recipe import TextRecipe, catalog
-from finetune.reporting import tables, wording
+from finetune.reporting import tables
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 
@@ -39,66 +38,51 @@ class Screen:
                 shapes = {name: f"{tuple(value.shape)} {value.dtype}" for name, value in tensors}
                 console.block("one collated batch", shapes)
                 console.say("\ndry run: nothing was trained, nothing was written")
-            case events.MovedAside():
-                console.say(f"{event}\n")
             case events.Logged() if "train_runtime" in event.values:
                 pass  # the table at the end tells it
             case events.Advanced() if self._has_bar:
                 pass
             case events.Finished():
                 _end(event)
-                if event.profiled:
-                    console.say(f"trace and slowest operators: {event.run.path}/profile")
-                elif event.run.manifest.arguments.get("profile", "None") not in (None, "None"):
-                    console.say("--profile: too few steps were left, none was profiled")
-            case events.Interrupted():
-                (console.say if self._has_started else console.tell)(f"\n{event}")
-            case events.Logged() | events.Advanced() | events.Noted():
+            case events.Interrupted() if not self._has_started:
+                console.tell(str(event))
+            case events.MovedAside() | events.Interrupted():
+                console.say(f"\n{event}\n")
+            case _:
                 console.say(str(event))
 
 
 def _start(event: events.Started) -> None:
     """One block: recipe, data, model, device, batch, precision, steps."""
     settings, arguments, model = event.settings, event.arguments, event.model
-    recipe, splits = settings.recipe, settings.recipe.splits
-    source, default = sources.Source(recipe.dataset).describe(), type(recipe).dataset
-    if is_other := bool(default) and recipe.dataset != default:
-        source += f", not the recipe's own {default}"
+    recipe, splits, default = settings.recipe, settings.recipe.splits, type(settings.recipe).dataset
     name, balance = recipe.kind.balance(targets.values(splits["train"]))
-    reason = f" ({recipe.task_reason})" if recipe.task_reason else ""
-    changed = ", ".join(f"{name}={value}" for name, value in settings.overrides.items())
     epochs = arguments.num_train_epochs
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
-    described, kernels = "built by the recipe", ""
-    if base := getattr(recipe, "model", None):
-        described = pretrained.describe(base)
+    base = getattr(recipe, "model", None)
+    described = pretrained.describe(base) if base else "built by the recipe"
     if model is not None:
         described += f", {sum(tensor.numel() for tensor in model.parameters()):,} parameters"
-        if arguments.device.type == "cpu" and (names := ", ".join(cpu.names(model))):
-            kernels = f"{names}; --cpu_kernels off for those of the libraries"
     precision = results.precision(arguments)
-    if arguments.precision == "auto":
-        precision += " (fastest on this device)"
-    if precision != "fp32":
-        precision += "; --precision fp32 for full precision"
+    precision += "; --precision fp32 for full precision" * (precision != "fp32")
     facts: dict[str, str | list[str]] = {
-        "data": [source, *recipe.notes],
+        "data": [sources.Source(recipe.dataset).describe(), *recipe.notes],
         "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()),
         "splits": recipe.split_how,
-        "task": recipe.kind.name.replace("_", " ") + reason,
+        "task": recipe.kind.name.replace("_", " ")
+        + (f" ({recipe.task_reason})" if recipe.task_reason else ""),
         name: balance,
         **(_texts(recipe) if isinstance(recipe, TextRecipe) else {}),
         "model": described,
         "device": _device(arguments, settings.command),
         "batch": _batch_sizes(arguments),
-        "cpu kernels": kernels,
         "precision": precision,
         "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
-        "embedded": f"overrides: {changed}" if changed else "",
+        "embedded": ", ".join(f"{name}={value}" for name, value in settings.overrides.items()),
         "directory": str(settings.output_dir),
     }
     title = catalog.display_name(type(recipe))
-    if not is_other:  # else the docstring is about other data
+    if recipe.dataset == default or not default:  # else the docstring is about other data
         title += f": {(recipe.__doc__ or type(recipe).__name__).partition(chr(10))[0]}"
     console.block(title, {name: fact for name, fact in facts.items() if fact})
     console.say()
@@ -114,29 +98,29 @@ def _end(event: events.Finished) -> None:
     if statistics.targets:
         console.say()
         console.show(tables.targets(statistics))
-    for sentence in wording.verdicts(statistics, names, wording.directions(manifest)):
+    for sentence in tables.verdicts(statistics, names, tables.directions(manifest)):
         console.say(f"\n{sentence}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
+    report = f"; report: {event.page}" if event.page else ""
+    profile = f"; trace and slowest operators: {run.path}/profile" if event.profiled else ""
     console.say(
         f"\ntrained {counted((manifest.steps or 0) - before, 'step')}{resumed} "
-        f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {metrics.test['loss']:.4f}"
+        f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {metrics.test['loss']:.4f}\n"
+        f"throughput: {tables.speed(manifest.speed)}\nsaved to {run.path}{report}{profile}"
     )
-    console.say(f"throughput: {wording.speed(manifest.speed)}")
-    report = f"; report: {event.page}" if event.page else ""
-    console.say(f"saved to {run.path}{report}")
 
 
 def _device(arguments: FinetuneArguments, command: str) -> list[str]:
-    me, devices = distributed.ranks(), distributed.devices_in_training(arguments.use_cpu)
+    world_size, devices = arguments.world_size, distributed.devices_in_training(arguments.use_cpu)
     kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
     name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
-    line = f"{name}, {results.parallel_mode(arguments)}, {counted(me.world_size, 'process')}"
+    line = f"{name}, {results.parallel_mode(arguments)}, {counted(world_size, 'process')}"
     if distributed.machines() > 1:
         line += f" on {distributed.machines()} machines"
     if kind is None or kind.type == "cpu":
         line += f", {counted(torch.get_num_threads(), 'thread')} each"
-    if me.world_size > 1 or devices == 1:
+    if world_size > 1 or devices == 1:
         return [line]
     torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
     return [line, f"faster: {torchrun}; on one GPU only: CUDA_VISIBLE_DEVICES=0"]
@@ -155,17 +139,15 @@ def _texts(recipe: TextRecipe) -> dict[str, str]:
         )
     elif (sample := recipe.token_sample) is not None:
         share = float((sample.lengths > length).mean())
-        approximately = "about " if len(sample.rows) < sample.total else ""
-        count = f"{approximately}{round(share * sample.total):,} of {sample.total:,}"
-        facts["long texts"] = f"{count} training texts ({share:.1%}) cut at --max_length {length}"
+        facts["long texts"] = f"{share:.1%} of the training texts are cut at --max_length {length}"
     return facts
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:
-    devices = distributed.devices_in_training(arguments.use_cpu)
     if arguments.max_tokens_per_batch is not None:
         return f"at most {arguments.max_tokens_per_batch:,} tokens per step, padding included"
-    unit = "process" if distributed.ranks().world_size == devices else "GPU"
+    devices = distributed.devices_in_training(arguments.use_cpu)
+    unit = "process" if arguments.world_size == devices else "GPU"
     return (
         f"{arguments.per_device_train_batch_size} per device x "
         f"{arguments.gradient_accumulation_steps} accumulation x {counted(devices, unit)} = "

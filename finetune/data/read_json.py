@@ -17,45 +17,46 @@ from typing import Any
 
 import pyarrow as pa
 
-from finetune.data.read_text import batches, text_lines
+from finetune.data.read_text import batches, refuse_half_characters, text_lines
 from finetune.errors import UserError
 from finetune.runtime import formats, hub
 
 _SHOWN = 40  # characters
-_BITS = 63  # of a number, beside its sign
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
-
-Row = dict[str, Any]
 
 
 def tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
-    """Yield the rows of a file, all with the same columns and types.
+    """Yield the rows of a document or of JSON lines, all with the same columns and types.
 
     These are known at the end only, so the rows wait in a temporary file until then.
 
     Raises:
         UserError: If a row is malformed, with its line.
     """
-    schemas: list[pa.Schema] = []
+    types: dict[str, pa.DataType] = {}
+    count = 0
     with tempfile.TemporaryFile(dir=hub.caches()["datasets"]) as file:
-        for batch in batches(_rows(path, encoding), size=operator.itemgetter(1)):
+        for batch in batches(_rows(path, encoding), operator.itemgetter(1)):
             names = dict.fromkeys(name for row, _ in batch for name in row)
             table = pa.table({name: _array([row.get(name) for row, _ in batch]) for name in names})
-            schemas.append(table.schema)
             with pa.ipc.new_stream(file, table.schema) as stream:
                 stream.write_table(table)
-        types: dict[str, pa.DataType] = {}
-        for name in dict.fromkeys(name for schema in schemas for name in schema.names):
-            fields = [schema.field(name) for schema in schemas if name in schema.names]
-            columns = [pa.schema([field]) for field in fields]
-            types[name] = pa.json_()
-            with contextlib.suppress(*_NO_COMMON_TYPE):  # whole numbers and fractions have one
-                types[name] = pa.unify_schemas(columns, promote_options="permissive")[0].type
+            for field in table.schema:
+                types[field.name] = _common_type(types.get(field.name, field.type), field.type)
+            count += 1
         file.seek(0)
-        for _ in schemas:
+        for _ in range(count):
             with pa.ipc.open_stream(file) as stream:
                 table = stream.read_all()
             yield pa.table({name: _column(table, name, kind) for name, kind in types.items()})
+
+
+def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    """Return the type of whole numbers and fractions, for instance; that of JSON if need be."""
+    schemas = [pa.schema([("", kind)]) for kind in (first, second)]
+    with contextlib.suppress(*_NO_COMMON_TYPE):
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    return pa.json_()
 
 
 def _array(values: Sequence[Any]) -> pa.Array:
@@ -82,32 +83,27 @@ def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array | pa.Chun
     return column.cast(kind)
 
 
-def record_lines(path: Path, encoding: str | None) -> Iterator[int]:
-    """Yield the line of each row of JSON lines."""
-    return (number for number, _ in _lines(path, encoding))
-
-
-def _lines(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
+def lines(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank, numbered from 1."""
-    lines = enumerate(text_lines(path, encoding), start=1)
-    return ((number, line) for number, line in lines if not line.isspace())
+    numbered = enumerate(text_lines(path, encoding), start=1)
+    return ((number, line) for number, line in numbered if not line.isspace())
 
 
-def _rows(path: Path, encoding: str | None) -> Iterator[tuple[Row, int]]:
+def _rows(path: Path, encoding: str | None) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield each row, and about how many characters it has."""
-    if formats.suffix(path) == ".json":
-        beginning = [line for _, line in itertools.islice(_lines(path, encoding), 2)]
-        if len(beginning) < 2 or beginning[0].lstrip().startswith("["):
-            text = "".join(text_lines(path, encoding))
-            rows = _parse(text, path)
-            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise UserError(
-                    f"{path}: expected an array of objects, as DataFrame.to_json(orient='records') "
-                    f"writes it, found {text.strip()[:_SHOWN]!r}"
-                )
-            yield from ((row, len(text) // len(rows)) for row in rows)
-            return
-    for number, line in _lines(path, encoding):
+    beginning = [line for _, line in itertools.islice(lines(path, encoding), 2)]
+    is_document = len(beginning) < 2 or beginning[0].lstrip().startswith("[")
+    if is_document and formats.suffix(path) == ".json":
+        text = "".join(text_lines(path, encoding))
+        rows = _parse(text, path)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise UserError(
+                f"{path}: expected an array of objects, as DataFrame.to_json(orient='records') "
+                f"writes it, found {text.strip()[:_SHOWN]!r}"
+            )
+        yield from ((row, len(text) // len(rows)) for row in rows)
+        return
+    for number, line in lines(path, encoding):
         row = _parse(line, path, number)
         if not isinstance(row, dict):
             raise UserError(
@@ -134,29 +130,16 @@ def _parse(text: str, path: Path, line: int | None = None) -> Any:
     return content
 
 
-def _object(pairs: Sequence[tuple[str, Any]]) -> Row:
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object as a dictionary; ``json`` would take the last of two values of one key."""
-    row: Row = {}
+    row: dict[str, Any] = {}
     for name, value in pairs:
         if name in row:
             raise ValueError(f"the key '{name}' comes twice in one object: keep one")
-        if isinstance(value, int) and value.bit_length() > _BITS:
+        if isinstance(value, int) and value.bit_length() > 63:  # beside the sign
             raise ValueError(
                 f"the column '{name}' holds an integer of more than 64 bits; write it as text, in "
                 "quotation marks, in every row, or leave the column out"
             )
         row[name] = value
     return row
-
-
-def refuse_half_characters(text: str, place: str) -> None:
-    """Refuse a text that no encoding can write.
-
-    Raises:
-        UserError: If it has an unpaired surrogate.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = ascii(text[error.start]).strip("'")
-        raise UserError(f"{place}: {half} is half of a character: was the text cut?") from error

@@ -17,13 +17,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from finetune.errors import UserError
 from finetune.runtime import formats
 
+T = TypeVar("T")
 #: Rows and characters that are converted at once.
 _ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 2**24
 #: Separators that are detected, and what they are called.
@@ -83,24 +84,21 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """
     compression = formats.compression(path)
     try:
-        with contextlib.ExitStack() as stack:
-            if compression != ".zip":
-                codec = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression)
-                stream = stack.enter_context(pa.input_stream(str(path), compression=codec))
+        if compression != ".zip":
+            codec = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression)
+            with pa.input_stream(str(path), compression=codec) as stream:
                 yield io.BufferedReader(stream, _BEGINNING)
-                return
-            archive = stack.enter_context(zipfile.ZipFile(path))
-            members = [
-                member
-                for member in archive.infolist()
-                if not (member.is_dir() or member.filename.startswith("__MACOSX/"))
-            ]
+            return
+        with zipfile.ZipFile(path) as archive:
+            members = [info for info in archive.infolist() if not info.is_dir()]
+            members = [info for info in members if not info.filename.startswith("__MACOSX/")]
             if len(members) != 1 or members[0].flag_bits & 1:
                 raise UserError(
                     f"{path}: expected an archive of one file without a password, found "
-                    f"{', '.join(member.filename for member in members) or 'none'}: unzip it"
+                    f"{', '.join(info.filename for info in members) or 'none'}: unzip it"
                 )
-            yield stack.enter_context(archive.open(members[0]))
+            with archive.open(members[0]) as member:
+                yield member
     except (EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
         if not compression or (isinstance(error, OSError) and error.errno is not None):
             raise
@@ -111,11 +109,11 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def encoding_of(path: Path, name: str | None) -> str:
-    """Return the encoding of a file: what the user said, a byte order mark, UTF-8, or Windows-1252.
+    """Return the encoding of a file: the user's, by a byte order mark, UTF-8, or Windows-1252.
 
     Args:
         path: Of a file of text.
-        name: What the user said; None to detect it.
+        name: Of the user's; None to detect it.
 
     Raises:
         UserError: If the user's is no encoding; if the file is no text, or in two encodings.
@@ -157,8 +155,7 @@ def encoding_of(path: Path, name: str | None) -> str:
         )
     letters = re.findall(rb"[A-Za-z]|([\x80-\xff])", beginning)
     has_other_alphabet = sum(map(len, letters)) > _OTHER_ALPHABET * len(letters)
-    text = beginning.decode("cp1252", "replace")
-    if has_other_alphabet or _CENTRAL_EUROPEAN.search(text):
+    if has_other_alphabet or _CENTRAL_EUROPEAN.search(beginning.decode("cp1252", "replace")):
         raise UserError(
             f"{path} is not in UTF-8, UTF-16 or Windows-1252: --encoding NAME says what it is in, "
             "such as cp1250, cp1251, gb18030 or shift_jis"
@@ -204,18 +201,15 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     options = replace(options, encoding=encoding)
     if not (usual := formats.SEPARATORS.get(formats.suffix(path))):
         return options, facts
-    if options.separator is None:
+    if (separator := options.separator) is None:
         separator = _detect_separator(path, encoding, usual)
         if separator != usual:
-            name = _SEPARATORS.get(separator, repr(separator))
-            facts.append(f"fields separated by {name} (--csv_separator)")
-    else:
-        separator = {"tab": "\t", "\\t": "\t"}.get(options.separator.lower(), options.separator)
-        if len(separator) != 1 or separator in '"\r\n':
-            raise UserError(
-                f"--csv_separator {options.separator}: expected one character such as ';' or '|', "
-                "or tab"
-            )
+            facts.append(f"fields separated by {_SEPARATORS[separator]} (--csv_separator)")
+    separator = {"tab": "\t", "\\t": "\t"}.get(separator.lower(), separator)
+    if len(separator) != 1 or separator in '"\r\n':
+        raise UserError(
+            f"--csv_separator {separator}: expected one character such as ';' or '|', or tab"
+        )
     options = replace(options, separator=separator)
     if options.quoting == "auto":
         options = replace(options, quoting="minimal")
@@ -248,13 +242,12 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
     Raises:
         UserError: If both readings are plausible, or a mark is never closed.
     """
-    row_count = line_count = 0
+    row_count = line_count = literal_count = 0
     for record in itertools.islice(records(path, options), 1, None):
         row_count += 1
         line_count += record.last_line - record.first_line + 1
     if row_count == line_count:
         return []
-    literal_count = 0
     with contextlib.suppress(UserError):
         lines = records(path, replace(options, quoting="none"))
         header = next(lines).fields
@@ -291,26 +284,26 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
     )
     try:
         for fields in reader:
-            if header and len(fields) == len(header) and fields != header:
-                yield Record(line, reader.line_num, fields)
-            elif not header and fields:
-                header = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
-                refuse_repeated(path, header)
-                yield Record(line, reader.line_num, header)
-            elif len(header) == 1 and len(fields) < 2:
-                yield Record(line, reader.line_num, fields or [""])
-            elif fields == header and fields:
+            if fields and not header:
+                fields = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
+                refuse_repeated(path, fields)
+                header = fields
+            elif len(header) == 1 and not fields:
+                fields = [""]  # a row whose value is missing
+            elif len(header) > 1 and fields == header:
                 raise UserError(
                     f"{path}, line {line}: the names of the columns again: were files joined with "
                     "their first lines? Remove every such line but the first"
                 )
-            elif fields:
+            elif fields and len(fields) != len(header):
                 raise UserError(
                     f"{path}, line {line}: expected {len(header)} fields as in the first line, "
                     f"found {len(fields)}: they are separated by {separator!r} (--csv_separator); "
                     "a text with separators or line breaks needs quotation marks around it, and "
                     'those in it doubled, as in ""'
                 )
+            if fields:
+                yield Record(line, reader.line_num, fields)
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
@@ -330,32 +323,39 @@ def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
         raise UserError(f"{path}: two columns are called '{repeated[0]}': rename or remove one")
 
 
+def refuse_half_characters(text: str, place: str) -> None:
+    """Refuse a text that no encoding can write.
+
+    Raises:
+        UserError: If it has an unpaired surrogate.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start]).strip("'")
+        raise UserError(f"{place}: {half} is half of a character: was the text cut?") from error
+
+
 def tables(rows: Iterator[Sequence[str]]) -> Iterator[pa.Table]:
     """Yield rows as tables, the first as the names; all is text, and an empty field a null."""
     schema = pa.schema([(name, pa.string()) for name in next(rows, [])])
-    for batch in batches(rows):
+    for batch in batches(rows, lambda fields: sum(map(len, fields))):
         columns = [[field or None for field in column] for column in zip(*batch, strict=True)]
         yield pa.table([pa.array(column, pa.string()) for column in columns], schema=schema)
 
 
 def line_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
     """Yield the lines of a ``.txt`` as the column ``text``; a blank line is an empty text."""
-    for batch in batches([line.rstrip("\r\n")] for line in text_lines(path, encoding)):
-        yield pa.table({"text": pa.array([line for (line,) in batch], pa.string())})
+    for batch in batches((line.rstrip("\r\n") for line in text_lines(path, encoding)), len):
+        yield pa.table({"text": pa.array(batch, pa.string())})
 
 
-def batches(rows: Iterable[Any], size: Callable[[Any], int] | None = None) -> Iterator[list[Any]]:
-    """Yield lists of rows, of so many at most and about so many characters.
-
-    Args:
-        rows: Lists of texts, unless there is ``size``.
-        size: Returns about how many characters a row has.
-    """
-    batch: list[Any] = []
-    characters = 0
+def batches(rows: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield lists of rows, of so many at most and about so many characters by ``size``."""
+    batch, characters = list[T](), 0
     for row in rows:
         batch.append(row)
-        characters += size(row) if size else sum(map(len, row))
+        characters += size(row)
         if len(batch) >= _ROWS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
             yield batch
             batch, characters = [], 0

@@ -2,6 +2,9 @@
 
 ``datasets.map`` does it, in several processes, under a lock: who comes second waits, and reads what
 is there. What is cached depends on nothing but the rows, the tokenizer and how texts are cut.
+
+Rows of several columns of text, such as a pair of sentences, have ``texts``, the parts that the
+model reads, beside ``text``, in which people and the bag of words read them joined by line breaks.
 """
 
 from __future__ import annotations
@@ -12,25 +15,25 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, arrow_dataset
+from datasets import Dataset, DatasetDict, Features, List, Value, arrow_dataset
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 from joblib import cpu_count
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from finetune.data import caches, parts
+from finetune.data import caches
 from finetune.data.digests import TEXTS, fingerprint
-from finetune.data.encoding import Encoder
-from finetune.data.windows import COLUMN, Windows, documents_of
-from finetune.errors import RunError
+from finetune.data.encoding import COLUMN, Encoder, Read, Windows, documents_of
+from finetune.errors import RunError, UserError
 from finetune.runtime import activity
 
 _VERSION = 3  # increment when the same rows should yield other files
@@ -41,6 +44,54 @@ _FEW = 5000
 _PLACES = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 _FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
+
+
+def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
+    """Return ``dataset`` with ``text`` and ``texts`` instead of ``columns``.
+
+    Args:
+        dataset: Splits whose ``columns`` are texts, none missing.
+        columns: In the order in which the model reads them.
+    """
+
+    def combine(*texts: Sequence[str]) -> dict[str, list[Any]]:
+        rows = [list(row) for row in zip(*texts, strict=True)]
+        return {"text": ["\n".join(row) for row in rows], TEXTS: rows}
+
+    splits = DatasetDict()
+    for split, rows in dataset.items():
+        features = {name: kind for name, kind in rows.features.items() if name not in columns}
+        splits[split] = rows.map(
+            combine,
+            batched=True,
+            input_columns=[*columns],
+            remove_columns=[*columns],
+            features=Features({**features, "text": Value("string"), TEXTS: List(Value("string"))}),
+            new_fingerprint=Hasher.hash([rows._fingerprint, [*columns], "parts"]),
+            desc="combining columns",
+        )
+    return splits
+
+
+def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
+    """Refuse rows of several texts where ``text_columns`` is not set, and of one where it is."""
+    if any((TEXTS in rows.column_names) != several for rows in dataset.values()):
+        raise UserError(
+            f"the recipe loads rows with{'out' if several else ''} the column '{TEXTS}' of several "
+            "texts: it needs --text_columns, and a load() that calls labelled()"
+        )
+
+
+def read_by_model(rows: dict[str, list[Any]] | Dataset, *, several: bool) -> list[Read]:
+    """Return what the model reads of raw rows: their ``text``, or their ``several`` texts.
+
+    Raises:
+        UserError: If ``text`` and ``texts`` differ: a recipe has changed one of them.
+    """
+    texts = list(rows[TEXTS if several else "text"][:])
+    if several and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
+        raise UserError(f"the recipe changes 'text' and not '{TEXTS}', which is tokenized")
+    return texts
 
 
 def tokenize(
@@ -55,7 +106,7 @@ def tokenize(
 
     Args:
         dataset: Splits with ``text``, or the ``texts`` of several columns, and ``label``.
-        encoder: From texts to tokens.
+        encoder: Tokenizes them.
         targets: From the labels of some rows to what a batch has as ``labels``.
         windows: Cuts longer texts into several rows instead, with a column ``document``.
         processes: How many tokenize at once; None for as many as there are cores.
@@ -105,7 +156,7 @@ def _encode(
     """Return the columns of a batch of raw rows, in this process or in one of several."""
     labels = targets(batch["label"])
     if windows is None:
-        columns: dict[str, Any] = dict(encoder(parts.read_by_model(batch, several=TEXTS in batch)))
+        columns: dict[str, Any] = dict(encoder(read_by_model(batch, several=TEXTS in batch)))
     else:
         places, rows = zip(*windows.rows(batch["text"]), strict=True)
         columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -121,16 +172,14 @@ def _count_texts(rows: Dataset) -> int:
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
     """Let one process at a time tokenize rows; the others wait, and say so."""
-    lock = FileLock(directory / ".lock", thread_local=False)
+    lock = FileLock(directory / ".lock")
     try:
-        lock.acquire(timeout=1)
+        acquired = lock.acquire(timeout=1)
     except Timeout:
         activity.say("another run is tokenizing the same rows; waiting for it")
-        lock.acquire()
-    try:
+        acquired = lock.acquire()
+    with acquired:
         yield
-    finally:
-        lock.release()
 
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -154,27 +203,16 @@ def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -
     environment, parallelism = os.environ, os.environ.get(_PARALLELISM)
     bar, done = arrow_dataset.hf_tqdm, 0
 
-    class Bar(contextlib.nullcontext[Any]):
-        """In place of the bar of ``datasets.map``, the only one that it tells how far it is."""
+    def update(count: int) -> None:
+        nonlocal done
+        done += count
+        activity.advance(work, done, len(rows))
 
-        def __init__(self, **options: Any) -> None:
-            super().__init__(self)
-
-        def update(self, count: int) -> None:
-            nonlocal done
-            done += count
-            activity.advance(work, done, len(rows))
-
-    arrow_dataset.hf_tqdm = Bar
+    # nothing else is told by `datasets.map` how far it is
+    arrow_dataset.hf_tqdm = lambda **_: contextlib.nullcontext(SimpleNamespace(update=update))
     try:
-        return rows.map(
-            encode,
-            with_indices=True,
-            batched=True,
-            remove_columns=rows.column_names,
-            load_from_cache_file=True,
-            **options,
-        )
+        options |= dict(with_indices=True, batched=True, load_from_cache_file=True)
+        return rows.map(encode, remove_columns=rows.column_names, **options)
     except Exception as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # after which datasets 5.2 times out
             raise error.__context__ from None

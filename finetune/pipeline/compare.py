@@ -15,16 +15,18 @@ from scipy.stats import norm
 from finetune.data.prediction_columns import DIGEST
 from finetune.errors import UserError, counted
 from finetune.recipe.scoring import without_counted
-from finetune.reporting import html, tables, wording
-from finetune.reporting.html import Cell, Section, Table, estimates
+from finetune.reporting import tables
+from finetune.reporting.tables import Cell, Table, estimates
 from finetune.runs.run import Run
 from finetune.statistics.estimates import McNemar, holm, mcnemar
+from finetune.statistics.metrics import (
+    estimate,
+    estimate_difference,
+    recipe_metrics,
+    with_standard,
+)
 from finetune.statistics.scored import distances
-from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task
-from finetune.training.manifest import Manifest
-
-_ROWS = 30
 
 
 @dataclass(frozen=True)
@@ -91,53 +93,44 @@ def compare(
     path = None if page is None else Path(page).expanduser()
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise UserError(f"--output {page}: expected the name of a file in a directory that exists")
-    comparison = _compare(loaded)
-    if path is not None:
-        _write_page(path, comparison, loaded[0].kind)
-    return comparison
-
-
-def _compare(runs: Sequence[Run]) -> Comparison:
-    if unfinished := [run.unfinished for run in runs if run.unfinished]:
+    if unfinished := [run.unfinished for run in loaded if run.unfinished]:
         raise UserError(*unfinished)
-    first, names, headline = runs[0], [str(run.path) for run in runs], runs[0].headline
+    first, names, headline = loaded[0], [str(run.path) for run in loaded], loaded[0].headline
     if not headline:
         raise UserError(f"{first.path} has no metric that is a number: nothing to compare")
     task, scoring, frames = first.kind, first.manifest.scoring, [first.predicted_rows]
     # its recipe may not be importable
     compute_metrics = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
     scored_rows, differences = [first.scored(frames[0])], []
+    metrics_of_recipe = recipe_metrics(
+        scored_rows[0], scoring, lambda output: compute_metrics()(output)
+    )
+    all_metrics = with_standard(task.label_kind, metrics_of_recipe)
     metrics: list[Mapping[str, Any]] = [first.statistics.metrics]
-    for run in runs[1:]:
+    for run in loaded[1:]:
         frame = run.predicted_rows
         _refuse_other_rows(first, frames[0], run, frame)
         rows = run.scored(frame, task)
-        is_other = scored_rows[0].labels != rows.labels
-        if count := int(is_other.reshape(len(frame), -1).any(axis=1).sum()):
+        if not np.array_equal(scored_rows[0].labels, rows.labels):
             raise UserError(
-                f"{first.path} and {run.path} have different labels for {count:,} of the same "
-                f"{counted(len(frame), 'test row')}: compare runs with the same --label_column or "
-                "--label_columns, and the same --label_map"
+                f"{first.path} and {run.path} have different labels for the same rows: compare "
+                "runs with the same --label_column or --label_columns, and the same --label_map"
             )
-        values, gaps = compared(
-            task, scored_rows[0], rows, scoring, lambda prediction: compute_metrics()(prediction)
-        )
         frames.append(frame)
         scored_rows.append(rows)
-        metrics.append(values)
-        differences.append(gaps)
+        metrics.append(estimate(rows, all_metrics))
+        differences.append(estimate_difference(scored_rows[0], rows, all_metrics))
     others = scored_rows[1:]
     tests = [mcnemar(scored_rows[0].right, rows.right) for rows in others if task.has_probabilities]
     apart = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
-    better, is_several = wording.directions(first.manifest), len(differences) > 1
+    better, is_several = tables.directions(first.manifest), len(differences) > 1
     p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
     p_values_of_tests = holm([test.p_value for test in tests])
     note = f" after Holm's correction for {len(differences)} comparisons" * is_several
     verdicts = []
-    for number, name in enumerate(names[1:]):
+    for number, (name, gaps) in enumerate(zip(names[1:], differences, strict=True)):
         is_chance = is_several and p_values[number] >= 0.05
-        gaps = differences[number]
-        verdict = wording.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
+        verdict = tables.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
         if tests:
             test, p_value = tests[number], p_values_of_tests[number]
             verdict += (
@@ -145,18 +138,21 @@ def _compare(runs: Sequence[Run]) -> Comparison:
                 f"right, {test.only_first:,} only {names[0]}, p = {p_value:.3g}{note}."
             )
         verdicts.append(verdict)
-    return Comparison(
+    comparison = Comparison(
         names=names,
         rows=len(frames[0]),
         headline=headline,
         metrics=metrics,
         differences=differences,
         tests=tests,
-        settings=_settings_that_differ([run.manifest for run in runs]),
+        settings=_settings_that_differ(loaded),
         disagreements=np.argsort(-apart, kind="stable")[: np.count_nonzero(apart)],
         tables=frames,
         verdicts=verdicts,
     )
+    if path is not None:
+        _write_page(path, comparison, task)
+    return comparison
 
 
 def _refuse_other_rows(
@@ -184,41 +180,38 @@ def _p_value(gap: Mapping[str, float] | None) -> float:
     return float(2 * norm.sf(1.96 * abs(value) / reach)) if reach > 0 else float(value == 0)
 
 
-def _settings_that_differ(manifests: Sequence[Manifest]) -> dict[str, list[str]]:
+def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return what decides a result, the launch and the versions that not all runs share."""
-    values: dict[str, list[str]] = {}
-    for number, manifest in enumerate(manifests):
+    columns: list[dict[str, Any]] = []
+    for manifest in (run.manifest for run in runs):
         launch = {name.replace("_", " "): value for name, value in asdict(manifest.launch).items()}
         versions = {f"version of {name}": value for name, value in manifest.versions.items()}
-        settings = {**manifest.configuration, **launch, **versions}
-        for name, value in {**settings, "revision": manifest.git_revision}.items():
-            values.setdefault(name, [""] * len(manifests))[number] = str(value)
-    return {name: row for name, row in values.items() if len(set(row)) > 1}
+        revision = {"revision": manifest.git_revision}
+        columns.append({**manifest.configuration, **launch, **versions, **revision})
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = {name: [str(column.get(name, "")) for column in columns] for name in names}
+    return {name: row for name, row in rows.items() if len(set(row)) > 1}
 
 
 def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
-    names, runs = comparison.names, comparison.tables
+    names, frames = comparison.names, comparison.tables
     shared = [name for name in comparison.metrics[0] if all(name in m for m in comparison.metrics)]
-    rows, has_text = [], "text" in runs[0]
-    for index in comparison.disagreements[:_ROWS]:
-        first = runs[0].iloc[index]
-        cells = [Cell(str(first["id"]))]
-        if has_text:
-            cells.append(html.excerpt(first["text"]))
+    rows, has_text = [], "text" in frames[0]
+    for index in comparison.disagreements[:30]:
+        first = frames[0].iloc[index]
+        cells = [Cell(str(first["id"])), *([tables.excerpt(first["text"])] if has_text else [])]
         cells.append(Cell(task.describe_row(first)[0]))
-        for table in runs:
-            _, prediction, is_right = task.describe_row(table.iloc[index])
+        for frame in frames:
+            _, prediction, is_right = task.describe_row(frame.iloc[index])
             cells.append(Cell(prediction, "\N{CHECK MARK}" * is_right, "good" * is_right))
         rows.append(cells)
     header = ["row", *["text"] * has_text, "label", *names]
-    count = (
-        f"The predictions differ on {len(comparison.disagreements):,} of {comparison.rows:,} rows."
-    )
-    differing = tables.settings(names, comparison.settings)
+    count = f"Predictions differ on {len(comparison.disagreements):,} of {comparison.rows:,} rows."
+    settings = tables.settings(names, comparison.settings)
     examples = Table("Most confident disagreements", header, rows)
-    sections = [
-        Section("Scores", [comparison.scores(shared)]),
-        Section("Settings", [differing if comparison.settings else "All are the same."]),
-        Section("Disagreements", [count, examples] if rows else [count]),
-    ]
-    html.write(page, f"{len(runs)} runs on the same rows", comparison.verdicts, sections)
+    sections: dict[str, list[Any]] = {
+        "Scores": [comparison.scores(shared)],
+        "Settings": [settings if comparison.settings else "All are the same."],
+        "Disagreements": [count, examples] if rows else [count],
+    }
+    tables.write_page(page, f"{len(frames)} runs on the same rows", comparison.verdicts, sections)

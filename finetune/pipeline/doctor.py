@@ -6,13 +6,14 @@ group.
 
 from __future__ import annotations
 
-import ipaddress
+import contextlib
 import os
 import platform
 import socket
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from ipaddress import ip_address
 
 import psutil
 import torch
@@ -30,7 +31,6 @@ _VARIABLES = (
 )
 #: DDP sends gradients in buckets, the first of 1 and the others of 25 MB; MiniLM-L6 has 91 MB.
 _MEGABYTES = (1, 25, 91)
-_REPETITIONS = 5
 
 
 def describe_machine() -> dict[str, dict[str, str | list[str]]]:
@@ -40,11 +40,10 @@ def describe_machine() -> dict[str, dict[str, str | list[str]]]:
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
         devices[f"cuda {index}"] = f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
-    backends = {
-        name: "available" if dist.is_backend_available(name) else "missing"
+    backends = [
+        f"{name} {'available' if dist.is_backend_available(name) else 'missing'}"
         for name in ("nccl", "gloo", "mpi", "xccl")
-    }
-    settings = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
+    ]
     return {
         "machine": {
             "host": platform.node(),
@@ -54,9 +53,10 @@ def describe_machine() -> dict[str, dict[str, str | list[str]]]:
         },
         "devices": devices,
         "network": {
-            "backends": ", ".join(map(" ".join, backends.items())),
+            "backends": ", ".join(backends),
             "interfaces": ", ".join(list_interfaces()) or "none",
-            "variables": settings or "none is set",
+            "variables": [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
+            or "none is set",
         },
     }
 
@@ -72,42 +72,32 @@ def list_interfaces() -> dict[str, list[str]]:
     return {name: values for name, values in addresses.items() if values}
 
 
-def recommend(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
+def recommend() -> list[str]:
     """Return the lines to type so that backends use an interface that reaches other machines."""
+    interfaces = list_interfaces()
     outer = []
     for name, addresses in interfaces.items():
-        parsed = [ipaddress.ip_address(address.partition("%")[0]) for address in addresses]
+        parsed = [ip_address(address.partition("%")[0]) for address in addresses]
         if not all(address.is_loopback or address.is_link_local for address in parsed):
             outer.append(name)
-    route = _route_address()
+    route = None  # the address from which this machine reaches others; nothing is sent
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("198.51.100.1", 9))  # RFC 5737: the address of no machine
+        route = str(probe.getsockname()[0])
     best = next((name for name in outer if route in interfaces[name]), next(iter(outer), None))
     lines = []
     for variable, backend in _INTERFACE_VARIABLES.items():
-        if not dist.is_backend_available(backend):
-            continue
         value = os.environ.get(variable, "")
+        # nccl takes the beginnings of names, gloo names; `^` leaves some out
         words = tuple(word.partition(":")[0] for word in value.removeprefix("=").split(",") if word)
-        takes_prefixes = backend == "nccl" and not value.startswith("=")
-        if value.startswith("^") or any(
-            name.startswith(words) if takes_prefixes else name in words
-            for name in outer or interfaces
-        ):
+        is_right = any(name.startswith(words) for name in outer or interfaces)
+        if not dist.is_backend_available(backend) or value.startswith("^") or is_right:
             continue  # the user's choice stands
         if best is None:
             lines += [f"unset {variable}"] if value else []
         elif value or len(outer) > 1:
             lines.append(f"export {variable}={best}")
     return lines
-
-
-def _route_address() -> str | None:
-    """Return the address from which this machine reaches others; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("198.51.100.1", 9))  # RFC 5737: the address of no machine
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
 
 
 def time_all_reduces() -> Iterator[tuple[int, float]]:
@@ -121,7 +111,7 @@ def time_all_reduces() -> Iterator[tuple[int, float]]:
         device = torch.device(kind.type, distributed.ranks().local_rank)
     for megabytes in _MEGABYTES:
         seconds = []
-        for _ in range(_REPETITIONS + 1):  # the first one connects
+        for _ in range(6):  # the first one connects
             values = torch.ones(megabytes * 250_000, device=device)
             started = time.perf_counter()
             dist.all_reduce(values)

@@ -85,8 +85,7 @@ def evaluate(
     run.require_model()
     if reading and data is None:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
-    notes = [run.unfinished] if run.unfinished else []
-    source, statistics = str(run.path), None
+    source = str(run.path)
     if data is not None:
         data = memory.store(data)
         source = memory.describe(data) if memory.is_memory(data) else data
@@ -106,8 +105,8 @@ def evaluate(
     )
 
     def prepare() -> tuple[Recipe, int | None, list[str]]:
-        if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):
-            raise unreachable
+        notes = [run.unfinished] if run.unfinished else []
+        hub.require(sources(run, data), data="--data FILE")
         if data is None:
             _require_same_data(run, recipe)
             _ = recipe.prepared
@@ -118,7 +117,7 @@ def evaluate(
         try:
             evaluated = _read_rows(data, recipe, run.kind, reading, notes)
         except UserError as error:
-            name = "the data" if memory.is_memory(data) else f"--data {data}"
+            name = source if memory.is_memory(data) else f"--data {data}"
             raise UserError(*(f"{name}: {mistake}" for mistake in error.mistakes)) from error
         return evaluated, _count_trained_on(run, recipe, evaluated.splits["test"], notes), notes
 
@@ -132,8 +131,9 @@ def evaluate(
         )
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave()
+    statistics = None
     if data is not None:
-        statistics = Statistics(**assess(evaluated, output).statistics(), beyond={})
+        statistics = Statistics(**evaluated.kind.statistics(*assess(evaluated, output)), beyond={})
     return Evaluation(
         source=source,
         rows=len(evaluated.splits["test"]),
@@ -171,9 +171,21 @@ def _read_rows(
     from finetune.data import columns
     from finetune.data.sources import number_rows
 
-    options, only = _read_options(data, recipe, reading), ""
+    names = {option.name for option in dataclasses.fields(recipe)}
+    if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - names]:
+        raise UserError(*unknown)
+    # nothing is split or corrected, and another file may be written in another way
+    unset = ["dataset_revision", "group_column", "time_column", "relabel", "exclude"]
+    unset += ["csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits"]
+    unset += ["label_columns"] if "label_column" in reading else []
+    options: dict[str, Any] = {"dataset": data, **dict.fromkeys(names.intersection(unset))}
+    if "csv_quoting" in names and formats.suffix(data) not in formats.SEPARATORS:
+        options["csv_quoting"] = "auto"
+    if "image_column" in names and Path(data).expanduser().is_dir():
+        options |= {"image_column": "", "label_column": ""}  # which are those of the run's table
+    options |= reading
+    source, only = replace(recipe, **options), ""
     try:
-        source = replace(recipe, **options)
         dataset = source.load()
     except NoTrainSplit as error:  # read as a training split what it has instead
         splits = {guess_split(name): name for name in error.splits}
@@ -198,23 +210,6 @@ def _read_rows(
         raise UserError(f"{error}{hint}") from error
     evaluated.kind = replace(task, loss_function=recipe.loss_function or "")
     return evaluated
-
-
-def _read_options(data: str, recipe: Recipe, reading: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a recipe with which its rows are read from ``data``."""
-    names = {option.name for option in dataclasses.fields(recipe)}
-    if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - names]:
-        raise UserError(*unknown)
-    # nothing is split or corrected, and another file may be written in another way
-    unset = ["dataset_revision", "group_column", "time_column", "relabel", "exclude"]
-    unset += ["csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits"]
-    unset += ["label_columns"] if "label_column" in reading else []
-    options = {"dataset": data, **dict.fromkeys(name for name in unset if name in names)}
-    if "csv_quoting" in names and formats.suffix(data) not in formats.SEPARATORS:
-        options["csv_quoting"] = "auto"
-    if "image_column" in names and Path(data).expanduser().is_dir():
-        options |= {"image_column": "", "label_column": ""}  # which are those of the run's table
-    return {**options, **reading}
 
 
 def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from finetune.runs.run import Run
     from finetune.training.arguments import FinetuneArguments
 
-#: Seconds without an event after which long work is reported.
-_SECONDS = 30.0
 #: How a logged value is shown, where that is not its name and four digits.
 _FORMATS = {
     "epoch": "epoch {:.2f}",
@@ -73,10 +71,8 @@ class Advanced(Event):
     unit: str
 
     def __str__(self) -> str:
-        if not self.total:
-            return f"{self.work}: {self.done:,} {self.unit}"
-        share = f"{self.total:,} {self.unit} ({self.done / self.total:.0%})"
-        return f"{self.work}: {self.done:,} of {share}"
+        share = f" of {self.total:,} ({self.done / self.total:.0%})" if self.total else ""
+        return f"{self.work}: {self.done:,}{share} {self.unit}"
 
 
 @dataclass(frozen=True)
@@ -87,8 +83,7 @@ class Predicted(Event):
     total: int | None
 
     def __str__(self) -> str:
-        share = f" ({self.rows / self.total:.0%})" if self.total else ""
-        return f"{self.rows:,} rows predicted{share}"
+        return str(Advanced("predicted", self.rows, self.total, "rows"))
 
 
 @dataclass(frozen=True)
@@ -143,7 +138,7 @@ class Collated(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The run has its model, metrics and predictions, and unless writing it failed its report.
+    """The run has its model, metrics and predictions.
 
     Attributes:
         run: The run.
@@ -180,7 +175,7 @@ def throttle(progress: Progress, kind: type[Event] = Advanced) -> Progress:
     def report(event: Event) -> None:
         nonlocal last
         seconds = time.monotonic()
-        if not isinstance(event, kind) or seconds - last >= _SECONDS:
+        if not isinstance(event, kind) or seconds - last >= 30:
             last = seconds
             progress(event)
 
@@ -191,7 +186,10 @@ def throttle(progress: Progress, kind: type[Event] = Advanced) -> Progress:
 def telling(progress: Progress) -> Iterator[Progress]:
     """Give ``progress`` as rank 0 calls it, and report long work inside the block to it."""
     report = on_rank_zero(throttle(progress))
-    with activity.listening(
-        lambda *work: report(Advanced(*work)), lambda text: report(Noted(text))
-    ):
+    token = activity.listener.set(
+        lambda *facts: report(Advanced(*facts) if len(facts) > 1 else Noted(*facts))
+    )
+    try:
         yield report
+    finally:
+        activity.listener.reset(token)

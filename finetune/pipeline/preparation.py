@@ -12,11 +12,11 @@ from datasets import Dataset
 
 from finetune.config.settings import Settings
 from finetune.data import ROW
-from finetune.data.label_columns import list_names
+from finetune.data.labels import list_names
 from finetune.errors import UserError, counted
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
-from finetune.pipeline import changes, resumption
+from finetune.pipeline import resumption
 from finetune.pipeline.events import Noted, Progress
 from finetune.pipeline.results import versions
 from finetune.pipeline.resumption import Resumption
@@ -26,8 +26,6 @@ from finetune.training import sampler
 from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
-#: Log entries of the loss in a run, unless ``--logging_steps`` is given.
-_MOST_LOGGED = 500
 #: Flags that may differ from one machine to the next.
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
 #: Steps below which a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
@@ -41,10 +39,9 @@ class Prepared:
     Attributes:
         settings: The settings.
         resumption: What to resume; None for a new run.
-        configuration: What decides the result, see :func:`finetune.pipeline.changes.configuration`.
+        configuration: What decides the result, see :func:`.resumption.configuration`.
         steps: The optimizer steps of the training.
-        is_done: Whether the run is finished already, and is only to be shown; with
-            ``--save_on_each_node`` only if it is on every machine.
+        is_done: Whether the run is finished already, on every machine, and is only to be shown.
     """
 
     settings: Settings
@@ -102,27 +99,22 @@ def prepare(settings: Settings, progress: Progress, *, trains: bool = True) -> P
         progress(Noted(note))
     settings = replace(settings)  # the task, which the data decides, has defaults too
     recipe, values = settings.recipe, settings.values
-    configuration, is_done = changes.configuration(settings, values), False
+    configuration, is_done = resumption.configuration(settings, values), False
     if resumed is not None:
-        changes.refuse_changes(resumed, configuration, values.allow_changed)
-        is_done = resumed.finished and not changes.extends(resumed, configuration)
+        resumption.refuse_changes(resumed, configuration, values.allow_changed)
+        is_done = resumed.finished and not resumed.extended_by(configuration)
         if is_done and not values.save_on_each_node:  # another machine may have to go on
             return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
-    steps = _count_steps(values, recipe.prepared["train"])
-    if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
-        training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
-        settings = replace(settings, training=training)
-    for remark in remarks(recipe, values, steps):
-        recipe.report.warning(remark)
+    steps, most = count_steps(values, recipe.prepared["train"]), 500  # log entries of the loss
+    if "logging_steps" not in settings.user_options and steps > most * values.logging_steps:
+        settings = replace(settings, training={**settings.training, "logging_steps": 1 / most})
+    report_few_steps(recipe, values, steps)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
     return Prepared(settings, resumed, configuration, steps, is_done=is_done)
 
 
 def look(settings: Settings) -> ArgumentValues | None:
-    """Load the data and check it; nothing is tokenized or written.
-
-    Args:
-        settings: Their report takes what training would refuse.
+    """Load the data and check it, which adds to the report; nothing is tokenized or written.
 
     Returns:
         The training arguments; None if they contradict each other.
@@ -137,33 +129,24 @@ def look(settings: Settings) -> ArgumentValues | None:
     return _check_values(replace(settings))  # the task, which the data decides, has defaults too
 
 
-def steps_of(values: ArgumentValues, recipe: Recipe) -> int | None:
-    """Return the optimizer steps of a training; None where they depend on the token counts."""
-    in_windows = isinstance(recipe, TextRecipe) and recipe.long_texts == "windows"
-    by_length = values.train_sampling_strategy == "group_by_length"
-    if in_windows or by_length or values.max_tokens_per_batch:
-        return None
-    return _count_steps(values, recipe.splits["train"])
-
-
-def _count_steps(values: ArgumentValues, rows: Dataset) -> int:
+def count_steps(values: ArgumentValues, rows: Dataset) -> int:
+    """Return the optimizer steps of a training on these rows."""
     steps_of_epoch = len(sampler.GlobalBatchSampler(values, rows).sizes)
     max_steps: int = values.max_steps
     return max_steps if max_steps > 0 else math.ceil(values.num_train_epochs * steps_of_epoch)
 
 
-def remarks(recipe: Recipe, values: ArgumentValues, steps: int) -> list[str]:
-    """Return what the user should know of a training of so many optimizer steps."""
+def report_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> None:
+    """Report a training that is too short for a pretrained model of texts."""
     if steps >= _FEWEST_STEPS or not isinstance(recipe, TextRecipe):
-        return []
+        return
     flag = f"--max_steps {_FEWEST_STEPS} or more"
     if values.max_steps <= 0:
-        epochs = math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)
-        flag = f"--num_train_epochs {epochs}"
-    return [
+        flag = f"--num_train_epochs {math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)}"
+    recipe.report.warning(
         f"{counted(steps, 'optimizer step')}: with fewer than {_FEWEST_STEPS} a pretrained model "
         f"is often undertrained; try {flag}"
-    ]
+    )
 
 
 def writes_run(values: ArgumentValues | None) -> bool:
@@ -181,9 +164,12 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # a path may be another on each machine
     options = {**vars(settings.recipe), **vars(settings.values)}
-    names = {name: f"--{name}" if name in options else name for name in facts}
     distributed.refuse_disagreement(
-        {names[name]: fact for name, fact in facts.items() if name not in _MACHINE_FLAGS}
+        {
+            f"--{name}" if name in options else name: fact
+            for name, fact in facts.items()
+            if name not in _MACHINE_FLAGS
+        }
     )
     if not settings.dry_run:
         save_on_each_node = settings.values.save_on_each_node
@@ -231,10 +217,9 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     recipe, report = settings.recipe, settings.report
     # an unknown option may be meant to say where data and model are
     has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
-    missing = [] if has_unknown else hub.missing(vars(recipe))
-    packaged = recipe.packaged_model
-    if unreachable := hub.unreachable(missing, embedded=bool(recipe.embedded), packaged=packaged):
-        report.error(str(unreachable))
+    options = {} if has_unknown else vars(recipe)
+    with report.collect():
+        hub.require(options, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
     if not (report.has_errors and hub.missing({**vars(recipe), "dataset": None})):
         with report.collect():
             recipe.check()
@@ -255,20 +240,13 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
             numbers = np.asarray(rows.select_columns(ROW)[sample.rows][ROW])
             sample.report_unknown(recipe.model, numbers, report)
-        if isinstance(recipe, (TextRecipe, ImageRecipe)):
-            _note_trained_head(recipe)
-
-
-def _note_trained_head(recipe: TextRecipe | ImageRecipe) -> None:
-    """Note where a head that was trained before is replaced, or its outputs are reordered."""
-    if recipe.model_config is None:
-        return
-    trained, labels = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
-    order = match_outputs(trained, labels)
-    if trained and order is None:
-        recipe.note(
-            f"the head of {recipe.model} is replaced by a new one: it was trained for "
-            f"{list_names(trained)}, and these labels are {list_names(labels)}"
-        )
-    elif order is not None and order != sorted(order):
-        recipe.note(f"the head of {recipe.model} is continued, its outputs matched by name")
+        if isinstance(recipe, (TextRecipe, ImageRecipe)) and recipe.model_config is not None:
+            trained, labels = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
+            order = match_outputs(trained, labels)
+            if trained and order is None:
+                recipe.note(
+                    f"the head of {recipe.model} is replaced by a new one: it was trained for "
+                    f"{list_names(trained)}, and these labels are {list_names(labels)}"
+                )
+            elif order is not None and order != sorted(order):
+                recipe.note(f"the head of {recipe.model} is continued, outputs matched by name")

@@ -8,7 +8,6 @@ from pathlib import Path
 from finetune.errors import RunError, UserError
 from finetune.pipeline.events import Finished, Interrupted, Progress
 from finetune.runs.run import Run
-from finetune.runtime import files
 
 
 @dataclass(frozen=True)
@@ -48,19 +47,15 @@ def write_last(run: Run, progress: Progress) -> None:
     Raises:
         RunError: If it cannot be written, with the command that writes it.
     """
-    path, command = None, f"python -m finetune report {run.path}"
+    page, hint = None, f"to write it: python -m finetune report {run.path}"
     try:
-        path = report(run).page
+        page = report(run).page
     except KeyboardInterrupt as stop:
-        stop.args = (f"the run is finished, but not its report; to write it: {command}",)
+        stop.args = (f"the run is finished, but not its report; {hint}",)
         progress(Interrupted(*stop.args))
         raise
     except Exception as error:  # such as a plot that fails
-        reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError) and files.is_full(error):
-            reason = f"the disk of {run.path} is full; free some space"
-        raise RunError(
-            f"the run is finished and saved, but not its report: {reason}. To write it: {command}"
-        ) from error
+        reason = f"{type(error).__name__}: {error}"
+        raise RunError(f"the run is finished, but not its report ({reason}); {hint}") from error
     finally:
-        progress(Finished(run, (run.path / "profile").exists(), path))
+        progress(Finished(run, (run.path / "profile").exists(), page))

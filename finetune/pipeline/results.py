@@ -31,9 +31,9 @@ from finetune.runs.run import LOGITS, PREDICTIONS, Run
 from finetune.runtime import distributed, files
 from finetune.runtime.importing import HOUSE
 from finetune.runtime.version import __version__
-from finetune.statistics import baselines, calibration, mistakes
+from finetune.statistics import baselines, calibration, metrics, mistakes
 from finetune.statistics.baselines import Source
-from finetune.tasks.assessment import Assessment
+from finetune.statistics.scored import to_float16
 from finetune.training.arguments import shards
 from finetune.training.manifest import Data, Launch, Manifest, Metrics, Process, Statistics
 
@@ -44,16 +44,10 @@ if TYPE_CHECKING:
 
 #: As many small images as a report shows.
 _MOST_THUMBNAILS = 40
-LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
 
 
 def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
-    """Return what is known when training starts.
-
-    Args:
-        settings: Whose data are loaded; in a job of several processes inside the process group.
-        configuration: What decides the result, see :mod:`finetune.pipeline.changes`.
-    """
+    """Return what is known when training starts, inside the process group and with loaded data."""
     from finetune.models.pretrained import commit
 
     recipe, arguments = settings.recipe, settings.arguments
@@ -64,6 +58,7 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
     if recipe.metrics:
         options["metrics"] = scoring.with_absolute_paths(recipe.metrics)
     model, revision = options.get("model"), options.get("model_revision")
+    started = datetime.now(UTC).isoformat(timespec="seconds")
     return Manifest(
         status="running",
         recipe=settings.name,
@@ -93,12 +88,9 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
             precision=precision(arguments),
         ),
         versions=versions(),
-        git_revision=git_revision(),
+        git_revision=_git_revision(),
         process=Process(
-            host=platform.node(),
-            pid=os.getpid(),
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-            job=distributed.job(),
+            host=platform.node(), pid=os.getpid(), started=started, job=distributed.job()
         ),
         task=recipe.kind.name,
         task_facts=recipe.kind.facts,
@@ -109,17 +101,13 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
 
 def versions() -> dict[str, str]:
     """Of the toolkit, of Python, and of the libraries that the figures depend on."""
-    return {
-        "finetune": __version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES},
-    }
+    libraries = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
+    python = {"finetune": __version__, "python": platform.python_version()}
+    return python | {name: version(name) for name in libraries}
 
 
 def parallel_mode(arguments: FinetuneArguments) -> str:
-    """``one device``, ``DataParallel``, ``DistributedDataParallel`` or
-    ``FullyShardedDataParallel``.
-    """
+    """Return how the devices share a step, by the name of the class in torch."""
     if shards(arguments):
         return "FullyShardedDataParallel"
     if distributed.ranks().world_size > 1:
@@ -134,13 +122,11 @@ def precision(arguments: FinetuneArguments) -> str:
     return "tf32" if name == "fp32" and arguments.tf32 else name
 
 
-def git_revision() -> str | None:
-    """Return the revision of the toolkit's checkout, ``-dirty`` if it was changed."""
+def _git_revision() -> str | None:
     if not (HOUSE / ".git").exists():
         return None
-    command = ["git", "-C", str(HOUSE), "describe", "--always", "--dirty", "--abbrev=12"]
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # it only reads
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    command = ["git", "-C", str(HOUSE), "--no-optional-locks", "describe", "--always", "--dirty"]
+    done = subprocess.run([*command, "--abbrev=12"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or None
 
 
@@ -159,8 +145,8 @@ def write(
         run: Whose directory is written into.
         settings: Of the training; the recipe has its splits.
         progress: Called with what the user should know.
-        validation: The outputs of the model that was saved for the validation rows.
-        test: Likewise for the test rows.
+        validation: The outputs of the model that was saved.
+        test: Likewise.
         thresholds: Those of labels that were folded into the model, if any were.
         outcome: The fields of ``run.json`` that are known when training has ended.
 
@@ -177,12 +163,12 @@ def write(
             f"the outputs of the model are not finite on {not_finite:,} of {len(stored):,} test "
             "rows: the training has diverged; try a smaller --learning_rate"
         )
-    labels = np.asarray(validation.label_ids)
     temperature = None
     if task.has_one_class:
-        temperature = calibration.fit_temperature(np.asarray(validation.predictions), labels)
-    assessment = assess(recipe, test._replace(predictions=stored))
-    fields = assessment.statistics(temperature)
+        outputs = np.asarray(validation.predictions), np.asarray(validation.label_ids)
+        temperature = calibration.fit_temperature(*outputs)
+    rows, recipe_metrics = assess(recipe, test._replace(predictions=stored))
+    fields = task.statistics(rows, recipe_metrics, temperature)
     if task.has_one_class:
         fields["calibration"]["temperature"] = temperature
     started, notes = time.perf_counter(), fields["notes"]
@@ -196,9 +182,10 @@ def write(
     baseline_scores, differences = {}, {}
     for name, predicted in task.baselines(source):
         try:
-            prediction = EvalPrediction(predictions=predicted, label_ids=assessment.labels)
+            prediction = EvalPrediction(predictions=predicted, label_ids=np.asarray(test.label_ids))
             computed = recipe.compute_metrics(prediction)
-            differences[name] = assessment.compare_to_baseline(predicted)
+            baseline = task.scored(np.asarray(test.label_ids), predicted)
+            differences[name] = metrics.estimate_difference(baseline, rows, recipe_metrics)
             baseline_scores[name] = computed
         except Exception as error:  # of a recipe's own metrics; the run has its own scores
             notes.append(baselines.failed(name, error))
@@ -225,7 +212,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     """
     task, rows = recipe.kind, recipe.splits["test"]
     logits: np.ndarray = np.asarray(outputs)
-    stored = task.compress_outputs(logits)
+    stored = to_float16(logits) if task.has_outputs_file else None
     (directory / LOGITS).unlink(missing_ok=True)
     if stored is not None:
         logits = stored
@@ -283,8 +270,8 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
     targets, labels = recipe.targets(split), np.asarray(output.label_ids)
     if labels.shape != targets.shape or not np.array_equal(labels, targets.astype(labels.dtype)):
         raise RuntimeError(
-            "the labels that came back from the evaluation are not those of the rows: install the "
-            "tested versions of transformers and accelerate (constraints.txt)"
+            "the labels of the evaluation are not those of the rows: install the tested versions "
+            "of transformers and accelerate (constraints.txt)"
         )
     speed = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     return {
@@ -294,12 +281,9 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
     }
 
 
-def assess(recipe: Recipe, output: PredictionOutput) -> Assessment:
-    """Return what computes the statistics of the outputs of a model for labelled rows."""
-    return Assessment(
-        task=recipe.kind,
-        outputs=np.asarray(output.predictions),
-        labels=np.asarray(output.label_ids),
-        scoring=recipe.known_scoring,
-        compute=without_counted(recipe.compute_metrics, recipe.known_scoring, recipe.kind),
-    )
+def assess(recipe: Recipe, output: PredictionOutput) -> tuple[Any, metrics.Metrics]:
+    """Return labelled rows with the outputs of a model, and the metrics of the recipe."""
+    task, arguments = recipe.kind, recipe.known_scoring
+    rows = task.scored(np.asarray(output.label_ids), np.asarray(output.predictions))
+    compute = without_counted(recipe.compute_metrics, arguments, task)
+    return rows, metrics.recipe_metrics(rows, arguments, compute)

@@ -1,11 +1,16 @@
-"""Which checkpoint a training continues from; :mod:`.changes` is about whether it is the same.
+"""What a training continues from, and whether it is the training that was interrupted.
 
 A checkpoint is verified before anything else changes; one that is not complete is renamed, and that
-is printed.
+is printed. What decides the result (data, seed, model, batch, schedule) is the configuration of a
+training: every checkpoint has it, and a resume is refused where it differs. What decides only where
+and how fast a training runs may change.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import hashlib
 import json
 import platform
 from collections.abc import Mapping
@@ -13,14 +18,36 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.errors import UserError
+from finetune.data.digests import fingerprint
+from finetune.errors import UserError, counted, suggestion
+from finetune.recipe import ImageRecipe, TextRecipe, catalog, scoring
 from finetune.runtime import distributed
+from finetune.runtime.files import to_json
+from finetune.runtime.importing import read_source
 from finetune.training import checkpoint
 from finetune.training.checkpoint import Checkpoint
-from finetune.training.manifest import MANIFEST, METRICS, Manifest, status_and_process
+from finetune.training.manifest import MANIFEST, METRICS, Manifest
 
 if TYPE_CHECKING:
+    from finetune.config.settings import Settings
+    from finetune.recipe import Recipe
     from finetune.training.arguments import ArgumentValues
+
+#: Training arguments that may change; every other one is part of the configuration.
+_FREE = {
+    *("output_dir", "resume", "resume_from_checkpoint", "allow_changed", "early_stopping_patience"),
+    "grace_seconds",
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
+    *("num_threads", "use_cpu", "profile", "baseline", "debug", "skip_memory_metrics", "precision"),
+    *("report_to", "run_name", "project", "disable_tqdm", "include_for_metrics", "local_rank"),
+    *("accelerator_config", "torch_empty_cache_steps"),
+}
+#: How the names of others begin.
+_FREE_PREFIXES = ("log", "hub_", "push_to_hub", "trackio_", "eval_", "save_", "dataloader_", "ddp_")
+#: Options of a recipe that may change: where rows are, which are compared, and how fast they are
+#: tokenized.
+_FREE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
+_LENGTH = ("num_train_epochs", "max_steps")
 
 
 @dataclass(frozen=True)
@@ -49,15 +76,51 @@ class Resumption:
         return 0 if self.path is None else checkpoint.number(self.path)
 
     @property
-    def world_size(self) -> int | None:
-        """The processes of the training that saved the checkpoint."""
-        return None if self.path is None else Checkpoint.read(self.path).world_size
-
-    @property
     def finished(self) -> bool:
         """Whether the run came to its end and has its results."""
         is_ended = self.manifest is not None and self.manifest.status == "finished"
         return is_ended and (self.directory / METRICS).exists()
+
+    def changes(self, current: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Return the entries that differ in another configuration: before and now, by name."""
+        return {
+            name: (self.configuration[name], value)
+            for name, value in current.items()
+            if name in self.configuration and self.configuration[name] != value
+        }
+
+    def extended_by(self, current: Mapping[str, Any]) -> bool:
+        """Return whether a finished run is to be trained for more epochs, or steps."""
+        if not self.configuration:
+            return False
+        started = self.manifest.configuration if self.manifest is not None else {}
+        was_extended = all(started.get(n) == current.get(n, 0) for n in _LENGTH)  # and interrupted
+        (epochs, steps), (more_epochs, more_steps) = (
+            [entries.get(name, 0) for name in _LENGTH] for entries in (self.configuration, current)
+        )
+        is_longer = more_steps > steps if steps > 0 else more_steps <= 0 and more_epochs > epochs
+        return bool(is_longer) and (self.finished or was_extended)
+
+    def describe_changes(self, current: Mapping[str, Any], manifest: Manifest) -> str | None:
+        """Return a sentence with all that can move the result, if there is something."""
+        changes = self.changes(current)
+        if (earlier := self.manifest) is not None and self.path is not None:
+            name = "gradient_accumulation_steps"
+            changes |= {
+                name: (earlier.arguments.get(name), manifest.arguments[name]),
+                "model_revision": (earlier.model_revision, manifest.model_revision),
+                **{n: (earlier.versions.get(n), new) for n, new in manifest.versions.items()},
+            }
+        texts = [
+            f"{name} {_shorten(new)} instead of {_shorten(old)}"
+            for name, (old, new) in changes.items()
+            if old != new
+        ]
+        world_size = manifest.launch.world_size
+        before = world_size if self.path is None else Checkpoint.read(self.path).world_size
+        if before != world_size:
+            texts.insert(0, f"{counted(world_size, 'process')} instead of {before}")
+        return f"resumed with {', '.join(texts)}" if texts else None
 
 
 def requested(values: ArgumentValues, output_dir: Path) -> str | None:
@@ -74,38 +137,31 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
             "--resume and --resume_from_checkpoint are mutually exclusive: --resume continues from "
             "the newest checkpoint, and starts where there is none"
         )
-    is_restarted = distributed.was_restarted() and _is_of_this_job(output_dir)
-    has_checkpoints = bool(checkpoint.list_checkpoints(output_dir))
-    if values.resume or (is_restarted and (not path or has_checkpoints)):
+    manifest = None
+    with contextlib.suppress(UserError):  # whatever is there, it is not a run of this job
+        manifest = _read_manifest(output_dir)
+    if distributed.was_restarted() and manifest is not None:
+        process = manifest.process
+        job, this_job = (process.job or "").split(), (distributed.job() or "").split()
+        if process.host != platform.node() and job[:1] == ["torchrun"]:  # its agent is another
+            job, this_job = job[:2], this_job[:2]
+        if job == this_job and (not path or checkpoint.list_checkpoints(output_dir)):
+            return "resume"
+    if values.resume:
         return "resume"
     return "last" if path in ("true", "True") else path
-
-
-def _is_of_this_job(directory: Path) -> bool:
-    status = status_and_process(directory)
-    process = status[1] if status is not None else None
-    if process is None:
-        return False
-    job, this_job = process.job or "", distributed.job() or ""
-    if process.host != platform.node() and job.startswith("torchrun"):  # its agent is another
-        return job.split()[:2] == this_job.split()[:2]
-    return job == this_job
 
 
 def find(
     request: str | None, output_dir: Path, *, verifies: bool = True, renames: bool = False
 ) -> Resumption | None:
-    """Return what to continue from.
+    """Return what to continue from; None for a new run.
 
     Args:
         request: From :func:`requested`.
         output_dir: Where the run is, or will be.
         verifies: Whether this process reads every byte; the others go by the names that are left.
-        renames: Whether checkpoints that are not complete may be renamed; else they are only
-            reported.
-
-    Returns:
-        None for a new run.
+        renames: Whether checkpoints that are not complete may be renamed.
 
     Raises:
         UserError: If there is nothing to continue from, or nothing complete.
@@ -113,7 +169,15 @@ def find(
     if request is None:
         return None
     if request not in ("resume", "last"):
-        return _find_path(Path(request).expanduser(), output_dir, verifies=verifies)
+        path, flag = Path(request).expanduser(), f"--resume_from_checkpoint {request}"
+        if not (path / checkpoint.STATE).exists():
+            raise UserError(f"{flag}: expected 'last' or a directory with a {checkpoint.STATE}")
+        path = path.resolve()
+        if verifies and (reason := checkpoint.problem(path)) is not None:
+            newest, _ = checkpoint.newest_complete(path.parent)
+            raise UserError(f"{flag} is damaged ({reason}); complete is: {newest or 'none'}")
+        is_in_place = path.parent == output_dir.resolve()
+        return replace(_continue_from(path, path.parent, []), in_place=is_in_place)
     if renames:
         checkpoint.settle_replaced(output_dir)
     manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
@@ -129,17 +193,19 @@ def find(
             for path, problem in zip(paths, problems, strict=False)  # those after the newest
         ]
     if newest is not None:
-        return _continue_from(newest, output_dir, manifest, problems)
-    if manifest is not None and not paths:
-        finished = Resumption(None, output_dir, manifest, manifest.configuration)
-        if finished.finished:
-            return finished
+        return _continue_from(newest, output_dir, problems)
+    start = Resumption(None, output_dir, manifest, notes=problems)
+    if manifest is not None and not paths and start.finished:
+        return replace(start, configuration=manifest.configuration)
     if starts_again:
-        start = Resumption(None, output_dir, manifest, notes=problems)
         return start if output_dir.exists() else None
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
-    reasons = [f"{flag}: no complete checkpoint in {output_dir}", *problems]
-    raise UserError("; ".join([*reasons, "leave the flag out to start from the beginning"]))
+    reasons = [
+        f"{flag}: no complete checkpoint in {output_dir}",
+        *problems,
+        "leave the flag out to start from the beginning",
+    ]
+    raise UserError("; ".join(reasons))
 
 
 def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resumption | None:
@@ -164,26 +230,10 @@ def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resu
             f"complete on every machine ({problems[0]}): copy one to every machine, or remove the "
             "directory on all of them to start again"
         )
-    return _continue_from(output_dir / newest, output_dir, resumption.manifest, resumption.notes)
+    return _continue_from(output_dir / newest, output_dir, resumption.notes)
 
 
-def _find_path(path: Path, output_dir: Path, *, verifies: bool) -> Resumption:
-    flag = f"--resume_from_checkpoint {path}"
-    if not (path / checkpoint.STATE).exists():
-        raise UserError(f"{flag}: expected 'last' or a directory that holds a {checkpoint.STATE}")
-    path = path.resolve()
-    if verifies and (reason := checkpoint.problem(path)) is not None:
-        newest, _ = checkpoint.newest_complete(path.parent)
-        hint = f"; {newest} is complete" if newest else ""
-        raise UserError(f"{flag} is damaged ({reason}){hint}")
-    is_in_place = path.parent == output_dir.resolve()
-    resumption = _continue_from(path, path.parent, _read_manifest(path.parent), [])
-    return replace(resumption, in_place=is_in_place)
-
-
-def _continue_from(
-    path: Path, directory: Path, manifest: Manifest | None, notes: list[str]
-) -> Resumption:
+def _continue_from(path: Path, directory: Path, notes: list[str]) -> Resumption:
     saved = Checkpoint.read(path)
     if "scheduler.pt" not in saved.files:
         raise UserError(
@@ -198,8 +248,92 @@ def _continue_from(
             f"the best checkpoint so far, {best.name}, is not complete or is gone: unless a better "
             "one comes, the model of the last step is saved",
         ]
-    return Resumption(path, directory, manifest, saved.configuration, notes=notes)
+    return Resumption(path, directory, _read_manifest(directory), saved.configuration, notes=notes)
 
 
 def _read_manifest(directory: Path) -> Manifest | None:
     return Manifest.read(directory) if (directory / MANIFEST).exists() else None
+
+
+def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
+    """Return what decides the result of a training, by name, as JSON has it."""
+    recipe = settings.recipe
+    options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
+    for name in _FREE_OPTIONS:
+        options.pop(name, None)
+    model = Path(str(options.get("model") or "-")).expanduser()
+    if model.exists():
+        options["model"] = str(model.resolve())
+    if recipe.metrics:
+        options["metrics"] = ",".join(recipe.known_scoring)  # files are compared by their hashes
+    entries = {
+        "recipe": settings.name,
+        "recipe_file": catalog.file_hash(type(recipe)),
+        **_hash_model_files(recipe),
+        "metric_files": {
+            name: read_source(path, "metric")[1]
+            for name, path in scoring.files_of(recipe.known_scoring).items()
+        },
+        "data": fingerprint(recipe.splits, recipe.input_column),
+        "rows": {name: len(rows) for name, rows in recipe.splits.items()},
+        "labels": recipe.labels,
+        **options,
+    }
+    for name, value in vars(values).items():
+        if name not in _FREE and not name.startswith(_FREE_PREFIXES):
+            entries[name] = value
+    text = to_json(entries, default=lambda value: getattr(value, "value", None) or str(value))
+    canonical: dict[str, Any] = json.loads(text)
+    return canonical
+
+
+def _hash_model_files(recipe: Recipe) -> dict[str, str]:
+    """Return hashes of what a local model has beside its weights, which a checkpoint has."""
+    from finetune.data.tokenize import identity
+    from finetune.models import pretrained
+
+    if type(recipe).build_model not in (TextRecipe.build_model, ImageRecipe.build_model):
+        return {}
+    assert isinstance(recipe, (TextRecipe, ImageRecipe))
+    if not Path(recipe.model).expanduser().is_dir():
+        return {}
+    hashes = {"model_config": pretrained.identity(recipe.model)}
+    if isinstance(recipe, TextRecipe):
+        return {"tokenizer": identity(recipe.processing_class()), **hashes}
+    content = to_json(recipe.processing_class().to_dict(), sort_keys=True)
+    return {"image_processor": hashlib.sha256(content.encode()).hexdigest()[:16], **hashes}
+
+
+def refuse_changes(
+    resumption: Resumption, current: Mapping[str, Any], allow_changed: str | None
+) -> None:
+    """Refuse to resume another training, except for the names in ``allow_changed``.
+
+    Raises:
+        UserError: One line for each entry that differs.
+    """
+    allowed = {name.strip() for name in (allow_changed or "").split(",")} - {""}
+    names = {*resumption.configuration, *current}
+    if unknown := sorted(allowed - names):
+        raise UserError(
+            *(f"--allow_changed: unknown name '{n}'{suggestion(n, names)}" for n in unknown)
+        )
+    if resumption.extended_by(current):
+        allowed.update(_LENGTH)
+    changed = {n: pair for n, pair in resumption.changes(current).items() if n not in allowed}
+    lines = [
+        f"{resumption.path or resumption.directory} was trained with {name} {_shorten(old)}, now "
+        f"it is {_shorten(new)}"
+        for name, (old, new) in changed.items()
+    ]
+    if lines:
+        lines[-1] += (
+            "\nhint: to resume, restore them, or train on with the new ones: "
+            f"--allow_changed {','.join(changed)}"
+        )
+        raise UserError(*lines)
+
+
+def _shorten(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

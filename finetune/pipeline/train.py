@@ -17,16 +17,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from transformers import EvalPrediction, PrinterCallback, ProgressCallback
 
 from finetune.config.settings import Settings
-from finetune.data import windows
+from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import head
-from finetune.pipeline import changes, events, report, results
+from finetune.pipeline import events, report, results
 from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, telling
 from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
@@ -100,10 +100,14 @@ def launch(
     settings = dataclasses.replace(settings)  # the workers divide the batch anew, among themselves
     screen = sys.stdout
     screen.flush()
+
+    def run_worker() -> None:
+        sys.stdout = screen
+        run_training(settings, progress)
+
     with contextlib.redirect_stdout(io.StringIO()):  # it announces "2 CUDAs" also without any
         notebook_launcher(
-            _run_worker,
-            (settings, screen, progress),
+            run_worker,
             num_processes=num_processes,
             rdzv_backend="c10d",
             rdzv_endpoint="127.0.0.1:0",  # torch chooses the port
@@ -111,22 +115,10 @@ def launch(
     return Run.load(settings.output_dir)
 
 
-def _run_worker(settings: Settings, screen: TextIO, progress: Progress) -> None:
-    sys.stdout = screen
-    run_training(settings, progress)
-
-
 def run_training(settings: Settings, progress: Progress = ignore) -> Run:
     """Prepare, train, evaluate once on the test set and write the run; every process calls it.
 
     A dry run ends with one collated batch, and writes nothing.
-
-    Args:
-        settings: The settings.
-        progress: Called with each event, on rank 0.
-
-    Returns:
-        The run in the directory.
     """
     try:
         with telling(progress) as report_event:
@@ -134,10 +126,8 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
             with recording.failures():
                 prepared = prepare_job(settings, report_event)
                 settings = prepared.settings
-                if settings.dry_run:
-                    return _show_batch(prepared, report_event)
-                if prepared.is_done:
-                    return _show_finished(prepared, report_event)
+                if settings.dry_run or prepared.is_done:
+                    return _show(prepared, report_event)
                 trainer = _build_trainer(prepared, report_event)
                 if writes_run(settings.values):
                     recording.run = _start_run(prepared, trainer, report_event)
@@ -147,7 +137,8 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                 gc.collect()
                 distributed.leave()  # the other processes are done
                 if recording.run is not None:
-                    signals.heed()
+                    if name := signals.requested():  # meanwhile
+                        raise Stopped(name)
                     with explained(settings.arguments, "writing the results"):
                         results.write(recording.run, settings, report_event, *outputs)
             if recording.run is not None:
@@ -157,27 +148,25 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
     return Run(settings.output_dir)
 
 
-def _show_batch(prepared: Prepared, progress: Progress) -> Run:
-    arguments, recipe = prepared.settings.arguments, prepared.settings.recipe
-    progress(events.Started(prepared.settings, arguments, prepared.steps, model=None))
-    if prepared.checkpoint is not None:
-        progress(Noted(f"would resume from {prepared.checkpoint}"))
-    rows = recipe.prepared["train"]
-    unused = {arguments.length_column_name, windows.COLUMN} & {*rows.column_names}
-    rows = rows.remove_columns([*unused])
-    rows = rows.select(range(min(arguments.per_device_train_batch_size or 1, len(rows))))
-    progress(events.Collated(recipe.data_collator()(list(rows))))
+def _show(prepared: Prepared, progress: Progress) -> Run:
+    """Show what a training would start with, or the results of one that is finished."""
+    settings, resumed = prepared.settings, prepared.resumption
+    run = Run(settings.output_dir if resumed is None else resumed.directory)
+    if settings.dry_run:
+        recipe, arguments = settings.recipe, settings.arguments
+        progress(events.Started(settings, arguments, prepared.steps, model=None))
+        if prepared.checkpoint is not None:
+            progress(Noted(f"would resume from {prepared.checkpoint}"))
+        rows = recipe.prepared["train"]
+        unused = {arguments.length_column_name, COLUMN} & {*rows.column_names}
+        rows = rows.remove_columns([*unused])
+        rows = rows.select(range(min(arguments.per_device_train_batch_size or 1, len(rows))))
+        progress(events.Collated(recipe.data_collator()(list(rows))))
+    else:
+        page = run.path / "report.html"
+        progress(Noted("the run is finished, nothing is left to train; its results:"))
+        progress(events.Finished(run, False, page if page.exists() else None))
     distributed.leave()
-    return Run(prepared.settings.output_dir)  # where nothing was written
-
-
-def _show_finished(prepared: Prepared, progress: Progress) -> Run:
-    distributed.leave()
-    assert prepared.resumption is not None
-    run = Run(prepared.resumption.directory)  # which may not be `output_dir`
-    page = run.path / "report.html"
-    progress(Noted("the run is finished, nothing is left to train; its results:"))
-    progress(events.Finished(run, False, page if page.exists() else None))
     return run
 
 
@@ -187,8 +176,7 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     trainer = build_trainer(recipe.trainer_kwargs, arguments, recipe.adapt)
     trainer.configuration = prepared.configuration
     if prepared.resumption is not None:
-        differences = changes.changed_entries(prepared.resumption, prepared.configuration)
-        trainer.reschedules = bool(differences)
+        trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar())
@@ -196,18 +184,15 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
         Logged(state.global_step, state.max_steps, values)
     )
     assert trainer.model is not None
-    if (task := recipe.kind.without_thresholds()) != recipe.kind:
-        try:
-            has_bias = head.has_bias(head.last_linear(trainer.model, task.width))
-        except UserError:  # there is no such layer
-            has_bias = False
-        if not has_bias:  # the baselines get no thresholds either
-            recipe.kind = task
-            recipe.note(
-                f"{type(trainer.model).__name__}: the last layer has no bias that thresholds could "
-                "be folded into; the model and its baselines give labels above a probability of "
-                "one half"
-            )
+    task, has_bias = recipe.kind.without_thresholds(), False
+    with contextlib.suppress(UserError):  # there may be no such layer
+        has_bias = head.has_bias(head.last_linear(trainer.model, task.width))
+    if task != recipe.kind and not has_bias:
+        recipe.kind = task
+        recipe.note(
+            f"{type(trainer.model).__name__}: the last layer has no bias that thresholds could be "
+            "folded into: labels are given above a probability of one half"
+        )
     return trainer
 
 
@@ -225,8 +210,8 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
         """Return the metrics of what would be saved: they choose the best checkpoint."""
         assert compute_metrics is not None
         outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
-        affine = task.fit(outputs, targets)
-        fitted = affine(outputs) if affine else outputs
+        shift = task.fit(outputs, targets)
+        fitted = outputs if shift is None else (outputs + shift).astype(outputs.dtype)
         return compute_metrics(
             EvalPrediction(fitted, targets, prediction.inputs, prediction.losses)
         )
@@ -239,14 +224,14 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     layer, thresholds = None, None
     try:
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-        affine = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
-        if affine is not None:
+        shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
+        if shift is not None:
             assert trainer.model is not None
             layer = head.last_linear(trainer.model, task.width)
             weights = copy.deepcopy(layer.state_dict())
-            head.fold(layer, affine.scale, affine.shift)
+            head.fold(layer, np.ones(task.width), shift)
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-            thresholds = task.thresholds_of(affine)
+            thresholds = task.thresholds_of(shift)
         with explained(trainer.args, "writing the model"):
             trainer.save_model()
         test = trainer.predict(recipe.prepared["test"])
@@ -285,21 +270,20 @@ class _Recording:
         try:
             yield
         except KeyboardInterrupt as stop:
-            reason = f"interrupted by {stop}" if isinstance(stop, Stopped) else "interrupted"
-            sentence = f"{reason} before the training began: start it again"
+            hint = "to train, start it again"
             if self.run is not None:
                 self.run.update(status="interrupted", stopped_by=str(stop) or None)
-                sentence = f"{reason}; no checkpoint was saved yet: start again"
                 if checkpoints := checkpoint.list_checkpoints(self.run.path):
                     step = checkpoint.number(checkpoints[0])
-                    sentence = f"{reason}; to resume at step {step:,}: {self.settings.resuming}"
-                stop.args = (sentence,)
-            self.progress(Interrupted(sentence))
+                    hint = f"to resume at step {step:,}: {self.settings.resuming}"
+            reason = f"interrupted by {stop}" if isinstance(stop, Stopped) else "interrupted"
+            stop.args = (f"{reason}; {hint}",)
+            self.progress(Interrupted(*stop.args))
             raise
         except BaseException as error:  # the process group stays: leaving it waits for the others
             if self.run is not None:
-                is_explained = isinstance(error, (RunError, UserError))
                 status = error.status if isinstance(error, RunError) else "failed"
+                is_explained = isinstance(error, (RunError, UserError))
                 failure = str(error) if is_explained else type(error).__name__
                 with contextlib.suppress(OSError, RunError):  # the failure itself is what counts
                     self.run.update(status=status, failure=failure)
@@ -318,8 +302,11 @@ class _Recording:
 
 def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     """Write ``run.json`` of a run that begins or continues, in a directory that is now its own."""
-    settings, resumed = prepared.settings, prepared.resumption
-    directory = settings.output_dir
+    settings, resumed, directory = (
+        prepared.settings,
+        prepared.resumption,
+        prepared.settings.output_dir,
+    )
     progress(events.Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = results.manifest(settings, prepared.configuration)
     # only now: until here a mistake could still be found, or the model be read from there
@@ -330,20 +317,16 @@ def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     if resumed is not None:
         if resumed.path is not None:
             for path in checkpoint.list_checkpoints(directory):
-                if (checkpoint.number(path) or 0) > resumed.step:
+                if checkpoint.number(path) > resumed.step:
                     aside = checkpoint.set_aside(path, "later")
                     progress(Noted(f"{path} is not of this continuation: renamed to {aside.name}"))
-            sentence = f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}"
-            progress(Noted(sentence))
-        for sentence in changes.describe(resumed, prepared.configuration, manifest):
+            progress(
+                Noted(f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}")
+            )
+        if sentence := resumed.describe_changes(prepared.configuration, manifest):
             progress(Noted(sentence))
         earlier = resumed.manifest.resumed if resumed.manifest is not None else []
-        record = {
-            "step": resumed.step,
-            "from": str(resumed.path) if resumed.path else None,
-            "allowed": changes.changed_entries(resumed, prepared.configuration),
-            "world_size": [resumed.world_size, manifest.launch.world_size],
-        }
+        record = {"step": resumed.step, "from": resumed.path, "differences": sentence}
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])
     with explained(settings.arguments, "writing run.json"):
         manifest.write(directory)

@@ -15,7 +15,7 @@ from finetune.errors import Report, UserError
 from finetune.training.options import find_type_mistake, merge_options
 
 if TYPE_CHECKING:
-    from finetune.data.row_index import Plan
+    from finetune.data.splits import Plan
 
 
 def option(default: Any, help: str, form: str | None = None, *, group: str = "") -> Any:
@@ -82,7 +82,7 @@ class RecipeOptions:
 
     def split_plan(self) -> Plan:
         """Return how the options split rows."""
-        from finetune.data.row_index import Plan
+        from finetune.data.splits import Plan
 
         names = {field.name for field in dataclasses.fields(Plan)} & vars(self).keys()
         return Plan(

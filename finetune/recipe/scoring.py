@@ -19,9 +19,10 @@ from finetune.errors import Report, UserError, suggestion
 from finetune.recipe.catalog import import_file, is_path
 from finetune.runtime.importing import HOUSE, describe_error, only_class, path_below_cwd
 from finetune.statistics import metrics
-from finetune.statistics.metrics import AVERAGED, DIRECTIONS, MODULE
+from finetune.statistics.functions import AVERAGED
+from finetune.statistics.metrics import DIRECTIONS, MODULE
 from finetune.tasks.base import OF_LABEL_SETS, Task
-from finetune.tasks.single_label import SingleLabel
+from finetune.tasks.classes import SingleLabel
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule

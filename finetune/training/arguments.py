@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from transformers.integrations.integration_utils import (
 from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
 
 from finetune.errors import UserError, suggestion
-from finetune.runtime import distributed, precision, threads
+from finetune.runtime import distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.training.options import (
     BATCH_SIZES,
@@ -35,20 +35,6 @@ from finetune.training.options import (
 
 #: The subcommands imply these, or the launcher sets them.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
-#: The lowest value of arguments, and what they have to be below.
-_RANGES: dict[tuple[str, ...], tuple[int, float]] = {
-    (
-        *("save_every", "save_total_limit", "early_stopping_patience", "max_tokens_per_batch"),
-        *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
-        *("gradient_accumulation_steps", "num_threads", "profile", "ddp_timeout"),
-    ): (1, math.inf),
-    (
-        *("learning_rate", "weight_decay", "max_grad_norm", "adam_epsilon", "warmup_steps"),
-        *("grace_seconds", "eval_delay", "dataloader_num_workers", "neftune_noise_alpha"),
-    ): (0, math.inf),
-    ("label_smoothing_factor", "adam_beta1", "adam_beta2"): (0, 1),
-    ("seed", "data_seed"): (0, 2**32),
-}
 #: Arguments by which a run would not be what this toolkit promises, and why.
 _REFUSED = {
     "dataloader_drop_last": "evaluation rows would be dropped, too; training always drops them",
@@ -57,6 +43,13 @@ _REFUSED = {
     "prediction_loss_only": "the report needs the outputs of all rows",
     "batch_eval_metrics": "the report needs the outputs of all rows",
 }
+#: Numbers are 0 or more, these 1 or more, and shares below 1.
+_AT_LEAST_1 = {
+    *("save_every", "save_total_limit", "early_stopping_patience", "profile", "num_threads"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
+    *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout"),
+}
+_SHARES = {"label_smoothing_factor", "adam_beta1", "adam_beta2"}
 #: What is in the name of an optimizer, and the package that it needs.
 _OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), "torchao"),
@@ -86,28 +79,18 @@ class FinetuneArguments(TrainingArguments):
     )
     global_batch_size: int | None = _option(None, "rows per optimizer step, over all devices")
     max_tokens_per_batch: int | None = _option(None, "tokens per optimizer step, with padding")
-    class_sampling: Literal["none", "balanced"] = _option(
-        "none", "rows of an epoch: none, each at most once; balanced, as many of each class"
-    )
+    class_sampling: Literal["none", "balanced"] = _option("none", "balanced: as many of each class")
     save_every: int = _option(1, "keep a checkpoint every N epochs, and the last and the best")
     resume: bool = _option(False, "continue the run in --output_dir from its newest checkpoint")
-    resume_from_checkpoint: str | None = _option(
-        None, "a checkpoint to continue from, or last: the newest complete one of the run"
-    )
+    resume_from_checkpoint: str | None = _option(None, "a checkpoint, or last: the newest complete")
     allow_changed: str | None = _option(None, "settings, with commas, that may differ on resume")
-    grace_seconds: float = _option(
-        20.0, "seconds after SIGTERM, SIGINT, SIGHUP or SIGUSR1 to finish a step and save"
-    )
-    early_stopping_patience: int | None = _option(
-        None, "stop after N evaluations in a row without a better metric_for_best_model"
-    )
+    grace_seconds: float = _option(20.0, "seconds after a signal to finish a step and save")
+    early_stopping_patience: int | None = _option(None, "stop after N evaluations without a gain")
     num_threads: int | None = _option(None, "CPU threads per process (unset: a share of the cores)")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = _option(
         "auto", "precision of matrix products (auto: bf16 where the device has it)"
     )
-    cpu_kernels: Literal["auto", "off"] = _option(
-        "auto", "on a CPU: auto for those of this toolkit, off for those of the libraries"
-    )
+    cpu_kernels: Literal["auto", "off"] = _option("auto", "off: on a CPU those of the libraries")
     profile: int | None = _option(None, "profile N steps after the first two")
     baseline: bool = _option(True, "fit a bag-of-words baseline on the same rows, to compare with")
     dataloader_num_workers: int | None = _option(  # type: ignore[assignment]
@@ -117,14 +100,10 @@ class FinetuneArguments(TrainingArguments):
     builds_trainer = False
 
     def __post_init__(self) -> None:
-        if not torch.accelerator.is_available():
-            self.use_cpu = True  # without it the library refuses --bf16 there
         if self.disable_tqdm is None:  # the library would go by how quiet its log is
             watched = sys.stderr.isatty() or is_in_notebook()
             self.disable_tqdm = distributed.ranks().rank != 0 or not watched
-        _refuse(self)
-        _resolve(self)
-        threads.use(self.num_threads)
+        hardware.use_threads(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -180,7 +159,7 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     defaults = {**defaults, **_matching_strategies(user_options)}
     if "max_tokens_per_batch" in sizes:
         defaults["train_sampling_strategy"] = "group_by_length"
-    best = {**defaults, **user_options}.get("metric_for_best_model")
+    best = merged.get("metric_for_best_model")
     if DIRECTIONS.get(str(best).removeprefix("eval_")) == -1:  # the library goes by "loss" alone
         defaults.setdefault("greater_is_better", False)
     options, values = merge_options(defaults, user_options), ArgumentValues()
@@ -189,7 +168,8 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
         default = argument.default if factory is MISSING else factory()
         setattr(values, argument.name, options.get(argument.name, default))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
-    _refuse(values)
+    if mistakes := list(_find_mistakes(values)):
+        raise UserError(*mistakes)
     _resolve(values)
     return values
 
@@ -198,141 +178,94 @@ def _matching_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults that let the model be evaluated when it is saved, where the user changes one
     of the two: only then can the best one be kept.
     """
-    names = ("eval_strategy", "save_strategy")
-    strategies = {name: str(user_options[name]) for name in names if name in user_options}
-    if "no" in strategies.values():
+    evaluate, save = (user_options.get(f"{name}_strategy") for name in ("eval", "save"))
+    if "no" in (evaluate, save):
         return {"load_best_model_at_end": False}
-    if len(strategies) != 1 or strategies.get("save_strategy") == "best":
+    if (evaluate is None) == (save is None) or save == "best":
         return {}
-    defaults: dict[str, Any] = dict.fromkeys(names, *strategies.values())
-    for name, other in (("eval_steps", "save_steps"), ("save_steps", "eval_steps")):
-        if name in user_options:
-            defaults[other] = user_options[name]
-    return defaults
+    steps = user_options.get("eval_steps", user_options.get("save_steps"))
+    defaults = dict.fromkeys(("eval_strategy", "save_strategy"), evaluate or save)
+    return defaults | ({} if steps is None else {"eval_steps": steps, "save_steps": steps})
 
 
-def shards(values: Any) -> bool:
+def shards(values: FinetuneArguments | ArgumentValues) -> bool:
     """Return whether FSDP is asked for, here or in the accelerate config."""
     return bool(values.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
 
-def _refuse(values: Any) -> None:
-    """Refuse training arguments that contradict each other or the machine, all at once."""
+def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
+    """Say where training arguments contradict each other or the machine."""
     ranks, gpus = distributed.ranks(), torch.accelerator.device_count()
-    save, evaluate = (
-        getattr(strategy, "value", strategy)
-        for strategy in (values.save_strategy, values.eval_strategy)
-    )
-    # what the library will decide once it looks at its own arguments
+    save, sampling = values.save_strategy, values.train_sampling_strategy
     compiles = values.torch_compile or values.torch_compile_backend or values.torch_compile_mode
+    for name, reason in _REFUSED.items():
+        if getattr(values, name):
+            yield f"--{name}: {reason}"
+    for name, value in vars(values).items():
+        lowest, bound = int(name in _AT_LEAST_1), 1 if name in _SHARES else math.inf
+        has_own_rule = name in ("num_train_epochs", "max_steps", "local_rank")
+        if isinstance(value, (int, float)) and not has_own_rule and not lowest <= value < bound:
+            yield f"--{name} {value}: expected {lowest} or more" + " and below 1" * (bound == 1)
+    if not 0 < values.num_train_epochs < math.inf:
+        yield f"--num_train_epochs {values.num_train_epochs}: expected more than 0"
+    if values.max_steps < 1 and values.max_steps != -1:
+        yield f"--max_steps {values.max_steps}: expected 1 or more, or -1 for whole epochs"
+    if (seconds := values.grace_seconds) > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
+        yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
+    if ranks.world_size > 1 and not values.use_cpu and ranks.local_world_size > gpus:
+        count = f"{ranks.local_world_size} processes on a machine with {gpus} GPUs"
+        yield f"{count}: each needs its own; use --nproc_per_node={gpus} or --use_cpu"
+    if shards(values) and (values.use_cpu or values.save_on_each_node):
+        flags = "accelerators and a shared --output_dir: no --use_cpu, no --save_on_each_node"
+        yield f"--fsdp (or FSDP in the accelerate config) needs {flags}"
+    if (values.fp16 or values.precision == "fp16") and values.use_cpu:
+        yield "--fp16 or --precision fp16: not supported on a CPU; expected bf16 or fp32"
+    if values.precision != "auto" and (values.bf16 or values.fp16):
+        yield f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive"
+    if sampling == "batch_rebalance":  # steps would depend on the number of processes
+        yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
+    if "labels" not in (values.label_names or ["labels"]):
+        yield "--label_names: the labels of a recipe are in the column 'labels'"
+    if values.save_every > 1 and save != "epoch":
+        yield "--save_every counts epochs: it needs --save_strategy epoch"
+    if values.max_tokens_per_batch and (sampling != "group_by_length" or compiles):
+        flags = "--train_sampling_strategy group_by_length and no --torch_compile"
+        yield f"--max_tokens_per_batch, whose steps differ in shape, needs {flags}"
     is_balanced = values.class_sampling == "balanced"
-    sampling = values.train_sampling_strategy
-    is_fp16 = values.fp16 or values.precision == "fp16"
-    other_precision = {"bf16": "fp16", "fp16": "bf16"}.get(values.precision)
-    rules: list[tuple[object, str]] = [
-        (
-            values.grace_seconds > 25 and "TORCHELASTIC_RUN_ID" in os.environ,
-            f"--grace_seconds {values.grace_seconds:g}: torchrun ends its processes after 30 "
-            "seconds; expected 25 or less",
-        ),
-        (
-            ranks.world_size > 1 and not values.use_cpu and ranks.local_world_size > gpus,
-            f"{ranks.local_world_size} processes on a machine with {gpus} GPUs: each needs its "
-            f"own; use --nproc_per_node={gpus} or --use_cpu",
-        ),
-        (
-            shards(values) and values.use_cpu,
-            "--fsdp (or FSDP in the accelerate config) needs accelerators; leave it out on a CPU",
-        ),
-        (
-            shards(values) and values.save_on_each_node,
-            "--save_on_each_node with FSDP: use an --output_dir that the machines share instead",
-        ),
-        (
-            is_fp16 and not values.bf16 and distributed.device_type(values.use_cpu) == "cpu",
-            "--fp16 or --precision fp16: not supported on a CPU; expected bf16 or fp32",
-        ),
-        (
-            (values.precision == "fp32" and (values.bf16 or values.fp16))
-            or (other_precision and getattr(values, other_precision)),
-            f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive: give one",
-        ),
-        (
-            sampling == "batch_rebalance",  # steps would depend on the number of processes
-            f"--train_sampling_strategy {sampling}: expected random, sequential or group_by_length",
-        ),
-        (
-            "labels" not in (values.label_names or ["labels"]),
-            "--label_names: the labels of a recipe are in the column 'labels'",
-        ),
-        (
-            values.save_every > 1 and save != "epoch",
-            "--save_every counts epochs: it needs --save_strategy epoch",
-        ),
-        (
-            values.max_tokens_per_batch and (sampling != "group_by_length" or compiles),
-            "--max_tokens_per_batch, whose steps differ in shape, needs --train_sampling_strategy "
-            "group_by_length and no --torch_compile",
-        ),
-        (
-            is_balanced and (values.max_tokens_per_batch or sampling == "sequential"),
-            "--class_sampling balanced draws rows: it needs --global_batch_size, and "
-            "--train_sampling_strategy random or group_by_length",
-        ),
-        (
-            values.early_stopping_patience is not None
-            and ("no" in (evaluate, save) or not values.load_best_model_at_end),
-            "--early_stopping_patience counts evaluations and keeps the best model: it needs "
-            "--eval_strategy and --save_strategy epoch (or steps), --load_best_model_at_end true",
-        ),
-        (
-            not 0 < values.num_train_epochs < math.inf,
-            f"--num_train_epochs {values.num_train_epochs}: expected more than 0",
-        ),
-        (
-            values.max_steps < 1 and values.max_steps != -1,
-            f"--max_steps {values.max_steps}: expected 1 or more, or -1 for whole epochs",
-        ),
-    ]
-    mistakes = [f"--{name}: {reason}" for name, reason in _REFUSED.items() if getattr(values, name)]
-    mistakes += [message for is_wrong, message in rules if is_wrong]
-    for names, (lowest, bound) in _RANGES.items():
-        below = f" and below {bound}" * (bound < math.inf)
-        mistakes += [
-            f"--{name} {value}: expected {lowest} or more{below}"
-            for name in names
-            if (value := getattr(values, name)) is not None and not lowest <= value < bound
-        ]
+    if is_balanced and (values.max_tokens_per_batch or sampling == "sequential"):
+        flags = "--global_batch_size, and --train_sampling_strategy random or group_by_length"
+        yield f"--class_sampling balanced draws rows: it needs {flags}"
+    keeps_best = values.load_best_model_at_end and "no" not in (values.eval_strategy, save)
+    if values.early_stopping_patience is not None and not keeps_best:
+        flags = (
+            "--eval_strategy and --save_strategy epoch (or steps), --load_best_model_at_end true"
+        )
+        yield f"--early_stopping_patience needs {flags}"
     optimizer = str(getattr(values.optim, "value", values.optim))
     package = next((_OPTIMIZERS[part] for part in _OPTIMIZERS if part in optimizer), None)
     if package and find_spec(package.replace("-", "_")) is None:
-        mistakes.append(f"--optim {optimizer}: not installed; pip install {package}")
+        yield f"--optim {optimizer}: not installed; pip install {package}"
     installed = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     trackers = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
-    mistakes += [
-        f"--report_to {name}: not installed{suggestion(name, INTEGRATION_TO_CALLBACK)}"
-        for name in sorted(set(trackers) - {"none", "all", *installed})
-    ]
-    if mistakes:
-        raise UserError(*mistakes)
+    for name in sorted(set(trackers) - {"none", "all", *installed}):
+        yield f"--report_to {name}: not installed{suggestion(name, INTEGRATION_TO_CALLBACK)}"
 
 
-def _resolve(values: Any) -> None:
-    """Fill in what depends on launch and device, in place; doing it again changes nothing."""
+def _resolve(values: ArgumentValues) -> None:
+    """Fill in what depends on launch and device, in place."""
     _resolve_batch(values)
     device_type = distributed.device_type(values.use_cpu)
+    is_cuda, name = device_type == "cuda", values.precision
     if not (values.bf16 or values.fp16):
-        precision_name = values.precision
-        if precision_name == "auto":
-            precision_name = precision.automatic(device_type)
-            if values.tf32 is None and device_type == "cuda" and is_torch_tf32_available():
+        if name == "auto":
+            name = hardware.automatic_precision(device_type)
+            if values.tf32 is None and is_cuda and is_torch_tf32_available():
                 values.tf32 = True
-        values.bf16, values.fp16 = precision_name == "bf16", precision_name == "fp16"
+        values.bf16, values.fp16 = name == "bf16", name == "fp16"
     # batches are collated and copied while the GPU computes
     if values.dataloader_num_workers is None:
-        values.dataloader_num_workers = 2 if device_type == "cuda" else 0
-    pinned = device_type == "cuda" and values.dataloader_pin_memory
-    if pinned and values.accelerator_config is None:
+        values.dataloader_num_workers = 2 if is_cuda else 0
+    if is_cuda and values.dataloader_pin_memory and values.accelerator_config is None:
         values.accelerator_config = {"non_blocking": True}
     if values.label_names is None:  # the library looks for them in the signature of `forward`
         values.label_names = ["labels"]
@@ -340,18 +273,16 @@ def _resolve(values: Any) -> None:
         values.per_device_eval_batch_size = 32 if device_type == "cpu" else 128
 
 
-def _resolve_batch(values: Any) -> None:
+def _resolve_batch(values: ArgumentValues) -> None:
     if values.max_tokens_per_batch is not None:
         values.per_device_train_batch_size = 8  # the library's; it divides no data
         values.global_batch_size = None
         return
     devices = distributed.devices_in_training(values.use_cpu)
     shares = devices * values.gradient_accumulation_steps
-    if values.per_device_train_batch_size is not None:
-        values.global_batch_size = values.per_device_train_batch_size * shares
-        return
     if values.global_batch_size is None:
-        values.global_batch_size = 8 * shares  # the library's 8 rows a device
+        rows = values.per_device_train_batch_size or 8  # the library's
+        values.global_batch_size = rows * shares
     values.per_device_train_batch_size, rest = divmod(values.global_batch_size, shares)
     if rest or not values.per_device_train_batch_size:
         smaller = values.global_batch_size // shares * shares

@@ -16,24 +16,18 @@ from transformers.trainer_utils import SaveStrategy
 
 from finetune.errors import counted
 from finetune.runtime import activity, distributed, signals
-from finetune.runtime.files import refuse_link, replacing, write_whole
+from finetune.runtime.files import replacing, write_whole
 from finetune.runtime.signals import Stopped
 from finetune.training.checkpoint import Checkpoint
 from finetune.training.sampler import GlobalBatchSampler
-
-#: Steps that are not profiled: memory is allocated in them, kernels are chosen.
-WARMUP_STEPS = 2
-_OPERATORS = 20  # in the table of a profile
 
 
 class StopRequests(TrainerCallback):
     """Stop all processes at the same step, or batch of an evaluation, after one got a signal.
 
     The processes exchange one number a step. It is sent before the optimizer steps and read after,
-    so that nothing waits for it.
-
-    Args:
-        begin: Called when the training begins, after the other callbacks.
+    so that nothing waits for it. ``begin`` is called when the training begins, after the other
+    callbacks.
 
     Attributes:
         pending_evaluation: Whether the step that is saved still has to be evaluated.
@@ -41,59 +35,55 @@ class StopRequests(TrainerCallback):
         is_epoch_ended: Whether the epoch of the last step has ended; what is due then was done.
     """
 
+    pending_evaluation = pending_save = is_epoch_ended = False
+    _exchange: Any = None
+
     def __init__(self, begin: Callable[[], object]) -> None:
-        self.pending_evaluation = self.pending_save = self.is_epoch_ended = False
-        self._begin = begin
-        self._flag = torch.zeros(1, dtype=torch.int32)
-        self._exchange: Any = None
+        self._begin, self._flag = begin, torch.zeros(1, dtype=torch.int32)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take intervals of logging, evaluating and saving from the arguments of this start."""
         state.compute_steps(args, state.max_steps)
         self._begin()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget what the step before had to do."""
-        self.pending_evaluation = self.pending_save = self.is_epoch_ended = False
-
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note that the epoch has ended; it is saved after this."""
         self.is_epoch_ended = True
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Send the request of this process to the others."""
+    def on_pre_optimizer_step(self, *_: Any, **kwargs: Any) -> None:
+        """Forget what the step before had to do, and send the request of this process."""
+        self.pending_evaluation = self.pending_save = self.is_epoch_ended = False
         self._send()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save this step, if a process is to stop; :meth:`on_save` stops then."""
-        if self._receive():
-            self.pending_evaluation = control.should_evaluate
-            self.pending_save = control.should_save
-            control.should_evaluate, control.should_save = False, True
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop after a checkpoint, or after a batch of an evaluation.
-
-        Raises:
-            Stopped: On every process, if one of them got a signal.
-        """
-        self._send()
-        if self._receive():
-            raise Stopped(signals.requested() or "a signal to another process")
-
-    on_prediction_step = on_save
 
     def _send(self) -> None:
         self._flag.fill_(signals.requested() is not None)
         if distributed.ranks().world_size > 1 and dist.is_initialized():
             self._exchange = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
 
-    def _receive(self) -> bool:
-        if self._exchange is not None:
-            self._exchange.wait()
-            self._exchange = None
-        elif distributed.ranks().world_size == 1:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save this step, if a process is to stop; :meth:`on_save` stops then."""
+        if self._is_requested():
+            self.pending_evaluation = control.should_evaluate
+            self.pending_save = control.should_save
+            control.should_evaluate, control.should_save = False, True
+
+    def on_save(self, *_: Any, **kwargs: Any) -> None:
+        """Stop after a checkpoint, or after a batch of an evaluation.
+
+        Raises:
+            Stopped: On every process, if one of them got a signal.
+        """
+        self._send()
+        if self._is_requested():
+            raise Stopped(signals.requested() or "a signal to another process")
+
+    on_prediction_step = on_save
+
+    def _is_requested(self) -> bool:
+        if self._exchange is None:  # of one process: it may have come since
             return signals.requested() is not None
+        self._exchange.wait()
+        self._exchange = None
         return bool(self._flag.item())
 
 
@@ -103,32 +93,28 @@ class ModelSelection(TrainerCallback):
     The best is saved too because ``load_best_model_at_end`` can only load what was saved.
     Evaluations are counted in the history, so that the count survives an interruption.
 
-    Args:
-        interval: Epochs from one checkpoint to the next, with ``--save_strategy epoch``.
-        patience: Evaluations in a row without a better ``metric_for_best_model`` that stop the
-            training; None to go on.
-
     Attributes:
         stop_reason: Why the training stopped before its end, a sentence; empty if it did not.
     """
 
-    def __init__(self, interval: int, patience: int | None) -> None:
-        self.interval, self.patience, self.stop_reason = interval, patience, ""
+    stop_reason = ""
+
+    def __init__(self, save_every: int, patience: int | None) -> None:
+        self.save_every, self.patience = save_every, patience
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look for the best checkpoint of a resumed run in its directory, which may have moved."""
         if state.best_global_step:
             here = str(Path(args.output_dir or "", f"checkpoint-{state.best_global_step}"))
             paths = (here, state.best_model_checkpoint or here)
-            complete = [path for path in paths if Path(path, Checkpoint.NAME).exists()]
-            state.best_model_checkpoint = complete[0] if complete else None
-        self.stop_reason = ""
+            complete = (path for path in paths if Path(path, Checkpoint.NAME).exists())
+            state.best_model_checkpoint = next(complete, None)
         self._count_since_best(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save if this is an n-th epoch; the library saves the last one."""
         if args.save_strategy == SaveStrategy.EPOCH and state.global_step < state.max_steps:
-            control.should_save = round(state.epoch or 0) % self.interval == 0
+            control.should_save = round(state.epoch or 0) % self.save_every == 0
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save an epoch that is the best so far, and stop if none has been for too long."""
@@ -147,22 +133,22 @@ class ModelSelection(TrainerCallback):
         count = len(evaluations) - 1 - evaluations.index(best)
         if self.patience is not None and count >= self.patience:
             control.should_training_stop = True
-            if state.global_step < state.max_steps:
+            step, steps = state.global_step, state.max_steps
+            if step < steps:
                 self.stop_reason = (
-                    f"stopped early at step {state.global_step:,} of {state.max_steps:,}: "
-                    f"validation {metric} has not improved on {best[name]:.4f} (step "
-                    f"{best['step']:,}) for {counted(count, 'evaluation')}"
+                    f"stopped early at step {step:,} of {steps:,}: validation {metric} has not "
+                    f"improved on {best[name]:.4f} (step {best['step']:,}) for "
+                    f"{counted(count, 'evaluation')}"
                 )
         return count
 
 
 class Throughput(TrainerCallback):
-    """Adds samples/s to each logged loss, and reports steps and batches as an activity.
-
-    ``rows_per_second`` is that of all processes; evaluations and saving do not count.
+    """Adds samples/s of all processes to each logged loss, and reports steps and batches as an
+    activity. Evaluations and saving do not count.
 
     Attributes:
-        sampler: That of the training, which knows the rows of each step.
+        sampler: That of the training.
         lengths: Tokens of each row, shape ``(rows,)``; None where rows have no length.
         take: Called with the state and each entry of the history, on rank 0.
     """
@@ -170,10 +156,7 @@ class Throughput(TrainerCallback):
     sampler: GlobalBatchSampler
     lengths: np.ndarray | None = None
     take: Callable[[TrainerState, Mapping[str, Any]], object] | None = None
-
-    def __init__(self) -> None:
-        self._batches = 0
-        self.on_train_begin()
+    _batches = 0
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         """Begin at zero."""
@@ -188,14 +171,13 @@ class Throughput(TrainerCallback):
             torch.accelerator.synchronize(args.device)
         rows = self.sampler.rows_of_step(state.global_step - 1)
         self._rows += len(rows)
-        if self.lengths is not None:
-            self._tokens += int(self.lengths[rows].sum())
+        self._tokens += int(self.lengths[rows].sum()) if self.lengths is not None else 0
         end = time.perf_counter()
         self._seconds, self._began = self._seconds + end - self._began, end
         if state.is_world_process_zero:
             activity.advance("training", state.global_step, state.max_steps, "steps")
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(self, *_: Any, **kwargs: Any) -> None:
         """Leave evaluations and saving out."""
         self._began = time.perf_counter()
 
@@ -229,53 +211,40 @@ class Profile(TrainerCallback):
     """Profile ``steps`` steps after the first two, and write ``profile/`` into the run directory.
 
     ``trace.json`` is rank 0's, for ``chrome://tracing`` or Perfetto; ``operators.txt`` lists the
-    slowest operators.
-
-    Attributes:
-        is_written: Whether there were enough steps.
+    slowest operators. A training of two steps writes nothing.
     """
 
     def __init__(self, steps: int) -> None:
-        self.steps, self.is_written = steps, False
-        self._profiler: profile | None = None
+        self.steps = steps
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Start, if there are steps enough; of a run that is resumed there may not be."""
-        if state.max_steps - state.global_step < self.steps + WARMUP_STEPS:
-            return
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start; memory is allocated and kernels are chosen in the first two steps."""
         on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *on_gpu],
-            schedule=schedule(wait=WARMUP_STEPS - 1, warmup=1, active=self.steps, repeat=1),
-            on_trace_ready=lambda result: self._write(result, Path(args.output_dir or "")),
+            schedule=schedule(wait=1, warmup=1, active=self.steps, repeat=1),
+            on_trace_ready=lambda result: _write_profile(result, Path(args.output_dir, "profile")),
         )
         self._profiler.start()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop after the last of them."""
-        if self._profiler is not None:
-            self._profiler.step()
-            if self._profiler.step_num == WARMUP_STEPS + self.steps:
-                self.on_train_end(args, state, control)
+    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
+        """Take the next step; the profile is written after the last of them."""
+        self._profiler.step()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop a profile, also of a training that has ended early."""
-        if self._profiler is not None:
-            self._profiler.stop()
-        self._profiler = None
+    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
+        """Stop; a training that has ended early writes what there is."""
+        self._profiler.stop()
 
-    def _write(self, result: profile, output_dir: Path) -> None:
-        self.is_written = True
-        if not distributed.is_main_process():
-            return
-        directory = output_dir / "profile"
-        refuse_link(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        with replacing(directory / "trace.json") as new:
-            result.export_chrome_trace(str(new))
-        order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
-        table = result.key_averages().table(sort_by=order, row_limit=_OPERATORS)
-        write_whole(directory / "operators.txt", f"{self.steps} steps\n{table}\n")
+
+def _write_profile(result: profile, directory: Path) -> None:
+    if not distributed.is_main_process():
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    with replacing(directory / "trace.json") as new:
+        result.export_chrome_trace(str(new))
+    order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
+    table = result.key_averages().table(sort_by=order, row_limit=20)
+    write_whole(directory / "operators.txt", f"{table}\n")
 
 
 class Bar(ProgressCallback):

@@ -1,23 +1,22 @@
-"""Complete checkpoints: ``checkpoint-N/`` as ``Trainer`` writes it, then ``checkpoint.json``.
+"""Complete checkpoints, and a directory for one run at a time.
 
-``checkpoint.json`` lists the files with sizes and checksums, and is written when every process has
-written its part and all of it is on the disk. A directory without it, or that does not match it, is
-not a complete checkpoint and is never resumed from.
+``Trainer`` writes ``checkpoint-N/``. When every process has written its part and all of it is on
+the disk, ``checkpoint.json`` lists the files with sizes and checksums. A directory without it, or
+that does not match it, is not a complete checkpoint and is never resumed from.
 
 A checksum shows damage, not malice: whoever can write the files can write ``checkpoint.json`` too.
-So pickles are searched for code before they are loaded, see :func:`refuse_code`.
-
-The output directory is for one run at a time: :func:`occupy` and :func:`clear_way`.
+So pickles are searched for code before they are loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
+import itertools
 import os
 import pickle
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -30,16 +29,13 @@ from transformers.trainer_pt_utils import safe_globals
 
 from finetune.errors import UserError
 from finetune.runtime import lock
-from finetune.training.manifest import File, status_and_process
+from finetune.training.manifest import MANIFEST, File
 
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
 #: Files that the libraries may load from a checkpoint; an editor or a system adds others.
 _LOADED = re.compile(r"(.*/)?(\.metadata|[^./][^/]*\.(pt|pth|bin|safetensors|json|distcp))")
-_NAME = re.compile(r"checkpoint-([0-9]+)", re.ASCII)
-_BLOCK = 1 << 22  # bytes
-_REPLACED = "replaced-"
-_METADATA = ".metadata"  # of torch.distributed.checkpoint, a pickle
 _MODULE = "torch.distributed.checkpoint.metadata"
+#: What the pickle `.metadata` is made of.
 _IN_METADATA = {
     *(f"{_MODULE}.{name}" for name in ("Metadata", "MetadataIndex", "_MEM_FORMAT_ENCODING")),
     *(f"{_MODULE}.{name}" for name in ("TensorStorageMetadata", "BytesStorageMetadata")),
@@ -58,53 +54,38 @@ class Checkpoint(File):
         world_size: Processes of the training that saved it.
         files: By path in the checkpoint: ``{"bytes": ..., "xxh3_128": ...}``.
         configuration: What a training that resumes from here has to share; see
-            :mod:`finetune.pipeline.changes`.
+            :mod:`finetune.pipeline.resumption`.
         pending: What the step still had to do when it was saved, and the loss since the last log;
             see :meth:`finetune.training.saving.CheckpointTrainer.begin_training`.
     """
 
     NAME = "checkpoint.json"
-    RECORDS = {}
 
-    step: int
-    world_size: int
-    files: dict[str, dict[str, Any]]
-    configuration: dict[str, Any]
+    step: int  # optimizer steps that are done
+    world_size: int  # processes of the training that saved it
+    files: dict[str, dict[str, Any]]  # by path: {"bytes": ..., "xxh3_128": ...}
+    configuration: dict[str, Any]  # what a resumed training shares, see `pipeline.changes`
+    #: What the step still had to do when it was saved, and the loss since the last log.
     pending: dict[str, Any] = field(default_factory=dict)
     schema: int = 1
 
 
-def complete(
-    path: Path, world_size: int, configuration: Mapping[str, Any], pending: Mapping[str, Any]
-) -> None:
-    """Flush a checkpoint that all processes have written to the disk, and describe it.
-
-    Args:
-        path: ``.../checkpoint-N``.
-        world_size: The processes that wrote it.
-        configuration: See :class:`Checkpoint`.
-        pending: Likewise.
+def complete(path: Path, **facts: Any) -> None:
+    """Flush a checkpoint that all processes have written to the disk, and describe it; ``facts``
+    are the other fields of :class:`Checkpoint`.
     """
     names = sorted(_files(path))
     for name in names:
         _flush(path / name)
-    Checkpoint(
-        step=number(path),
-        world_size=world_size,
-        files={name: _describe(path / name) for name in names},
-        configuration=dict(configuration),
-        pending=dict(pending),
-    ).write(path)
-    for directory in (path / Checkpoint.NAME, path, path.parent):
-        _flush(directory)
+    files = {name: _describe(path / name) for name in names}
+    Checkpoint(step=number(path), files=files, **facts).write(path)
+    for new in (path / Checkpoint.NAME, path, path.parent):
+        _flush(new)
 
 
 def list_checkpoints(directory: Path, *, complete: bool = False) -> list[Path]:
-    """Return the checkpoints of a run by their names, those of most steps first.
-
-    Args:
-        directory: Of the run.
-        complete: Leave those out that have no ``checkpoint.json``; no file is read.
+    """Return the checkpoints of a run by their names, those of most steps first; ``complete``
+    leaves those out that have no ``checkpoint.json``, without reading a file.
     """
     paths = [path for path in directory.glob("checkpoint-*") if number(path) and path.is_dir()]
     if complete:
@@ -114,15 +95,13 @@ def list_checkpoints(directory: Path, *, complete: bool = False) -> list[Path]:
 
 def number(path: Path) -> int:
     """Return the steps in the name of a checkpoint; 0 if it is no such name."""
-    match = _NAME.fullmatch(path.name)
+    match = re.fullmatch(r"checkpoint-([0-9]+)", path.name)
     return int(match[1]) if match else 0
 
 
 def problem(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None; every byte of it is read.
-
-    Returns:
-        A clause that names the file: ``optimizer.pt is missing``.
+    """Return what is wrong with a checkpoint, like ``optimizer.pt is missing``, or None; every byte
+    of it is read.
 
     Raises:
         UserError: If a file cannot be read, which is no damage.
@@ -130,13 +109,10 @@ def problem(path: Path) -> str | None:
     if not (path / Checkpoint.NAME).exists():
         return f"it has no {Checkpoint.NAME}: it was never completed, or is of another trainer"
     try:
-        content = Checkpoint.read(path)
-        names = _files(path) - {Checkpoint.NAME}
-        if number(path) != content.step:
-            return f"{Checkpoint.NAME} is of checkpoint-{content.step}"
+        content, names = Checkpoint.read(path), _files(path)
         if missing := sorted(content.files.keys() - names):
             return f"{missing[0]} is missing"
-        for name in sorted(names):
+        for name in sorted(names - {Checkpoint.NAME}):
             if name not in content.files:
                 if _LOADED.fullmatch(name):
                     return f"{name} was not there when it was saved"
@@ -149,21 +125,11 @@ def problem(path: Path) -> str | None:
     return None
 
 
-def newest_complete(
-    directory: Path, at_most: float = float("inf")
-) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint of a run, and what is wrong with those after it.
-
-    Args:
-        directory: Of the run.
-        at_most: The most steps that it may have.
-    """
+def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest complete checkpoint of a run, and what is wrong with those after it."""
     problems: list[str] = []
     for path in list_checkpoints(directory):
-        if number(path) > at_most:
-            continue
-        reason = problem(path)
-        if reason is None:
+        if (reason := problem(path)) is None:
             return path, problems
         problems.append(f"{path} is damaged ({reason})")
     return None, problems
@@ -171,23 +137,20 @@ def newest_complete(
 
 def set_aside(path: Path, prefix: str) -> Path:
     """Rename a checkpoint, so that nothing takes it for one: ``damaged-checkpoint-9``."""
-    new, count = path.with_name(f"{prefix}-{path.name}"), 1
-    while new.exists():
-        new, count = path.with_name(f"{prefix}-{path.name}.{count}"), count + 1
-    return path.rename(new)
+    return path.rename(_free_path(path.with_name(f"{prefix}-{path.name}")))
 
 
-def make_way(path: Path) -> None:
-    """Make room for a checkpoint; a complete one of its step is renamed until the new one is."""
-    if (path / Checkpoint.NAME).exists():
-        path.rename(path.with_name(f"{_REPLACED}{path.name}"))
-    shutil.rmtree(path, ignore_errors=True)
+def _free_path(path: Path) -> Path:
+    paths = (path.with_name(f"{path.name}.{count}") for count in itertools.count(1))
+    return next(free for free in itertools.chain([path], paths) if not free.exists())
 
 
 def settle_replaced(directory: Path) -> None:
-    """Bring back what :func:`make_way` renamed, or delete it where the new one is complete."""
-    for replaced in directory.glob(f"{_REPLACED}checkpoint-*"):
-        path = replaced.with_name(replaced.name.removeprefix(_REPLACED))
+    """Bring back a complete checkpoint that was renamed because its step was saved again, or delete
+    it where the new one is complete.
+    """
+    for replaced in directory.glob("replaced-checkpoint-*"):
+        path = replaced.with_name(replaced.name.removeprefix("replaced-"))
         if (path / Checkpoint.NAME).exists():
             shutil.rmtree(replaced)
         else:
@@ -196,12 +159,8 @@ def settle_replaced(directory: Path) -> None:
 
 
 def rotate(directory: Path, limit: int | None, best: Path | None) -> None:
-    """Delete the oldest checkpoints beyond ``limit``, but neither the newest nor the best.
-
-    Args:
-        directory: Of the run.
-        limit: Checkpoints that stay; all if None or 0.
-        best: The best checkpoint, which stays.
+    """Delete the oldest checkpoints of a run beyond ``limit``, but neither the newest nor the best;
+    none if there is no limit.
     """
     paths = list_checkpoints(directory)
     if not limit or not paths:
@@ -214,70 +173,47 @@ def rotate(directory: Path, limit: int | None, best: Path | None) -> None:
 
 
 def occupy(directory: Path) -> None:
-    """Take a directory, made if it is not there, for this process until it ends.
-
-    Raises:
-        UserError: if a run is in progress there, on this machine or another.
+    """Take a directory, made if it is not there, for this process until it ends; raise a
+    ``UserError`` if a run is in progress there, on this machine or another.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock.acquire(directory)
     except BlockingIOError as error:
-        raise UserError(_in_progress(directory)) from error
+        raise UserError(
+            f"--output_dir {directory}: a run is in progress there ({lock.holder(directory)}); "
+            "wait for it or stop it, or use another directory"
+        ) from error
     except OSError as error:
         raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
 
 
-def _in_progress(directory: Path) -> str:
-    return (
-        f"--output_dir {directory}: a run is in progress there ({lock.holder(directory)}); wait "
-        "for it or stop it, or use another directory"
-    )
-
-
 def clear_way(directory: Path) -> str | None:
-    """Make room for a new run: move an earlier one aside; nothing is ever deleted.
-
-    Returns:
-        A sentence about what was moved, or None.
-
-    Raises:
-        UserError: if the directory holds something other than a run, or one that is in progress.
-    """
+    """Make room for a new run: move an earlier one aside, and say so; nothing is ever deleted."""
     if directory.name in ("", ".."):  # `.` has no name to put a number behind
         directory = directory.resolve()
     refuse_foreign(directory)
     occupy(directory)
     if not _content(directory):
         return None
-    number = 1
-    while (aside := directory.with_name(f"{directory.name}.{number}")).exists():
-        number += 1
-    status = status_and_process(directory)
+    aside = _free_path(directory)
     lock.release(directory)
     directory.rename(aside)
     occupy(directory)
-    sentence = f"moved the run in {directory} to {aside}"
-    if (status is None or status[0] != "finished") and any(aside.glob("checkpoint-*")):
-        sentence += f"; it had not finished: to resume it, add `--output_dir {aside} --resume`"
-    return sentence
+    return f"moved the run in {directory} to {aside}"
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds something other than a run, or a run still in progress.
-
-    Two processes that write into one directory would mix two runs.
-    """
+    """Refuse a directory that holds something other than a run, or a run still in progress."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        reason = "cannot be written to" if existing.is_dir() else "is a file"
-        raise UserError(f"--output_dir {directory}: {existing} {reason}")
+        raise UserError(f"--output_dir {directory}: {existing} is a file or cannot be written to")
     if not directory.exists() or not _content(directory):
         return
-    if lock.is_held(directory) and not lock.is_mine(directory):
-        raise UserError(_in_progress(directory))
+    if lock.is_held(directory):
+        occupy(directory)  # which refuses it unless it is ours
     # checkpoints alone are what a trainer leaves that no command started
-    if status_and_process(directory) is None and not any(directory.glob("checkpoint-*")):
+    if not (directory / MANIFEST).exists() and not any(directory.glob("checkpoint-*")):
         raise UserError(f"--output_dir {directory} holds files but no run: use another directory")
 
 
@@ -288,22 +224,20 @@ def _content(directory: Path) -> list[Path]:
 def refuse_code(checkpoint: str | Path) -> None:
     """Refuse a checkpoint whose pickles hold more than tensors and numbers.
 
-    Optimizer, scheduler and random states are pickles. torch loads them as ``weights_only``, so
-    that a class or function in them is never called; here it is found without loading, and named.
-    The sharded states of FSDP it loads without that: their ``.metadata``, and what is no tensor in
-    the shards.
+    torch loads optimizer, scheduler and random states as ``weights_only``, so that a class or
+    function in them is never called; here it is found without loading, and named. The sharded
+    states of FSDP it loads without that: their ``.metadata``, and what is no tensor in the shards.
 
     Raises:
         UserError: With the file and what it holds.
     """
     for path in sorted(Path(checkpoint).rglob("*")):
+        names: list[str] = []
         try:
-            if path.name == _METADATA:
+            if path.name == ".metadata":
                 names = _find_globals_of_shards(path)
             elif path.suffix in (".pt", ".pth", ".bin") and path.name != "training_args.bin":
-                names = _find_globals(path)
-            else:  # the arguments are never loaded
-                continue
+                names = _find_globals(path)  # the arguments are never loaded
         except Exception as error:  # whatever is in it
             names = [str(error).partition("\n")[0]]
         if names:
@@ -351,11 +285,9 @@ def _files(directory: Path) -> set[str]:
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    checksum = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            checksum.update(block)
-    return {"bytes": path.stat().st_size, "xxh3_128": checksum.hexdigest()}
+        checksum = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+    return {"bytes": path.stat().st_size, "xxh3_128": checksum}
 
 
 def _flush(path: Path) -> None:

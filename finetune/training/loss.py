@@ -45,14 +45,8 @@ class GlobalLoss:
     pooling: str | None = None
 
     def evaluation_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each row as an evaluation reports it: not smoothed, not weighted.
-
-        Args:
-            logits: Shape ``(rows, outputs)``.
-            labels: The targets.
-
-        Returns:
-            Shape ``(rows,)``, in nats.
+        """Return the loss of each row in nats, shape ``(rows,)``, as an evaluation reports it: not
+        smoothed, not weighted.
 
         Raises:
             UserError: If the loss of the recipe is reduced.
@@ -62,8 +56,6 @@ class GlobalLoss:
     def training_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row as a step adds it up: smoothed, and weighted as in
         ``torch.nn.CrossEntropyLoss``, where every class that is smoothed to has its own weight.
-
-        Arguments, result and errors are those of :meth:`evaluation_losses`.
         """
         logits = logits.float()
         losses = self._weighted(logits, labels)
@@ -74,10 +66,8 @@ class GlobalLoss:
         return (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
 
     def row_weights(self, labels: np.ndarray) -> np.ndarray:
-        """Return how much each row counts in the divisor of its step, float64, shape ``(rows,)``.
-
-        Args:
-            labels: The targets of all training rows.
+        """Return how much each training row counts in the divisor of its step, float64, shape
+        ``(rows,)``.
         """
         if labels.ndim > 1 or not np.issubdtype(labels.dtype, np.integer):
             return np.ones(len(labels))
@@ -94,11 +84,8 @@ class GlobalLoss:
     ) -> Any:
         """Return the share of this micro-batch in the loss of the global step, a scalar.
 
-        Args:
-            outputs: Of the model, with ``logits``.
-            labels: The targets.
-            num_items_in_batch: The rows of the global step, times the targets of a row, as the
-                library counts them; this batch is the step if it is None.
+        ``num_items_in_batch`` is the rows of the global step, times the targets of a row, as the
+        library counts them; this batch is the step if it is None.
         """
         total = self.training_losses(outputs["logits"], labels).sum()
         if num_items_in_batch is None:
@@ -124,5 +111,4 @@ def _unreduced(loss: RowLoss, logits: torch.Tensor, labels: torch.Tensor) -> tor
 
 @functools.lru_cache(maxsize=8)
 def _on_device(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Return numbers on a device, copied there once."""
     return torch.tensor(values, device=device)

@@ -11,37 +11,45 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args, get_type_hints
 
 from finetune.errors import UserError
 from finetune.runtime.files import to_json, write_whole
 
 SCHEMA = 1
 MANIFEST, METRICS = "run.json", "metrics.json"
-_TYPES: dict[str, type] = {"dict": dict, "list": list, "str": str}
 
 
 class Record:
     """A dataclass that can be read like the JSON it is written as: ``run.metrics["test"]``."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in vars(self):
-            raise KeyError(name)
-        return getattr(self, name)
+        return vars(self)[name]
 
     def __contains__(self, name: object) -> bool:
         """Return whether the field is there and has a value."""
         return vars(self).get(str(name)) is not None
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """Return the record of some content, without the names that it does not have."""
+        values, hints = {}, get_type_hints(cls)
+        names = {option.name for option in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name in names & content.keys():
+            value, hint = content[name], hints[name]
+            for kind in (hint, *get_args(hint)) if value is not None else ():
+                if isinstance(kind, type) and issubclass(kind, Record):
+                    value = kind.from_json(value)
+            values[name] = value
+        return cls(**values)
 
 
 class File(Record):
     """A record that is a file in the directory of a run."""
 
     NAME: ClassVar[str]
-    #: Fields that are records themselves.
-    RECORDS: ClassVar[Mapping[str, type[Record]]]
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -52,32 +60,18 @@ class File(Record):
         """
         path = directory / cls.NAME
         try:
-            if not path.is_file():  # reading from a pipe would wait
-                raise ValueError("it is no file")
             content = json.loads(path.read_text(encoding="utf-8"), object_hook=_interval)
-            schema = content.get("schema", 0)
-            if schema > SCHEMA:
-                raise UserError(
-                    f"{path} has schema {schema}, and this release reads schemas up to {SCHEMA}: "
-                    "install the release that wrote it"
-                )
-            for name, kind in cls.RECORDS.items():
-                if content.get(name) is not None:
-                    content[name] = _to_record(kind, content[name])
-            record: Self = _to_record(cls, {**content, "schema": SCHEMA})
+            if (schema := content.get("schema", 0)) > SCHEMA:
+                hint = f"expected at most {SCHEMA}; install the release that wrote it"
+                raise UserError(f"{path} has schema {schema}: {hint}")
+            return cls.from_json(content)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(
-                f"{path} is damaged, or not written by this toolkit: {error}"
-            ) from error
-        return record
+            message = f"{path} is damaged, or not written by this toolkit: {error}"
+            raise UserError(message) from error
 
     def write(self, directory: Path) -> None:
         """Write the file, whole or not at all."""
         content = dataclasses.asdict(self)  # type: ignore[call-overload]
-        if isinstance(content.get("statistics"), dict):
-            content["statistics"] = {
-                name: value for name, value in content["statistics"].items() if value is not None
-            }
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / self.NAME, to_json(content, indent=2, default=str) + "\n")
 
@@ -128,7 +122,6 @@ class Manifest(File):
     """``run.json``. The fields from ``steps`` on are known once training has ended."""
 
     NAME = MANIFEST
-    RECORDS = {"data": Data, "launch": Launch, "process": Process}
 
     status: str  # running, finished, interrupted, diverged or failed
     recipe: str  # the words that find it again
@@ -175,7 +168,7 @@ class Statistics(Record):
 
     An interval is ``{"value": ..., "low": ..., "high": ...}``, a 95% confidence interval; its ends
     are NaN, null in the file, where there are too few rows. What does not apply, as classes in a
-    regression, is None and is not written.
+    regression, is None.
     """
 
     rows: int
@@ -197,7 +190,6 @@ class Metrics(File):
     """``metrics.json``."""
 
     NAME = METRICS
-    RECORDS = {"statistics": Statistics}
 
     validation: dict[str, Any]  # of the model that was kept
     test: dict[str, Any]
@@ -209,26 +201,9 @@ class Metrics(File):
     def read(cls, directory: Path) -> Self:
         """Read the file; a score that was not finite, null in the file, is NaN."""
         metrics = super().read(directory)
-        return dataclasses.replace(
-            metrics,
-            validation=_numbers(metrics.validation),
-            test=_numbers(metrics.test),
-            baseline={name: _numbers(scores) for name, scores in metrics.baseline.items()},
-        )
-
-
-def status_and_process(directory: Path) -> tuple[str, Process | None] | None:
-    """Return the status of the run in a directory and who writes it.
-
-    A manifest that cannot be read has the status ``unreadable``; without one there is None.
-    """
-    if not (directory / MANIFEST).exists():
-        return None
-    try:
-        manifest = Manifest.read(directory)
-    except (UserError, OSError):
-        return "unreadable", None
-    return manifest.status, manifest.process
+        for scores in (metrics.validation, metrics.test, *metrics.baseline.values()):
+            scores.update(_numbers(scores))
+        return metrics
 
 
 def _interval(content: dict[str, Any]) -> dict[str, Any]:
@@ -238,18 +213,3 @@ def _interval(content: dict[str, Any]) -> dict[str, Any]:
 
 def _numbers(scores: Mapping[str, Any]) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in scores.items()}
-
-
-def _to_record(kind: type[Any], content: Mapping[str, Any]) -> Any:
-    """Return a record of some content, without the names that it does not have."""
-    values = {}
-    for option in dataclasses.fields(kind):
-        if option.name not in content:
-            if option.default is MISSING and option.default_factory is MISSING:
-                raise ValueError(f"{option.name} is missing")
-            continue
-        value = values[option.name] = content[option.name]
-        expected = _TYPES.get(str(option.type).partition("[")[0])
-        if expected is not None and not isinstance(value, expected):
-            raise ValueError(f"{option.name} is {str(value)[:40]!r}")
-    return kind(**values)

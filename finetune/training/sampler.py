@@ -2,17 +2,9 @@
 
 Each epoch is one order of the rows, from its number and the seed alone, cut into global batches,
 these into micro-batches, and these into the shares of the processes. So every step sees the same
-rows on one process, on two, and with accumulation, each at most once an epoch. Shares have as many
-rows each, and nearly as many tokens where rows have a length: all processes wait for the one that
-has most.
-
-Of a number of rows, an incomplete last batch is left out, another handful of rows each epoch. Of a
-number of tokens, all rows take part, sorted by length, and shares may differ by a row, which the
-loss, a sum over the rows of the global step, allows.
-
-With balanced classes an epoch has as many steps, and as many rows of each class: the rows of a rare
-class come several times, those of a frequent class in turn, some in this epoch, others in the next.
-A row comes again only once every other row of its class has come.
+rows on one process, on two, and with accumulation, each at most once an epoch. An incomplete last
+batch is left out, another handful of rows each epoch. Of a number of tokens all rows take part, and
+shares may differ by a row, which the loss allows.
 
 The random order is that of torch's ``DistributedSampler`` and accelerate's
 ``SeedableRandomSampler``, so that a hand-written loop of the same seed sees the same steps.
@@ -21,37 +13,29 @@ The random order is that of torch's ``DistributedSampler`` and accelerate's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 from transformers import EvalPrediction
 
-from finetune.data import batches, windows
+from finetune.data import batches, encoding
 from finetune.errors import UserError
 from finetune.runtime import distributed
 from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
 _BATCHES_SORTED_TOGETHER = 50
-#: What the library fills outputs up with, where batches are of different widths.
-_PADDING = -100
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
     """The micro-batches of one process, as a ``batch_sampler`` of ``DataLoader``.
 
     With ``group_by_length`` steps of rows of like length come in random order but for the longest,
-    which comes first: memory runs out at once or never.
-
-    Args:
-        arguments: With the batch, the seed and the strategy; all processes have the same.
-        dataset: Prepared rows.
-        rank: This process.
-        on_epoch: Called with each epoch and the seed; what draws random numbers for rows needs
-            them.
+    which comes first: memory runs out at once or never. ``on_epoch`` is called with each epoch and
+    the seed, by which a collator draws random numbers.
 
     Attributes:
         sizes: Rows of each step of an epoch.
@@ -74,16 +58,14 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.world_size = distributed.ranks().world_size
         self.accumulation = arguments.gradient_accumulation_steps
         self.seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
-        self.strategy = arguments.train_sampling_strategy
+        self.strategy, column = arguments.train_sampling_strategy, arguments.length_column_name
         self._steps: tuple[int, list[np.ndarray]] = (-1, [])  # of the epoch that was asked for last
-        self.lengths = None
-        if self.strategy == "group_by_length" or self.world_size > 1:
-            self.lengths = batches.lengths_of(dataset, arguments.length_column_name)
-        if self.strategy == "group_by_length" and self.lengths is None:
-            raise UserError(
-                "--train_sampling_strategy group_by_length: the rows have no column "
-                f"'{arguments.length_column_name}'"
-            )
+        is_grouped, self.lengths = self.strategy == "group_by_length", None
+        if is_grouped or self.world_size > 1:
+            self.lengths = batches.lengths_of(dataset, column)
+        if is_grouped and self.lengths is None:
+            flag = "--train_sampling_strategy group_by_length"
+            raise UserError(f"{flag}: the rows have no column '{column}'")
         self._rows_by_class: list[np.ndarray] | None = None
         if arguments.class_sampling == "balanced":
             classes = read_labels(dataset)
@@ -92,23 +74,25 @@ class GlobalBatchSampler(Sampler[list[int]]):
             self._rows_by_class = np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
         if self.global_batch_size is not None:
             self.sizes = [self.global_batch_size] * (self.rows // self.global_batch_size)
-            return
-        max_tokens = arguments.max_tokens_per_batch
-        assert max_tokens is not None
+        else:
+            devices = distributed.devices_in_training(arguments.use_cpu)
+            self.sizes = self._cut_by_tokens(arguments.max_tokens_per_batch or 0, devices)
+
+    def _cut_by_tokens(self, max_tokens: int, devices: int) -> list[int]:
         assert self.lengths is not None
         longest_first = np.sort(batches.padded(self.lengths))[::-1]
-        self.sizes = batches.cut(longest_first, max_tokens)
-        if len(self.sizes) > 1 and self.sizes[-1] < self.sizes[-2]:  # it may be a row or two
-            total = sum(self.sizes[-2:])
-            self.sizes[-2:] = [total - total // 2, total // 2]
-        shares = distributed.devices_in_training(arguments.use_cpu) * self.accumulation
-        if min(self.sizes) < shares:
+        sizes = batches.cut(longest_first, max_tokens)
+        if len(sizes) > 1 and sizes[-1] < sizes[-2]:  # it may be a row or two
+            total = sum(sizes[-2:])
+            sizes[-2:] = [total - total // 2, total // 2]
+        shares = devices * self.accumulation
+        if min(sizes) < shares:
             raise UserError(
-                f"--max_tokens_per_batch {max_tokens} makes a step of "
-                f"{min(self.sizes)} rows, for {shares} devices x accumulation steps; the longest "
-                f"row has {longest_first[0]} tokens with its padding: give at least "
-                f"{2 * shares * longest_first[0]}"
+                f"--max_tokens_per_batch {max_tokens} makes a step of {min(sizes)} rows, for "
+                f"{shares} devices x accumulation steps; the longest row has {longest_first[0]} "
+                f"tokens with its padding: give at least {2 * shares * longest_first[0]}"
             )
+        return sizes
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch; ``Trainer`` calls it, also when it resumes."""
@@ -173,14 +157,14 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """Return as many rows of each class as the steps have room for, shape ``(places,)``.
 
         Each class has an endless sequence of its rows, shuffled again whenever all have come, and
-        an epoch takes what follows that of the epoch before. What does not divide goes to another
-        class each time: these parts of ``places`` add up to it (Hermite's identity).
+        an epoch takes what follows that of the epoch before: a row comes again only once every
+        other row of its class has. What does not divide goes to another class each time: these
+        parts of ``places`` add up to it (Hermite's identity).
         """
-        places, chosen = sum(self.sizes), [np.empty(0, dtype=np.int64)]
+        places, classes = sum(self.sizes), len(rows_by_class)
+        chosen = [np.empty(0, dtype=np.int64)]
         for number, rows in enumerate(rows_by_class):
-            start, stop = (
-                (end * places + number) // len(rows_by_class) for end in (epoch, epoch + 1)
-            )
+            start, stop = ((end * places + number) // classes for end in (epoch, epoch + 1))
             for turn in range(start // len(rows), -(-stop // len(rows))):
                 shuffled = np.random.default_rng([self.seed, number, turn]).permutation(rows)
                 first = turn * len(rows)
@@ -188,61 +172,46 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return np.concatenate(chosen)
 
 
-@dataclass(frozen=True)
-class RowOrder:
-    """How the rows of an evaluation are ordered, and pooled where they are windows of documents.
+def order_by_length(dataset: Any, column: str) -> np.ndarray | None:
+    """Return the rows from the longest to the shortest, which pads least; None without lengths."""
+    is_data_set = isinstance(dataset, datasets.Dataset)
+    lengths = batches.lengths_of(dataset, column) if is_data_set else None
+    return None if lengths is None else np.argsort(-lengths, kind="stable")
 
-    Attributes:
+
+def restore_rows(
+    order: np.ndarray | None,
+    documents: np.ndarray | None,
+    pooling: str | None,
+    prediction: EvalPrediction,
+) -> EvalPrediction:
+    """Return arrays in the order of the data, one row a document, of lists of batches.
+
+    They are concatenated once: the container of the library concatenates at every batch, which is
+    quadratic in rows x classes.
+
+    Args:
         order: The row of the data at each place of the evaluation; None if it is the same.
         documents: The document of each row of the data; None where rows are documents.
         pooling: ``mean`` or ``max`` of the outputs for the windows of a document.
+        prediction: Its arrays are lists.
     """
 
-    order: np.ndarray | None = None
-    documents: np.ndarray | None = None
-    pooling: str | None = None
-
-    @classmethod
-    def by_length(cls, dataset: Any, column: str, pooling: str | None) -> RowOrder:
-        """Return the order from the longest row to the shortest, which pads least."""
-        documents = windows.documents_of(dataset) if pooling else None
-        is_data_set = isinstance(dataset, datasets.Dataset)
-        lengths = batches.lengths_of(dataset, column) if is_data_set else None
-        order = None if lengths is None else np.argsort(-lengths, kind="stable")
-        return cls(order, documents, pooling)
-
-    def restore(self, prediction: EvalPrediction) -> EvalPrediction:
-        """Return arrays in the order of the data, one row a document, of lists of batches.
-
-        They are concatenated once: the container of the library concatenates at every batch, which
-        is quadratic in rows x classes.
-        """
-        outputs = self._concatenate(prediction.predictions)
-        labels = self._concatenate(prediction.label_ids)
-        inputs = self._concatenate(prediction.inputs)
-        losses = self._concatenate(prediction.losses)
-        if self.documents is not None and self.pooling is not None:
-            outputs = windows.pooled(outputs, self.documents, self.pooling)
-            first = windows.firsts(self.documents)
-            labels = None if labels is None else labels[first]
-            inputs = None if inputs is None else inputs[first]
-        return EvalPrediction(outputs, labels, inputs, losses)
-
-    def _concatenate(self, arrays: Any) -> Any:
+    def concatenate(arrays: Any) -> Any:
         if not arrays:
             return None
-        if arrays[0].ndim > 1:
-            width = max(array.shape[1] for array in arrays)
-            arrays = [
-                np.pad(
-                    array,
-                    [(0, 0), (0, width - array.shape[1]), *[(0, 0)] * (array.ndim - 2)],
-                    constant_values=_PADDING,
-                )
-                for array in arrays
-            ]
+        if len({array.shape[1:] for array in arrays}) > 1:  # inputs, filled up with -100
+            tensors = [torch.as_tensor(row) for array in arrays for row in array]
+            arrays = [pad_sequence(tensors, batch_first=True, padding_value=-100).numpy()]
         rows = np.concatenate(arrays)
-        return rows if self.order is None else rows[np.argsort(self.order)]
+        return rows if order is None else rows[np.argsort(order)]
+
+    lists = (prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses)
+    outputs, labels, inputs, losses = map(concatenate, lists)
+    if documents is not None and pooling is not None:
+        outputs, first = encoding.pooled(outputs, documents, pooling), encoding.firsts(documents)
+        labels, inputs = (None if rows is None else rows[first] for rows in (labels, inputs))
+    return EvalPrediction(outputs, labels, inputs, losses)
 
 
 def read_labels(dataset: datasets.Dataset) -> np.ndarray:
@@ -255,25 +224,21 @@ def read_labels(dataset: datasets.Dataset) -> np.ndarray:
 def require_classes(labels: np.ndarray) -> None:
     """Raise a ``UserError`` if rows with these targets do not have one class each."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(
-            "--class_sampling balanced needs one class a row; leave it out (several labels a row: "
-            "--class_weights balanced)"
-        )
+        flags = "leave it out (several labels a row: --class_weights balanced)"
+        raise UserError(f"--class_sampling balanced needs one class a row; {flags}")
 
 
 def refuse_weights(arguments: FinetuneArguments | ArgumentValues) -> None:
     """Raise a ``UserError`` if classes that have weights are drawn equally often as well."""
     if arguments.class_sampling == "balanced":
-        raise UserError(
-            "--class_weights with --class_sampling balanced: each of them makes rare classes count "
-            "more; use one"
-        )
+        raise UserError("--class_weights and --class_sampling balanced are mutually exclusive")
 
 
 def require_a_step(arguments: FinetuneArguments | ArgumentValues, rows: int) -> None:
     """Raise a ``UserError`` if the rows, not tokenized yet, are fewer than one global batch."""
-    if arguments.global_batch_size is not None and rows < arguments.global_batch_size:
+    size = arguments.global_batch_size
+    if size is not None and rows < size:
         raise UserError(
-            f"{rows} training rows are fewer than one global batch of "
-            f"{arguments.global_batch_size}: give more rows or a smaller --global_batch_size"
+            f"{rows} training rows are fewer than one global batch of {size}: give more rows or a "
+            "smaller --global_batch_size"
         )

@@ -7,7 +7,6 @@ exhausted memory are explained in a sentence, with the flags that help.
 
 from __future__ import annotations
 
-import errno
 import math
 import shutil
 import time
@@ -20,7 +19,7 @@ import torch
 import transformers
 from safetensors.torch import save_model
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import Diverged, RunError, UserError
@@ -31,8 +30,8 @@ from finetune.training.arguments import FinetuneArguments
 from finetune.training.callbacks import StopRequests
 from finetune.training.checkpoint import Checkpoint
 
-#: What torch, safetensors and the libraries of accelerators say, without a type of their own.
-_DISK = ("PytorchStreamWriter failed", "unexpected pos", "No space left", "File too large")
+#: What the system and the libraries say, whose errors have no type of their own.
+_DISK = ("No space left", "quota exceeded", "File too large", "StreamWriter", "unexpected pos")
 _MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Cannot allocate")
 #: Steps in a row that a loss scaler (fp16) may skip because gradients overflow.
 _MOST_OVERFLOWS = 20
@@ -45,20 +44,16 @@ class CheckpointTrainer(transformers.Trainer):
         configuration: What a checkpoint has to share with the training that resumes from it.
         reschedules: Whether optimizer and schedule take their settings from the arguments when they
             are restored; else from the checkpoint, where they are the same.
-        stop_requests: Stops all processes after a signal.
     """
 
     args: FinetuneArguments
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.configuration: Mapping[str, Any] = {}
-        self.reschedules = False
-        self.stop_requests = StopRequests(self.begin_training)
-        self._resumed: Path | None = None
-        self._torch_state: torch.Tensor | None = None
-        self._grad_norm: tuple[int, Any] | None = None  # and its step
-        self._overflows = 0
+    stop_requests: StopRequests
+    configuration: Mapping[str, Any] = {}
+    reschedules = False
+    _resumed: Path | None = None
+    _torch_state: torch.Tensor | None = None
+    _grad_norm: tuple[int, Any] | None = None  # and its step
+    _overflows = 0
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Describe the checkpoint when all processes have written it, and rotate only then."""
@@ -66,7 +61,9 @@ class CheckpointTrainer(transformers.Trainer):
         directory = Path(self._get_output_dir(trial))
         path = directory / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
-            checkpoint.make_way(path)
+            if (path / Checkpoint.NAME).exists():
+                checkpoint.set_aside(path, "replaced")
+            shutil.rmtree(path, ignore_errors=True)
         distributed.gather(None)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         try:
@@ -80,23 +77,20 @@ class CheckpointTrainer(transformers.Trainer):
                     "epoch_end": not self.stop_requests.is_epoch_ended,
                 }
                 if self.args.should_save:
-                    checkpoint.complete(path, self.args.world_size, self.configuration, pending)
-        except RunError:  # the disk is full
-            if self.args.should_save:
-                shutil.rmtree(path, ignore_errors=True)
-                checkpoint.settle_replaced(directory)
-            raise
+                    facts = {"world_size": self.args.world_size, "pending": pending}
+                    checkpoint.complete(path, configuration=self.configuration, **facts)
         finally:
             self.args.save_total_limit = limit
+            if self.args.should_save:
+                if not (path / Checkpoint.NAME).exists():  # the disk may be full
+                    shutil.rmtree(path, ignore_errors=True)
+                checkpoint.settle_replaced(directory)
         if self.args.should_save:
-            checkpoint.settle_replaced(directory)
             best = self.state.best_model_checkpoint
             checkpoint.rotate(directory, limit, Path(best) if best else None)
         distributed.gather(None)  # no process looks for it before it is complete
 
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save on the first process of other machines too (``--save_on_each_node``).
 
         ``save_pretrained`` (5.23) leaves that to rank 0, and safetensors lets only the owner read.
@@ -113,17 +107,21 @@ class CheckpointTrainer(transformers.Trainer):
             save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
         apply_umask(directory, "*.safetensors")
 
-    def require_finite_weights(self) -> None:
-        """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
-        self.require_finite()
-        assert self.model is not None
-        if self.is_fsdp_enabled:  # a shard is not finite on one process only, others would wait
-            return
-        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
-            raise Diverged(
-                f"the weights are not finite after step {self.state.global_step:,}: no checkpoint "
-                "is made of them. Try a lower --learning_rate"
-            )
+    def save_stopped(self) -> None:
+        """Save the last step, unless it is saved; every process calls it."""
+        path = Path(self.args.output_dir or "", f"checkpoint-{self.state.global_step}")
+        is_new = self.state.global_step > self._initial_global_step
+        if is_new and not (path / Checkpoint.NAME).exists():
+            assert self.model is not None
+            self._save_checkpoint(self.model, None)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse a checkpoint that lacks weights: the library goes on with a warning."""
+        missing = set(load_result.missing_keys)
+        for names in ("_keys_to_ignore_on_save", "all_tied_weights_keys"):
+            missing -= set(getattr(self.model, names, None) or ())
+        if missing:
+            raise UserError(f"the checkpoint lacks weights of the model: {', '.join(missing)}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Apply settings that ``--allow_changed`` accepts; the library restores those before."""
@@ -141,36 +139,11 @@ class CheckpointTrainer(transformers.Trainer):
                 group |= {**new, "params": group["params"], "lr": rate}
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """With another number of processes, take fresh random states; the library keeps none."""
-        if checkpoint is None:
-            return
-        if Checkpoint.read(Path(checkpoint)).world_size == self.args.world_size:
-            super()._load_rng_state(checkpoint)
-        else:
-            steps_of_processes = self.state.global_step * self.args.world_size
-            set_seed(self.args.seed + steps_of_processes + self.args.process_index)
-        if self._torch_state is not None:  # an evaluation has drawn since the checkpoint
+        """Keep the state of an evaluation that has drawn since the checkpoint."""
+        super()._load_rng_state(checkpoint)
+        if self._torch_state is not None:
             torch.set_rng_state(self._torch_state)
             self._torch_state = None
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse a checkpoint that lacks weights: the library goes on with a warning."""
-        assert self.model is not None
-        weights = self.model.state_dict(keep_vars=True)
-        ignored = getattr(self.model, "_keys_to_ignore_on_save", None) or ()
-        missing = set(load_result.missing_keys) - set(ignored)
-        loaded = {id(weight) for name, weight in weights.items() if name not in missing}
-        missing = {name for name in missing if id(weights.get(name)) not in loaded}  # but tied ones
-        if missing:
-            raise UserError(f"the checkpoint lacks weights of the model: {', '.join(missing)}")
-
-    def save_stopped(self) -> None:
-        """Save the last step, unless it is saved; every process calls it."""
-        path = Path(self.args.output_dir or "", f"checkpoint-{self.state.global_step}")
-        is_new = self.state.global_step > self._initial_global_step
-        if is_new and not (path / Checkpoint.NAME).exists():
-            assert self.model is not None
-            self._save_checkpoint(self.model, None)
 
     def begin_training(self) -> None:
         """After resuming, evaluate first what the checkpoint had still to evaluate.
@@ -180,35 +153,29 @@ class CheckpointTrainer(transformers.Trainer):
         """
         if self._resumed is None:
             return
-        path, pending = self._resumed, Checkpoint.read(self._resumed).pending
+        pending = Checkpoint.read(self._resumed).pending
         losses = pending.get("loss_by_process", [0.0])
         mean = sum(losses) / len(losses)
         is_same_job = len(losses) == self.args.world_size
         self._tr_loss += losses[self.args.process_index] if is_same_job else mean
         self._total_loss_scalar -= mean  # train_loss is of the steps from here
         self._globalstep_last_logged = pending.get("last_logged_step", self.state.global_step)
-        self._load_rng_state(str(path))
+        self._load_rng_state(str(self._resumed))
+        epoch, is_last = self.state.epoch or 0.0, self.state.global_step >= self.state.max_steps
+        ends_epoch = pending.get("epoch_end") and (float(epoch).is_integer() or is_last)
         if pending.get("evaluation"):
             self.control.should_evaluate = True
             self.control.should_save = bool(pending["save"])
             self._log_save_evaluate()
-        is_epoch_end = float(self.state.epoch or 0).is_integer()
-        if pending.get("epoch_end") and (
-            is_epoch_end or self.state.global_step >= self.state.max_steps
-        ):
+        if ends_epoch:
             self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
             self._log_save_evaluate()
         self._torch_state = torch.get_rng_state()  # the library loads that of the checkpoint again
 
     def _log_save_evaluate(self) -> None:
+        trial, ignored_keys, epoch = None, None, self.state.epoch or 0.0
         self._maybe_log_save_evaluate(
-            self._tr_loss,
-            grad_norm=None,
-            model=self.model_wrapped,
-            trial=None,
-            epoch=self.state.epoch or 0.0,
-            ignore_keys_for_eval=None,
-            start_time=time.time(),
+            self._tr_loss, None, self.model_wrapped, trial, epoch, ignored_keys, time.time()
         )
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
@@ -225,9 +192,8 @@ class CheckpointTrainer(transformers.Trainer):
         return norm
 
     def require_finite(self) -> None:
-        """Raise ``Diverged`` if the gradient norm of the last step, or its loss, is not finite.
-
-        It does so on every process, as the norm is that of all.
+        """Raise ``Diverged``, on every process, if the gradient norm of the last step or its loss
+        is not finite.
         """
         if self._grad_norm is None:
             return
@@ -246,33 +212,30 @@ class CheckpointTrainer(transformers.Trainer):
             "or a lower --learning_rate"
         )
 
+    def require_finite_weights(self) -> None:
+        """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
+        self.require_finite()
+        # with FSDP a shard is not finite on one process only, and the others would wait
+        weights = () if self.is_fsdp_enabled or self.model is None else self.model.parameters()
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            step = f"after step {self.state.global_step:,}"
+            raise Diverged(f"the weights are not finite {step}: try a lower --learning_rate")
+
 
 @contextmanager
 def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
-    """Raise one sentence with what helps where the disk is full, or an allocation failed.
-
-    Where Linux runs out of memory it kills the process, and nothing can be said.
-
-    Args:
-        arguments: Of the training.
-        work: What fails, like ``writing checkpoint-9``.
-
-    Raises:
-        RunError: Instead of the error of the library.
+    """Raise a ``RunError``, with what helps, where the disk is full or an allocation failed in some
+    work like ``writing checkpoint-9``. Where Linux runs out of memory it kills the process.
     """
     try:
         yield
     except (OSError, RuntimeError, MemoryError) as error:
-        if _is_full(error):
-            directory = Path(arguments.output_dir or "")
-            paths = checkpoint.list_checkpoints(directory, complete=True)
-            last = f"; {paths[0].name} is complete" if paths else ""
+        if _mentions(error, _DISK):
             raise RunError(
-                f"the disk of {directory} is full: {work} failed{last}. Free some space, then add "
-                "--resume; smaller: --save_total_limit 1, or --save_only_model true"
+                f"the disk of {arguments.output_dir} is full: {work} failed. Free some space, then "
+                "add --resume; smaller: --save_total_limit 1, or --save_only_model true"
             ) from error
-        is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-        if is_memory or any(text in str(error) for text in _MEMORY):
+        if isinstance(error, MemoryError) or _mentions(error, _MEMORY):
             raise RunError(
                 f"out of memory on {arguments.device} in {work}: try a larger "
                 "--gradient_accumulation_steps (the same global batch), --gradient_checkpointing "
@@ -282,11 +245,10 @@ def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
         raise
 
 
-def _is_full(error: BaseException | None) -> bool:
+def _mentions(error: BaseException | None, texts: tuple[str, ...]) -> bool:
+    """Return whether an error, or one that it came from, has one of these texts."""
     while error is not None:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return True
-        if any(text in str(error) for text in _DISK):
+        if any(text in str(error) for text in texts):
             return True
         error = error.__cause__ or error.__context__
     return False

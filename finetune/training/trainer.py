@@ -1,11 +1,11 @@
 """The library's ``Trainer``, with an exact loss, steps of global batches and complete checkpoints.
 
-Six public and eight private methods are overridden, each for the reason in its first line:
-everything that the documentation of ``transformers.Trainer`` says holds here.
+Methods are overridden for the reason in their first line, the private ones as they are in 5.23.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from collections.abc import Callable
@@ -22,27 +22,25 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from finetune.data import batches
+from finetune.data import batches, windows
 from finetune.errors import UserError
 from finetune.models.cpu import exchange
 from finetune.runtime import lock
 from finetune.runtime.signals import Stopped
-from finetune.training import checkpoint
+from finetune.training import checkpoint, sampler
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import ModelSelection, Profile, Throughput
+from finetune.training.callbacks import ModelSelection, Profile, StopRequests, Throughput
 from finetune.training.checkpoint import clear_way, occupy
 from finetune.training.loss import GlobalLoss
 from finetune.training.manifest import MANIFEST
-from finetune.training.sampler import GlobalBatchSampler, RowOrder, read_labels, refuse_weights
 from finetune.training.saving import CheckpointTrainer, explained
 
 
 class Trainer(CheckpointTrainer):
     """``transformers.Trainer`` whose training depends on the global batch only.
 
-    Args:
-        compute_loss_func: A :class:`~finetune.training.loss.GlobalLoss`.
-        **kwargs: The other keyword arguments of ``transformers.Trainer``.
+    Its keyword arguments are those of the library; ``compute_loss_func`` is a
+    :class:`~finetune.training.loss.GlobalLoss`.
 
     Attributes:
         row_loss: The loss of each row, in training and in evaluations.
@@ -52,17 +50,16 @@ class Trainer(CheckpointTrainer):
 
     moves_runs_aside = False
     loss_is_scaled_for_ga = True  # compute_loss divides by the rows of the global step
-
-    args: FinetuneArguments
     train_dataset: datasets.Dataset
     eval_dataset: datasets.Dataset
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
-        arguments = kwargs["args"]
+        arguments: FinetuneArguments = kwargs["args"]
         if compute_loss_func.class_weights:
-            refuse_weights(arguments)
+            sampler.refuse_weights(arguments)
         smoothing = arguments.label_smoothing_factor
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
+        arguments.eval_do_concat_batches = False  # it is done once, see restore_rows
         arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
         del arguments.builds_trainer
@@ -71,47 +68,38 @@ class Trainer(CheckpointTrainer):
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.is_fsdp_enabled:
             self._shard_embeddings_once()
-        self.throughput = Throughput()
-        patience = arguments.early_stopping_patience
-        self.selection = ModelSelection(arguments.save_every, patience)
-        self.profile = Profile(arguments.profile) if arguments.profile else None
-        callbacks = (self.profile, self.selection, self.throughput, self.stop_requests)
-        for callback in filter(None, callbacks):  # the last overrules the others
-            self.add_callback(callback)
+        self.throughput, self.stop_requests = Throughput(), StopRequests(self.begin_training)
+        self.selection = ModelSelection(arguments.save_every, arguments.early_stopping_patience)
+        if arguments.profile:
+            self.add_callback(Profile(arguments.profile))
+        for callback in (self.selection, self.throughput, self.stop_requests):
+            self.add_callback(callback)  # the last overrules the others
         if arguments.process_index > 0:  # it would print once on every machine
             self.remove_callback(PrinterCallback)
 
-    # ---- training --------------------------------------------------------------------------------
-
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
-        arguments = self.args
+        arguments, rows = self.args, self.train_dataset
         set_epoch = getattr(self.data_collator, "set_epoch", None)
         rank = arguments.process_index
-        sampler = GlobalBatchSampler(arguments, self.train_dataset, rank, set_epoch)
-        self._sampler = self.throughput.sampler = sampler
-        self.throughput.lengths = batches.lengths_of(
-            self.train_dataset, arguments.length_column_name
-        )
-        self._row_weights = np.ones(len(self.train_dataset))
-        if not {"label", "labels"}.isdisjoint(self.train_dataset.column_names):
-            self._row_weights = self.row_loss.row_weights(read_labels(self.train_dataset))
+        self._sampler = sampler.GlobalBatchSampler(arguments, rows, rank, set_epoch)
+        self.throughput.sampler = self._sampler
+        self.throughput.lengths = batches.lengths_of(rows, arguments.length_column_name)
+        self._row_weights = np.ones(len(rows))
+        if not {"label", "labels"}.isdisjoint(rows.column_names):
+            self._row_weights = self.row_loss.row_weights(sampler.read_labels(rows))
+        names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order")
         loader = DataLoader(
-            self._remove_unused_columns(self.train_dataset, description="training"),
-            batch_sampler=sampler,
+            self._remove_unused_columns(rows, description="training"),
+            batch_sampler=self._sampler,
             collate_fn=self.data_collator,
-            num_workers=arguments.dataloader_num_workers or 0,
-            pin_memory=arguments.dataloader_pin_memory,
-            persistent_workers=arguments.dataloader_persistent_workers,
-            prefetch_factor=arguments.dataloader_prefetch_factor,
             multiprocessing_context=arguments.dataloader_multiprocessing_context,
-            in_order=arguments.dataloader_in_order,
+            **{name: getattr(arguments, f"dataloader_{name}") for name in names},
         )
-        # the sampler gives each process its own share: accelerate must not divide it again
         prepared: DataLoader[Any] = prepare_data_loader(
             loader,
             device=self.accelerator.device,
-            num_processes=1,
+            num_processes=1,  # the sampler gives each process its share: it is not divided again
             process_index=0,
             put_on_device=True,
             non_blocking=self.accelerator.non_blocking,
@@ -119,11 +107,7 @@ class Trainer(CheckpointTrainer):
         return prepared
 
     def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         """Return this process's share of the global loss, times the processes DDP averages over.
 
@@ -142,22 +126,28 @@ class Trainer(CheckpointTrainer):
         # with a second summand that is 0, or NaN: then the gradient is NaN too, on every process
         return loss * (self.accelerator.num_processes + 0 * loss.detach())
 
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
-    ) -> TrainOutput:
-        """Train as the library does, and explain where memory runs out.
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train as the library does, from complete checkpoints only.
 
         Raises:
             UserError: If the checkpoint to resume from is damaged, or there is none.
             RunError: If memory runs out, or a number is not finite.
         """
-        path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         directory = Path(self.args.output_dir or "")
+        path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if self.moves_runs_aside:  # else the pipeline has verified it, and has the directory
-            requested = resume_from_checkpoint or self.args.resume_from_checkpoint
-            path = self._verify(str(requested), directory) if requested else None
+            path = path or self.args.resume_from_checkpoint
+            if self.args.should_save and not lock.is_held(directory):
+                checkpoint.settle_replaced(directory)
+            if path in ("last", "true", "True"):
+                newest, problems = checkpoint.newest_complete(directory)
+                if newest is None:
+                    raise UserError(f"no complete checkpoint in {directory}", *problems)
+                path = str(newest)
+            elif path and (reason := checkpoint.problem(Path(path))):
+                raise UserError(f"{path} is damaged: {reason}")
             if self.args.should_save:
-                if path is None and (directory / MANIFEST).exists():
+                if not path and (directory / MANIFEST).exists():
                     logging.getLogger("finetune").warning(clear_way(directory))
                 occupy(directory)
         self._resumed = Path(path) if path else None
@@ -170,34 +160,18 @@ class Trainer(CheckpointTrainer):
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output
 
-    def _verify(self, path: str, directory: Path) -> str:
-        """Return a checkpoint that is complete, for ``True`` or ``last`` the newest that is."""
-        if self.args.should_save and not lock.is_held(directory):
-            checkpoint.settle_replaced(directory)
-        if path in ("last", "true", "True"):
-            newest, _ = checkpoint.newest_complete(directory)
-            if newest is None:
-                raise UserError(f"no complete checkpoint in {directory}")
-            return str(newest)
-        if (reason := checkpoint.problem(Path(path))) is not None:
-            raise UserError(f"{path} is damaged: {reason}")
-        return path
-
     def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any) -> torch.Tensor:
         """Explain where memory runs out, with the step and the shape of its micro-batch."""
         shape = max((tuple(v.shape) for v in inputs.values() if torch.is_tensor(v)), key=len)
-        work = (
-            f"step {self.state.global_step + 1:,}, a micro-batch of {' x '.join(map(str, shape))}"
-        )
-        with explained(self.args, work):
+        batch = f"a micro-batch of {' x '.join(map(str, shape))}"
+        with explained(self.args, f"step {self.state.global_step + 1:,}, {batch}"):
             return super().training_step(model, inputs, *args)
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
         """Train nothing where nothing is left: the library would train one step more."""
-        is_done = self.state.global_step >= self.state.max_steps
-        if is_done or self.control.should_training_stop:
+        if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
-        else:
+        if not self.control.should_training_stop:
             super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
         # what was not logged yet counts in train_loss as the mean over the processes
         self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
@@ -210,53 +184,45 @@ class Trainer(CheckpointTrainer):
             exchange.use(model)
         super().begin_training()
 
-    # ---- evaluation ------------------------------------------------------------------------------
-
-    def _get_dataloader(
-        self, dataset: Any, description: str, batch_size: int, *args: Any, **options: Any
-    ) -> DataLoader[Any]:
+    def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> Any:
         """Sort the rows of an evaluation by length, to pad little; the loop restores the order."""
-        rows = RowOrder.by_length(dataset, self.args.length_column_name, self.row_loss.pooling)
-        if rows.order is not None:
-            dataset = dataset.select(rows.order)
+        order = sampler.order_by_length(dataset, self.args.length_column_name)
+        documents = windows.documents_of(dataset) if self.row_loss.pooling else None
+        restore = functools.partial(sampler.restore_rows, order, documents, self.row_loss.pooling)
+        if order is not None:
+            dataset = dataset.select(order)
         options["sampler_fn"] = SequentialSampler  # the library's would permute predictions
-        loader: DataLoader[Any] = super()._get_dataloader(
-            dataset, description, batch_size, *args, **options
-        )
-        loader.row_order = rows
+        loader = super()._get_dataloader(dataset, *args, **options)
+        loader.restore_rows = restore
         return loader
 
-    def evaluation_loop(
-        self, dataloader: DataLoader[Any], *args: Any, **options: Any
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
         """Compute loss and metrics of the rows in the order of the data, each counted once.
 
         The library averages the means of padded batches, of which the last may be repeated: its
         loss depends on the batch size and on the number of processes.
         """
-        rows: RowOrder = getattr(dataloader, "row_order", RowOrder())
-        compute_metrics, concatenates = self.compute_metrics, self.args.eval_do_concat_batches
-        prediction: EvalPrediction | None = None
+        no_order = functools.partial(sampler.restore_rows, None, None, None)
+        restore = getattr(dataloader, "restore_rows", no_order)
+        compute_metrics, restored = self.compute_metrics, list[EvalPrediction]()
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
-            nonlocal prediction
-            prediction = rows.restore(batches)
+            restored.append(prediction := restore(batches))
             outputs, labels = map(torch.as_tensor, (prediction.predictions, prediction.label_ids))
             loss = self.row_loss.evaluation_losses(outputs, labels).double().mean().item()
             return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}
 
-        self.compute_metrics, self.args.eval_do_concat_batches = compute, False
-        work = f"an evaluation, with batches of {self.args.per_device_eval_batch_size} rows"
+        self.compute_metrics, size = compute, self.args.per_device_eval_batch_size
         try:
-            with explained(self.args, work):
-                output = super().evaluation_loop(dataloader, *args, **options)
+            with explained(self.args, f"an evaluation, with batches of {size} rows"):
+                output: Any = super().evaluation_loop(dataloader, *args, **options)
         finally:
             self.compute_metrics = compute_metrics
-            self.args.eval_do_concat_batches = concatenates
-        if prediction is None:  # without labels, or of the loss only
-            arrays: Any = output
-            prediction = rows.restore(EvalPrediction(arrays.predictions, arrays.label_ids))
-        return output._replace(predictions=prediction.predictions, label_ids=prediction.label_ids)
+        if not restored:  # without labels, or of the loss only
+            restored = [restore(EvalPrediction(output.predictions, output.label_ids))]
+        outputs, labels = restored[0].predictions, restored[0].label_ids
+        result: EvalLoopOutput = output._replace(predictions=outputs, label_ids=labels)
+        return result
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Save what is trained where a signal stops an evaluation in training."""
@@ -304,7 +270,7 @@ def build_trainer(
     Args:
         trainer_kwargs: Builds the keyword arguments of ``transformers.Trainer``, with the model.
         arguments: Of the training.
-        adapt: That of the recipe; it is applied to the model.
+        adapt: Of the recipe.
     """
     set_seed(arguments.seed)
     kwargs = trainer_kwargs()
