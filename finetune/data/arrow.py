@@ -24,20 +24,14 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def is_number(kind: pa.DataType) -> bool:
-    """Return whether values of a type are integers or floating-point numbers."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
 def stored(schema: pa.Schema) -> pa.Schema:
     """Return a schema in types that ``datasets`` knows, text and lists in one of their several.
 
     Raises:
         ValueError: If it knows none for a column, with the type.
     """
-    for number, field in enumerate(schema):
-        schema = schema.set(number, pa.field(field.name, _plain(field.type)))
-    return Features.from_arrow_schema(schema).arrow_schema
+    fields = [(field.name, _plain(field.type)) for field in schema]
+    return Features.from_arrow_schema(pa.schema(fields, schema.metadata)).arrow_schema
 
 
 def plain(table: pa.Table) -> pa.Table:

@@ -25,16 +25,13 @@ from finetune.errors import UserError
 PADDED_TO = 8
 #: The name of the column ``_row`` in prepared training rows: their crops are drawn from it.
 DRAWN_FROM = "augmented_id"
-#: Width to height of a crop, relative to that of the image, as in Szegedy et al. (2015).
-_RATIOS = 3 / 4, 4 / 3
 
 
 def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
-    """Return the number of rows of each batch, in order.
+    """Return the number of rows of each batch, in order, of the ``lengths`` in tokens of rows.
 
-    Args:
-        lengths: Tokens of each row, the longest first.
-        budget: Tokens per batch, rows padded to its first; a longer row is a batch of its own.
+    The longest is the first, to which those of its batch are padded; ``budget`` is the tokens of a
+    batch, and a longer row is a batch of its own.
     """
     sizes, start = list[int](), 0
     while start < len(lengths):
@@ -102,7 +99,8 @@ class Augmentation(TrainerCallback):
         """Return left, top, right and bottom of a crop, drawn until it is inside the image."""
         for _ in range(10):
             area = width * height * generator.uniform(self.crop_scale, 1)
-            ratio = width / height * math.exp(generator.uniform(*np.log(_RATIOS)))
+            # width to height relative to that of the image, as in Szegedy et al. (2015)
+            ratio = width / height * math.exp(generator.uniform(*np.log((3 / 4, 4 / 3))))
             wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < wide <= width and 0 < high <= height:
                 left = int(generator.integers(width - wide + 1))
@@ -124,11 +122,7 @@ class Collator:
         self.augmentation.set_epoch(epoch, seed)
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return the batch of prepared rows.
-
-        Raises:
-            UserError: If an image cannot be decoded, or they do not get the same size.
-        """
+        """Return the batch of prepared rows; refuse images that do not get the same size."""
         pixels = [self._pixels(row) for row in rows]
         if len({image.shape for image in pixels}) > 1:
             raise UserError(
@@ -141,7 +135,6 @@ class Collator:
         }
 
     def _pixels(self, row: dict[str, Any]) -> np.ndarray:
-        """Return an image as the model takes it; one of training is cropped and flipped first."""
         number = row.get(DRAWN_FROM, row.get(ROW))
         image = decode(row["image"], f"row {number}")
         if DRAWN_FROM in row:

@@ -7,7 +7,7 @@ from pathlib import Path
 from finetune.errors import UserError
 from finetune.runtime import hub
 
-TOKENIZED, MEMORY = "finetune-tokenized", "finetune-memory"
+FILES, TOKENIZED, MEMORY = "finetune-files", "finetune-tokenized", "finetune-memory"
 
 
 def place(folder: str, name: str) -> Path:

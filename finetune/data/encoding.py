@@ -128,11 +128,7 @@ class Encoder:
     end: tuple[int, str] | None = None
 
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
-        """Return the outputs of the tokenizer for rows, all of the same number of parts.
-
-        Raises:
-            UserError: If a text spells out the token that ends it.
-        """
+        """Return the outputs of the tokenizer for rows, all of the same number of parts."""
         columns = _columns(rows)
         encoded = self._encode(columns)
         if self.end is not None:
@@ -179,7 +175,6 @@ class Encoder:
         return lengths
 
     def _encode(self, columns: Sequence[Sequence[str]]) -> Mapping[str, list[Any]]:
-        """Return the outputs of the tokenizer for columns of texts."""
         columns = [[self._clip(text) for text in column] for column in columns]
         if len(columns) == 1 and self.truncation != "head_tail":
             limit: dict[str, Any] = {"truncation": True, "max_length": self.max_length}
@@ -261,39 +256,21 @@ def _columns(rows: Sequence[Read]) -> list[Sequence[str]]:
     return [*zip(*parts, strict=True)]
 
 
-@dataclass(frozen=True)
 class Windows:
-    """Cuts texts into windows.
+    """Cuts texts into windows of the ``max_length`` of an encoder.
 
-    Args:
-        encoder: From texts to tokens; its ``max_length`` is that of a window.
-        stride: Tokens that neighbouring windows share; None for a quarter of ``max_length``.
-
-    Raises:
-        UserError: If the tokenizer leaves no room for text, or the windows would not advance.
+    Neighbouring ones share ``stride`` tokens, or more; None for a quarter of ``max_length``.
     """
 
-    encoder: Encoder
-    stride: int | None = None
-
-    def __post_init__(self) -> None:
-        special = self.encoder.frame.size
-        limit = f"--max_length {self.encoder.max_length}, {special} of them special tokens"
+    def __init__(self, encoder: Encoder, stride: int | None = None) -> None:
+        special = encoder.frame.size
+        self.encoder, self.room = encoder, encoder.max_length - special  # tokens of text
+        self.shared = min(encoder.max_length // 4, self.room - 1) if stride is None else stride
+        limit = f"--max_length {encoder.max_length}, {special} of them special tokens"
         if self.room < 1:
             raise UserError(f"{limit}: leaves no room for text in a window")
         if not 0 <= self.shared < self.room:
-            raise UserError(f"--stride {self.stride}: expected 0 to {self.room - 1} with {limit}")
-
-    @property
-    def room(self) -> int:
-        """The tokens of a window that are text."""
-        return self.encoder.max_length - self.encoder.frame.size
-
-    @property
-    def shared(self) -> int:
-        """The tokens of text that neighbouring windows share, at least."""
-        quarter = min(self.encoder.max_length // 4, self.room - 1)
-        return quarter if self.stride is None else self.stride
+            raise UserError(f"--stride {stride}: expected 0 to {self.room - 1} with {limit}")
 
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
         """Yield the number of its text for each window, and what the tokenizer returns for it."""
@@ -312,17 +289,10 @@ def documents_of(rows: Any) -> np.ndarray | None:
     return np.asarray(rows.with_format("numpy")[COLUMN][:]) if is_ours else None
 
 
-def firsts(documents: np.ndarray) -> np.ndarray:
-    """Return the index of the first window of each document, shape ``(documents,)``."""
-    return np.asarray(np.unique(documents, return_index=True)[1])
-
-
 def first_lengths(rows: Any) -> np.ndarray:
-    """Return the tokens of each document's first window, shape ``(documents,)``: of the document,
-    unless the window is full.
-    """
+    """Return the tokens of each document, or of its first window, shape ``(documents,)``."""
     lengths, documents = np.asarray(rows.with_format("numpy")["length"][:]), documents_of(rows)
-    return lengths if documents is None else lengths[firsts(documents)]
+    return lengths if documents is None else lengths[np.unique(documents, return_index=True)[1]]
 
 
 class Pool:

@@ -25,19 +25,15 @@ from finetune.runtime import activity
 
 #: Suffixes of files that are taken for images.
 SUFFIXES = IMAGES
-_BATCH = 512  # images in memory, not decoded
 
 
 def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Image.Image:
-    """Return an image as RGB.
+    """Return an image as RGB; refuse one that cannot be decoded, by its path or ``name``.
 
     Args:
         image: Its ``bytes``, or else its ``path``, as ``datasets.Image(decode=False)`` has them.
         name: For the message, if the image has no path.
         is_draft: Whether an eighth of the pixels of a JPEG do, of the whole file.
-
-    Raises:
-        UserError: If it cannot be decoded, with its path.
     """
     try:
         with Image.open(io.BytesIO(read_bytes(image))) as opened:
@@ -49,8 +45,8 @@ def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Im
     except Exception as error:  # Pillow raises many kinds, depending on the file
         reason = str(error).partition("\n")[0] or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else reason
-        name = image.get("path") or name
-        raise UserError(f"{name} cannot be decoded as an image: {reason}") from error
+        place = image.get("path") or name
+        raise UserError(f"{place} cannot be decoded as an image: {reason}") from error
 
 
 def _convert(image: Image.Image) -> Image.Image:
@@ -83,9 +79,6 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     """Return rows whose column ``image`` holds images; their paths stay beside it, as ``file``.
 
     ``column`` has the images, or paths that are relative to the folder of ``dataset``.
-
-    Raises:
-        UserError: If another column is called ``image``, or the column holds neither.
     """
     feature = rows.features[column]
     dtype = str(getattr(feature, "dtype", ""))
@@ -112,12 +105,9 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
 
 
 def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> DatasetDict:
-    """Return ``dataset`` without images that are missing or cannot be decoded.
+    """Return ``dataset`` without images that are missing or cannot be decoded, or refuse them.
 
     Every image is decoded once: only that shows that a file is truncated.
-
-    Raises:
-        UserError: If there are such rows and ``drop`` is false, or no others in a split.
     """
 
     def check(image: Mapping[str, Any] | None) -> str:
@@ -134,16 +124,16 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
         images = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
         results: list[str] = []
         with ThreadPoolExecutor(threads) as pool:  # Pillow releases the interpreter's lock
-            for batch in images.iter(_BATCH):
+            for batch in images.iter(512):  # that are in memory, not decoded
                 activity.advance(f"decoding images of {split}", len(results), len(rows), "images")
                 results += pool.map(check, batch["image"])
         if problems := {row: result for row, result in enumerate(results) if result}:
-            readable = [row for row, result in enumerate(results) if not result]
+            readable = np.flatnonzero([not result for result in results])
             splits[split] = rows.select(readable)
             examples = "; ".join([*problems.values()][:5])
             message = f"{len(problems):,} of {len(rows):,} {split} images, such as {examples}"
-            fix = "--drop_invalid leaves them out"
-            refuse_or_drop(report, message, split, [*problems], fix, drop=drop and bool(readable))
+            fix, can_drop = "--drop_invalid leaves them out", drop and readable.size > 0
+            refuse_or_drop(report, message, split, [*problems], fix, drop=can_drop)
     report.raise_errors()
     return splits
 

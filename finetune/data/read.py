@@ -4,7 +4,9 @@ The name of a copy is made from the path, size, times and inode of the file, and
 said about it, so a file that has not changed is not opened again.
 
 A missing value is None. In ``.csv`` and ``.tsv`` files that is an empty field and nothing else: the
-words NA, null and None are text, and so are numbers and dates. In JSON it is null or an absent key.
+words NA, null and None are text, and so are numbers and dates. In JSON it is null or an absent key;
+a column whose values are objects, or have no common type, is kept as JSON text, which ``datasets``
+returns as the values that it stands for.
 
 A sheet of a spreadsheet is read as a ``.csv`` of it would be: a number as it was typed, without the
 decimals of a whole one, a date as in ISO 8601.
@@ -18,8 +20,10 @@ import errno
 import hashlib
 import itertools
 import json
+import operator
 import os
 import re
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -32,24 +36,21 @@ from datasets import Dataset
 from datasets.table import MemoryMappedTable
 from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
-from finetune.data import arrow, caches, read_json, read_text
+from finetune.data import arrow, caches, read_text
 from finetune.data.read_text import ReadOptions as ReadOptions  # of callers
 from finetune.errors import UserError, suggestion
-from finetune.runtime import activity, formats
+from finetune.runtime import activity, formats, hub
 from finetune.runtime.files import is_full, replacing
 
 if TYPE_CHECKING:
     from finetune.errors import Report
 
 #: Part of the name of a copy: raise it when the same file is read in another way.
-VERSION = 5
-#: The folder of the copies in the cache of ``datasets``.
-FOLDER = "finetune-files"
+_VERSION = 5
 #: Suffixes of the files that can be read, without that of a compression.
 READABLE = (*formats.FILES, ".txt")
 #: Those whose first row has the names of the columns.
 _WITH_RECORDS = (*formats.SEPARATORS, formats.SPREADSHEET)
-_ROWS_AT_ONCE = 1024
 #: How a spreadsheet writes characters that XML does not allow.
 _ESCAPED = re.compile(r"_x([0-9A-F]{4})_")
 #: A cell with a formula and no value; a text that is empty is a value, which only its type tells.
@@ -62,10 +63,10 @@ _UNREADABLE = (
     *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
     *(pa.ArrowException, zipfile.BadZipFile),
 )
-
-#: Where the schema of a copy has what was detected, as JSON.
-_DETECTED = b"finetune"
-
+_NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
+#: Where the schema of a copy has what was detected, as JSON; and how an Arrow stream ends.
+_DETECTED, _END = b"finetune", b"\xff\xff\xff\xff\0\0\0\0"
+_LINES = pa.schema([("text", pa.string())])
 #: The rows of a file, how it was read, and the facts that the user is told.
 Copy = tuple[Dataset, ReadOptions, list[str]]
 
@@ -73,10 +74,7 @@ Copy = tuple[Dataset, ReadOptions, list[str]]
 def read_file(path: Path, options: ReadOptions, report: Report | None = None) -> Dataset:
     """Return the rows of a file, memory-mapped from the cache that the first call fills.
 
-    Args:
-        path: A file whose suffix is one of :data:`READABLE`, in upper or lower case.
-        options: What the user said about it; the rest is detected.
-        report: Gets a fact for each choice that was detected and is not the usual one.
+    What the options leave open is detected; ``report`` gets a fact for what is not the usual.
 
     Raises:
         UserError: If the file is malformed, with the line where there are lines; if it holds no
@@ -92,12 +90,7 @@ def read_file(path: Path, options: ReadOptions, report: Report | None = None) ->
 def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple[str, list[int]]:
     """Return ``line`` or ``row``, and the number of each row in its file, from 1.
 
-    A file with lines is read again.
-
-    Args:
-        path: As for :func:`read_file`.
-        rows: Row numbers from 0, in any order.
-        options: As for :func:`read_file`.
+    ``rows`` are numbers from 0, in any order. A file with lines is read again.
     """
     _, layout, _ = _copy(path, options)
     suffix = formats.suffix(path)
@@ -106,37 +99,26 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
         numbers = (record.first_line for record in _records(path, layout))
         next(numbers)  # the line of the names of the columns
     elif suffix in (".jsonl", ".ndjson"):
-        numbers = (number for number, _ in read_json.lines(path, layout.encoding))
+        numbers = (number for number, _ in _json_lines(path, layout.encoding))
     numbers_of_rows = list(itertools.islice(numbers, max(rows) + 1))
     noun = "line" if suffix in formats.TEXTS and suffix != ".json" else "row"
     return noun, [numbers_of_rows[row] for row in rows]
 
 
 def read_whole_text(path: Path, options: ReadOptions) -> str:
-    """Return the text of a file that is a single row.
-
-    Raises:
-        UserError: If it is no text.
-    """
+    """Return the text of a file that is a single row; refuse what is no text."""
     with _explain(path):
         encoding = read_text.encoding_of(path, options.encoding)
         return "".join(read_text.text_lines(path, encoding))
 
 
 def existing(name: str) -> Path:
-    """Return the path of a file or a directory.
-
-    Raises:
-        UserError: If it does not exist; the most similar name in its directory is suggested.
-    """
+    """Return the path of a file or a directory; of one that does not exist suggest a similar."""
     path = Path(name).expanduser()
     if not path.exists():
         names = [other.name for other in path.parent.glob("*")]
         raise UserError(f"no such file or directory: {name}{suggestion(path.name, names)}")
     return path
-
-
-# ---- copies --------------------------------------------------------------------------------------
 
 
 def _copy(path: Path, options: ReadOptions) -> Copy:
@@ -153,10 +135,10 @@ def _copy(path: Path, options: ReadOptions) -> Copy:
         raise UserError(*mistakes)
     with _explain(path):
         state = _state(path)
-        key = hashlib.sha256(repr((state, options, VERSION)).encode()).hexdigest()[:24]
-        caches.make(caches.place(FOLDER, ""))
-        copy = caches.place(FOLDER, f"{key}.arrow")
-        with contextlib.suppress(pa.ArrowException, FileNotFoundError):  # damaged, or not there
+        key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
+        copy = caches.place(caches.FILES, f"{key}.arrow")
+        caches.make(copy.parent)
+        with contextlib.suppress(pa.ArrowException, OSError):  # not there, or damaged
             return _open_copy(copy)
         with replacing(copy) as new:
             _write_copy(path, options, new)
@@ -175,21 +157,22 @@ def _state(path: Path) -> tuple[str | int, ...]:
 
 def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
     """Write the rows of a file as an Arrow stream, and what was detected into its schema."""
-    layout, facts, rows = options, list[str](), 0
+    layout, facts, rows, writer = options, list[str](), 0, None
     if (suffix := formats.suffix(path)) == formats.SPREADSHEET:
         layout, facts = _choose_sheet(path, options)
     elif suffix in formats.TEXTS:
         layout, facts = read_text.detect(path, options)
     if suffix in _WITH_RECORDS:
         tables = read_text.tables(record.fields for record in _records(path, layout))
-    elif suffix not in formats.TEXTS:
-        tables = _arrow_tables(path)
+    elif suffix == ".txt":
+        lines = (line.rstrip("\r\n") for line in read_text.text_lines(path, layout.encoding))
+        tables = (pa.table({"text": batch}, _LINES) for batch in read_text.batches(lines, len))
     else:
-        of_lines = read_text.line_tables if suffix == ".txt" else read_json.tables
-        tables = of_lines(path, layout.encoding)
+        is_json = suffix in formats.TEXTS
+        tables = _json_tables(path, layout.encoding) if is_json else _arrow_tables(path)
     with copy.open("wb") as file, contextlib.ExitStack() as stack:
         for table in tables:
-            if not rows:
+            if writer is None:
                 schema = arrow.stored(table.schema)
                 detected = {_DETECTED: json.dumps([asdict(layout), facts])}
                 schema = schema.with_metadata({**(schema.metadata or {}), **detected})
@@ -197,14 +180,15 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
             writer.write_table(table.cast(schema))
             rows += len(table)
             activity.advance(f"reading {path.name}", rows, None)
-        stack.close()
-        file.flush()
-        os.fsync(file.fileno())  # a stream that is cut off between two batches seems whole
     if not rows:
         raise UserError(f"{path} holds no rows")
 
 
 def _open_copy(copy: Path) -> Copy:
+    with copy.open("rb") as file:  # to Arrow, a stream that is cut off between batches is whole
+        file.seek(-len(_END), os.SEEK_END)
+        if file.read() != _END:
+            raise pa.ArrowInvalid(f"{copy} is cut off")
     table = MemoryMappedTable.from_file(str(copy))
     layout, facts = json.loads(table.schema.metadata[_DETECTED])
     return Dataset(table, fingerprint=copy.stem), ReadOptions(**layout), facts
@@ -221,9 +205,6 @@ def _explain(path: Path) -> Iterator[None]:
         raise UserError(f"cannot read {path}: {error}") from error
 
 
-# ---- Parquet, Arrow and spreadsheets -------------------------------------------------------------
-
-
 def _arrow_tables(path: Path) -> Iterator[pa.Table]:
     """Yield the rows of a Parquet or Arrow file."""
     with contextlib.ExitStack() as stack:
@@ -231,7 +212,7 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
             # read ahead, a row group of 650,000 texts would be in memory as a whole
             opened = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16)
             file = stack.enter_context(opened)
-            schema, batches = file.schema_arrow, file.iter_batches(batch_size=_ROWS_AT_ONCE)
+            schema, batches = file.schema_arrow, file.iter_batches(batch_size=1024)
         else:
             source = stack.enter_context(pa.memory_map(str(path)))
             try:
@@ -239,7 +220,7 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
             except pa.ArrowInvalid:  # a stream, as `datasets` writes it
                 source.seek(0)
                 table = pa.ipc.open_stream(source).read_all()
-            schema, batches = table.schema, table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+            schema, batches = table.schema, table.to_batches(max_chunksize=1024)
         read_text.refuse_repeated(path, schema.names)
         for batch in batches:
             table = arrow.decoded(pa.Table.from_batches([batch]))
@@ -254,9 +235,7 @@ def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
 def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     """Return how a spreadsheet is read, and a fact where several visible sheets have rows.
 
-    Raises:
-        UserError: If it cannot be read, has no such sheet, or holds formulas without a value, which
-            calamine reads as empty.
+    Formulas without a value, which calamine reads as empty, are refused.
     """
     filled = []
     with CalamineWorkbook.from_path(path) as book:
@@ -283,11 +262,7 @@ def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[s
 
 
 def _sheet_records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
-    """Yield the rows of a sheet that are not empty, the names of the columns first.
-
-    Raises:
-        UserError: If two columns have one name, or a value stands in a column without one.
-    """
+    """Yield the rows of a sheet that are not empty, the names of the columns first."""
     header: list[str] = []
     with CalamineWorkbook.from_path(path) as book:
         rows = book.get_sheet_by_name(layout.sheet or "").iter_rows()
@@ -321,3 +296,91 @@ def _as_text(value: Any) -> str:
         case str():
             return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
     return str(value)
+
+
+def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
+    """Yield the rows of a document or of JSON lines, all with the same columns and types.
+
+    These are known at the end only, so the rows wait in a temporary file until then.
+
+    Raises:
+        UserError: If a row is malformed, with its line.
+    """
+    types: dict[str, pa.DataType] = {}
+    count = 0
+    with tempfile.TemporaryFile(dir=hub.caches()["datasets"]) as file:
+        for batch in read_text.batches(_json_rows(path, encoding), operator.itemgetter(1)):
+            names = dict.fromkeys(name for row, _ in batch for name in row)
+            table = pa.table({name: _array([row.get(name) for row, _ in batch]) for name in names})
+            with pa.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table)
+            for field in table.schema:
+                types[field.name] = _common_type(types.get(field.name, field.type), field.type)
+            count += 1
+        file.seek(0)
+        for _ in range(count):
+            with pa.ipc.open_stream(file) as stream:
+                table = stream.read_all()
+            yield pa.table({name: _column(table, name, kind) for name, kind in types.items()})
+
+
+def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    """Return the type of whole numbers and fractions, for instance; that of JSON if need be."""
+    schemas = [pa.schema([("", kind)]) for kind in (first, second)]
+    with contextlib.suppress(*_NO_COMMON_TYPE):
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    return pa.json_()
+
+
+def _array(values: Sequence[Any]) -> pa.Array:
+    has_booleans = any(isinstance(value, bool) for value in values)
+    with contextlib.suppress(*_NO_COMMON_TYPE):
+        array = pa.array(values)
+        # Arrow makes numbers of truth values, and gives each object the keys of all others
+        if pa.types.is_boolean(array.type) == has_booleans and "struct" not in str(array.type):
+            return array
+    return _as_json(values)
+
+
+def _as_json(values: Sequence[Any]) -> pa.Array:
+    texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    return pa.array(texts, pa.string()).cast(pa.json_())
+
+
+def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if name not in table.column_names:
+        return pa.nulls(len(table), kind)
+    column = table.column(name)
+    if kind == pa.json_() != column.type:
+        return _as_json(column.to_pylist())
+    return column.cast(kind)
+
+
+def _json_lines(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, numbered from 1."""
+    numbered = enumerate(read_text.text_lines(path, encoding), start=1)
+    return ((number, line) for number, line in numbered if not line.isspace())
+
+
+def _json_rows(path: Path, encoding: str | None) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each row, and about how many characters it has."""
+    beginning = [line for _, line in itertools.islice(_json_lines(path, encoding), 2)]
+    is_document = len(beginning) < 2 or beginning[0].lstrip().startswith("[")
+    if is_document and formats.suffix(path) == ".json":
+        text = "".join(read_text.text_lines(path, encoding))
+        rows = read_text.parse_json(text, path)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise UserError(
+                f"{path}: expected an array of objects, as DataFrame.to_json(orient='records') "
+                f"writes it, found {text.strip()[:40]!r}"
+            )
+        yield from ((row, len(text) // len(rows)) for row in rows)
+        return
+    for number, line in _json_lines(path, encoding):
+        row = read_text.parse_json(line, path, number)
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{path}, line {number}: expected an object, found {line.strip()[:40]!r} (an "
+                "array of objects is read from a .json)"
+            )
+        yield row, len(line)

@@ -140,7 +140,8 @@ def _read_times(rows: Dataset, column: str, flag: str) -> np.ndarray:
     codes, distinct = pd.factorize(_read_texts(rows, column, flag).to_pandas())
     texts = pd.Series(distinct, dtype=object).str.strip()
     times = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
-    if times.isna().any() and not arrow.is_number(rows.data.schema.field(column).type):
+    kind = rows.data.schema.field(column).type
+    if times.isna().any() and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
         times = dates.dt.as_unit("us").astype("int64").where(dates.notna())
     are_dates = [

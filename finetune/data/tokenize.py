@@ -40,18 +40,12 @@ _VERSION = 3  # increment when the same rows should yield other files
 #: Rows that one process tokenizes in the time in which another starts; so many in memory, as those
 #: of a prediction, are not cached.
 _FEW = 5000
-#: How arguments of a tokenizer end that say where its files are.
-_PLACES = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
-_PARALLELISM = "TOKENIZERS_PARALLELISM"
 _FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
 
 
 def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
-    """Return ``dataset`` with ``text`` and ``texts`` instead of ``columns``.
-
-    Args:
-        dataset: Splits whose ``columns`` are texts, none missing.
-        columns: In the order in which the model reads them.
+    """Return ``dataset`` with ``text`` and ``texts`` instead of ``columns``, which are texts, none
+    missing, in the order in which the model reads them.
     """
 
     def combine(*texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -68,7 +62,6 @@ def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
             remove_columns=[*columns],
             features=Features({**features, "text": Value("string"), TEXTS: List(Value("string"))}),
             new_fingerprint=Hasher.hash([rows._fingerprint, [*columns], "parts"]),
-            desc="combining columns",
         )
     return splits
 
@@ -83,11 +76,7 @@ def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
 
 
 def read_by_model(rows: dict[str, list[Any]] | Dataset, *, several: bool) -> list[Read]:
-    """Return what the model reads of raw rows: their ``text``, or their ``several`` texts.
-
-    Raises:
-        UserError: If ``text`` and ``texts`` differ: a recipe has changed one of them.
-    """
+    """Return what the model reads of raw rows: their ``text``, or their ``several`` texts."""
     texts = list(rows[TEXTS if several else "text"][:])
     if several and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
         raise UserError(f"the recipe changes 'text' and not '{TEXTS}', which is tokenized")
@@ -106,7 +95,7 @@ def tokenize(
 
     Args:
         dataset: Splits with ``text``, or the ``texts`` of several columns, and ``label``.
-        encoder: Tokenizes them.
+        encoder: From texts to tokens.
         targets: From the labels of some rows to what a batch has as ``labels``.
         windows: Cuts longer texts into several rows instead, with a column ``document``.
         processes: How many tokenize at once; None for as many as there are cores.
@@ -137,7 +126,10 @@ def tokenize(
             with _lock(directory):
                 with contextlib.suppress(pa.ArrowInvalid, OSError):
                     tokenized[split] = _map(rows, encode, work, **options)
-                if split not in tokenized or _count_texts(tokenized[split]) != len(rows):
+                texts = len(tokenized.get(split, ()))
+                if (documents := documents_of(tokenized.get(split))) is not None:
+                    texts = len(np.unique(documents))
+                if texts != len(rows):
                     for path in directory.glob("*.arrow"):  # cut off by a crash of the machine
                         path.unlink()
                     tokenized[split] = _map(rows, encode, work, **options)
@@ -153,7 +145,6 @@ def _encode(
     targets: Callable[[Any], np.ndarray],
     windows: Windows | None,
 ) -> dict[str, Any]:
-    """Return the columns of a batch of raw rows, in this process or in one of several."""
     labels = targets(batch["label"])
     if windows is None:
         columns: dict[str, Any] = dict(encoder(read_by_model(batch, several=TEXTS in batch)))
@@ -164,14 +155,8 @@ def _encode(
     return {**columns, "labels": labels, "length": [*map(len, columns["input_ids"])]}
 
 
-def _count_texts(rows: Dataset) -> int:
-    documents = documents_of(rows)
-    return len(rows) if documents is None else len(np.unique(documents))
-
-
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    """Let one process at a time tokenize rows; the others wait, and say so."""
     lock = FileLock(directory / ".lock")
     try:
         acquired = lock.acquire(timeout=1)
@@ -189,8 +174,9 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
         facts.append({**backend, "padding": None, "truncation": None})
     else:  # where its files were found is no part of it
+        places = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
         arguments = tokenizer.init_kwargs.items()
-        kwargs = {name: value for name, value in arguments if not name.endswith(_PLACES)}
+        kwargs = {name: value for name, value in arguments if not name.endswith(places)}
         facts += [tokenizer.get_vocab(), kwargs]
     if tokenizer.split_special_tokens:
         facts.append("split_special_tokens")
@@ -198,9 +184,8 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:
-    """Return tokenized rows, those from the cache if they are there."""
     token = _FORKS_WORKERS.set(True)
-    environment, parallelism = os.environ, os.environ.get(_PARALLELISM)
+    environment, parallelism = os.environ, os.environ.get("TOKENIZERS_PARALLELISM")
     bar, done = arrow_dataset.hf_tqdm, 0
 
     def update(count: int) -> None:
@@ -227,7 +212,7 @@ def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -
         _FORKS_WORKERS.reset(token)
         os.environ = environment  # noqa: B003  # which datasets 5.2 replaces by a copy
         if parallelism is None:
-            os.environ.pop(_PARALLELISM, None)
+            os.environ.pop("TOKENIZERS_PARALLELISM", None)
 
 
 def _end_with_parent() -> None:

@@ -209,7 +209,8 @@ def restore_rows(
     lists = (prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses)
     outputs, labels, inputs, losses = map(concatenate, lists)
     if documents is not None and pooling is not None:
-        outputs, first = encoding.pooled(outputs, documents, pooling), encoding.firsts(documents)
+        outputs = encoding.pooled(outputs, documents, pooling)
+        first = np.unique(documents, return_index=True)[1]
         labels, inputs = (None if rows is None else rows[first] for rows in (labels, inputs))
     return EvalPrediction(outputs, labels, inputs, losses)
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from finetune.data import batches, windows
+from finetune.data import batches
 from finetune.errors import UserError
 from finetune.models.cpu import exchange
 from finetune.runtime import lock
@@ -187,7 +187,7 @@ class Trainer(CheckpointTrainer):
     def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> Any:
         """Sort the rows of an evaluation by length, to pad little; the loop restores the order."""
         order = sampler.order_by_length(dataset, self.args.length_column_name)
-        documents = windows.documents_of(dataset) if self.row_loss.pooling else None
+        documents = encoding.documents_of(dataset) if self.row_loss.pooling else None
         restore = functools.partial(sampler.restore_rows, order, documents, self.row_loss.pooling)
         if order is not None:
             dataset = dataset.select(order)
