@@ -132,7 +132,8 @@ class RecipeParser(HfArgumentParser):
             flag, *values = words[start:end]
             name, flags = flag.partition("=")[0], self._option_string_actions
             if name.startswith("--") and name not in flags:
-                message = f"{place}{describe_unknown(name, [*flags, '--help'])}"
+                unknown = describe_unknown(name, [*flags, "--help"])
+                message = f"{place}{unknown} (all options: {self.prog} --help)"
                 self.report.error(message, name="unknown_option")
                 continue
             try:
