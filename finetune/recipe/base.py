@@ -109,7 +109,7 @@ class Recipe(RecipeOptions):
         """Return the raw data: ``train``, and ``validation`` and ``test`` where the source has
         them, with the columns :attr:`input_column` and ``label``, a ``ClassLabel`` for instance.
         """
-        if not self.dataset:
+        if not self.dataset and type(self).labelled is Recipe.labelled:
             raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
         return self.labelled(self.read())
 
