@@ -28,10 +28,9 @@ from finetune.runtime.version import __version__ as __version__
 if TYPE_CHECKING:
     from finetune.errors import Diverged, RunError, UserError
     from finetune.pipeline.check import Check, check
-    from finetune.pipeline.compare import Comparison, compare
     from finetune.pipeline.evaluate import Evaluation, evaluate
     from finetune.pipeline.predict import FilePrediction, predict, predict_file
-    from finetune.pipeline.report import Report, report
+    from finetune.pipeline.report import Comparison, Report, compare, report
     from finetune.pipeline.train import launch, train
     from finetune.recipe import ImageRecipe, Recipe, TextRecipe, option
     from finetune.recipe.scoring import Scoring
@@ -41,12 +40,11 @@ if TYPE_CHECKING:
 _MODULES = {
     "errors": "Diverged RunError UserError",
     "pipeline.check": "Check check",
-    "pipeline.compare": "Comparison compare",
     "pipeline.evaluate": "Evaluation evaluate",
     "pipeline.events": "Advanced Collated Event Finished Interrupted Logged MovedAside Noted "
     "Predicted Started",
     "pipeline.predict": "FilePrediction predict predict_file",
-    "pipeline.report": "Report report",
+    "pipeline.report": "Comparison Report compare report",
     "pipeline.train": "launch train",
     "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe option",
     "recipe.scoring": "Scoring",

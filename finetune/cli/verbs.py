@@ -219,7 +219,7 @@ def compare(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs, two or more")
     typed = parser.parse_args(words)
     parser.refuse_launcher()
-    from finetune.pipeline.compare import compare as compare_runs
+    from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
 
     names = (f"comparison{f'.{n}' * (n > 0)}.html" for n in itertools.count())

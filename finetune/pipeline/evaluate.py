@@ -131,18 +131,11 @@ def evaluate(
         )
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave()
-    statistics = None
-    if data is not None:
-        statistics = Statistics(**evaluated.kind.statistics(*assess(evaluated, output)), beyond={})
-    return Evaluation(
-        source=source,
-        rows=len(evaluated.splits["test"]),
-        metrics=scores(evaluated, "test", output, "test_"),
-        recorded=run.metrics.test if data is None else None,
-        statistics=statistics,
-        rows_trained_on=trained_on,
-        notes=notes,
-    )
+    rows, metrics = len(evaluated.splits["test"]), scores(evaluated, "test", output, "test_")
+    if data is None:
+        return Evaluation(source, rows, metrics, recorded=run.metrics.test, notes=notes)
+    statistics = Statistics(**evaluated.kind.statistics(*assess(evaluated, output)), beyond={})
+    return Evaluation(source, rows, metrics, None, statistics, trained_on, notes)
 
 
 def sources(run: Run, data: str | None) -> dict[str, str | None]:

@@ -38,14 +38,14 @@ class Prepared:
 
     Attributes:
         settings: The settings.
-        resumption: What to resume; None for a new run.
+        resumption: What to continue from.
         configuration: What decides the result, see :func:`.resumption.configuration`.
         steps: The optimizer steps of the training.
         is_done: Whether the run is finished already, on every machine, and is only to be shown.
     """
 
     settings: Settings
-    resumption: Resumption | None
+    resumption: Resumption
     configuration: dict[str, Any]
     steps: int
     is_done: bool = False
@@ -53,8 +53,7 @@ class Prepared:
     @property
     def checkpoint(self) -> str | None:
         """The checkpoint to resume from, if any."""
-        path = self.resumption.path if self.resumption is not None else None
-        return None if path is None else str(path)
+        return str(self.resumption.path) if self.resumption.path else None
 
 
 def prepare_job(settings: Settings, progress: Progress) -> Prepared:
@@ -95,16 +94,15 @@ def prepare(settings: Settings, progress: Progress, *, trains: bool = True) -> P
     resumed = _check_directory(settings, values, trains=trains)
     _check_sources(settings, values)
     settings.report.raise_errors()
-    for note in resumed.notes if resumed is not None else ():
+    for note in resumed.notes:
         progress(Noted(note))
     settings = replace(settings)  # the task, which the data decides, has defaults too
     recipe, values = settings.recipe, settings.values
-    configuration, is_done = resumption.configuration(settings, values), False
-    if resumed is not None:
-        resumption.refuse_changes(resumed, configuration, values.allow_changed)
-        is_done = resumed.finished and not resumed.extended_by(configuration)
-        if is_done and not values.save_on_each_node:  # another machine may have to go on
-            return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
+    configuration = resumption.configuration(settings, values)
+    resumption.refuse_changes(resumed, configuration, values.allow_changed)
+    is_done = resumed.finished and not resumed.extended_by(configuration)
+    if is_done and not values.save_on_each_node:  # another machine may have to go on
+        return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
     steps, most = count_steps(values, recipe.prepared["train"]), 500  # log entries of the loss
     if "logging_steps" not in settings.user_options and steps > most * values.logging_steps:
         settings = replace(settings, training={**settings.training, "logging_steps": 1 / most})
@@ -186,9 +184,10 @@ def _check_values(settings: Settings) -> ArgumentValues | None:
 
 def _check_directory(
     settings: Settings, values: ArgumentValues | None, *, trains: bool
-) -> Resumption | None:
+) -> Resumption:
     """Check the output directory, and return what is to be resumed."""
-    directory, recipe, resumed = settings.output_dir, settings.recipe, None
+    directory, recipe = settings.output_dir, settings.recipe
+    resumed = resumption.find(None, directory)
     is_writer = writes_run(values)
     is_locked = is_writer and trains and not settings.dry_run
     with settings.report.collect():
@@ -198,7 +197,7 @@ def _check_directory(
         if request and is_locked and directory.is_dir():
             occupy(directory)  # or a running training might be writing what is verified
         resumed = resumption.find(request, directory, verifies=is_writer, renames=is_locked)
-        if resumed is not None and resumed.path is not None and is_writer:
+        if resumed.path is not None and is_writer:
             refuse_code(resumed.path)
     model = getattr(recipe, "model", None)
     for flag, names in {**recipe.correction_files(), "model": [model] if model else []}.items():

@@ -1,13 +1,35 @@
-"""The report and the model card of a run, written from its directory."""
+"""The report and the model card of a run, written from its directory; and the comparison of several
+runs on the same test rows, each against the first: is it better, and where do they differ?
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from finetune.errors import RunError, UserError
+import numpy as np
+import pandas as pd
+from scipy.stats import norm
+
+from finetune.data.prediction_columns import DIGEST
+from finetune.errors import RunError, UserError, counted
 from finetune.pipeline.events import Finished, Interrupted, Progress
+from finetune.recipe.scoring import without_counted
+from finetune.reporting import tables
+from finetune.reporting.tables import Cell, Table, estimates
 from finetune.runs.run import Run
+from finetune.statistics.estimates import McNemar, holm, mcnemar
+from finetune.statistics.metrics import (
+    estimate,
+    estimate_difference,
+    recipe_metrics,
+    with_standard,
+)
+from finetune.statistics.scored import distances
+from finetune.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -59,3 +81,182 @@ def write_last(run: Run, progress: Progress) -> None:
         raise RunError(f"the run is finished, but not its report ({reason}); {hint}") from error
     finally:
         progress(Finished(run, (run.path / "profile").exists(), page))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The comparison of several runs.
+
+    Attributes:
+        names: Of the runs: their directories.
+        rows: How many test rows they share.
+        headline: The metrics of the first run's recipe: the one that decides the verdicts, by which
+            its best checkpoint was chosen, then the others.
+        metrics: For each run the metrics of the first one, with intervals.
+        differences: For each run but the first, how much more of each metric it has than the
+            first, with a 95% interval.
+        tests: For each run but the first, McNemar's test of the accuracy; none in a regression.
+        settings: Options and training arguments that are not the same in all, by name.
+        disagreements: Indices of rows for which the runs have not the same prediction, the ones
+            of which they are most confident first.
+        tables: ``predictions.parquet`` of each.
+        verdicts: A sentence for each run but the first: whether it is better. Of several
+            comparisons, the chance of a single wrong "better" or "worse" is 5% (Holm, 1979).
+    """
+
+    names: list[str]
+    rows: int
+    headline: list[str]
+    metrics: list[Mapping[str, Any]]
+    differences: list[dict[str, Any]]
+    tests: list[McNemar]
+    settings: dict[str, list[str]]
+    disagreements: np.ndarray
+    tables: list[pd.DataFrame]
+    verdicts: list[str]
+
+    def scores(self, names: Sequence[str]) -> Table:
+        """Return a table of metrics: each run, and its difference to the first."""
+        rows = [[Cell(self.names[0]), *estimates(self.metrics[0], names)]]
+        columns = (self.names[1:], self.metrics[1:], self.differences)
+        for name, metrics, differences in zip(*columns, strict=True):
+            rows.append([Cell(name), *estimates(metrics, names)])
+            gaps = estimates(differences, names, signed=True)
+            rows.append([Cell(f"difference to {self.names[0]}"), *gaps])
+        caption = f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals"
+        return Table(caption, ["", *names], rows)
+
+
+def compare(
+    runs: Sequence[Run | str | Path], page: str | Path | None = None, *, trust_recipe: bool = False
+) -> Comparison:
+    """Compare two runs or more with the first.
+
+    Args:
+        runs: Runs, or their directories.
+        page: Where to write the comparison as a page; one that is there is replaced.
+        trust_recipe: Whether to import recipe files that the runs name; see :meth:`Run.load`.
+
+    Raises:
+        UserError: If their tasks, their test rows or the labels of these are not the same, or if
+            they have no metric that is a number.
+    """
+    if isinstance(runs, (str, Path, Run)) or len(runs) < 2:
+        raise UserError(f"compare: expected a list of two runs or more, found {runs!r}")
+    loaded = [Run.load(run, trust_recipe=trust_recipe) for run in runs]
+    path = None if page is None else Path(page).expanduser()
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise UserError(f"--output {page}: expected the name of a file in a directory that exists")
+    if unfinished := [run.unfinished for run in loaded if run.unfinished]:
+        raise UserError(*unfinished)
+    first, names, headline = loaded[0], [str(run.path) for run in loaded], loaded[0].headline
+    if not headline:
+        raise UserError(f"{first.path} has no metric that is a number: nothing to compare")
+    task, scoring, frames = first.kind, first.manifest.scoring, [first.predicted_rows]
+    # its recipe may not be importable
+    compute_metrics = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
+    scored_rows, differences = [first.scored(frames[0])], []
+    metrics_of_recipe = recipe_metrics(
+        scored_rows[0], scoring, lambda output: compute_metrics()(output)
+    )
+    all_metrics = with_standard(task.label_kind, metrics_of_recipe)
+    metrics: list[Mapping[str, Any]] = [first.statistics.metrics]
+    for run in loaded[1:]:
+        frame, both = run.predicted_rows, f"{first.path} and {run.path} have"
+        if difference := task.find_difference(run.kind):
+            raise UserError(f"{both} {difference}")
+        columns = [name for name in ("id", "text", DIGEST) if name in frame and name in frames[0]]
+        if len(columns) < 2 or not frames[0][columns].equals(frame[columns]):
+            raise UserError(
+                f"{both} different test rows ({len(frames[0]):,} and {len(frame):,}): compare runs "
+                "with the same --dataset, --split_seed and --eval_samples"
+            )
+        rows = run.scored(frame, task)
+        if not np.array_equal(scored_rows[0].labels, rows.labels):
+            raise UserError(
+                f"{both} different labels for the same rows: compare runs with the same "
+                "--label_column or --label_columns, and the same --label_map"
+            )
+        frames.append(frame)
+        scored_rows.append(rows)
+        metrics.append(estimate(rows, all_metrics))
+        differences.append(estimate_difference(scored_rows[0], rows, all_metrics))
+    others = scored_rows[1:]
+    tests = [mcnemar(scored_rows[0].right, rows.right) for rows in others if task.has_probabilities]
+    apart = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
+    better, is_several = tables.directions(first.manifest), len(differences) > 1
+    p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
+    p_values_of_tests = holm([test.p_value for test in tests])
+    note = f" after Holm's correction for {len(differences)} comparisons" * is_several
+    verdicts = []
+    for number, (name, gaps) in enumerate(zip(names[1:], differences, strict=True)):
+        is_chance = is_several and p_values[number] >= 0.05
+        verdict = tables.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
+        if tests:
+            test, p_value = tests[number], p_values_of_tests[number]
+            verdict += (
+                f" McNemar's test of the accuracy: {test.only_second:,} rows only {name} gets "
+                f"right, {test.only_first:,} only {names[0]}, p = {p_value:.3g}{note}."
+            )
+        verdicts.append(verdict)
+    comparison = Comparison(
+        names=names,
+        rows=len(frames[0]),
+        headline=headline,
+        metrics=metrics,
+        differences=differences,
+        tests=tests,
+        settings=_settings_that_differ(loaded),
+        disagreements=np.argsort(-apart, kind="stable")[: np.count_nonzero(apart)],
+        tables=frames,
+        verdicts=verdicts,
+    )
+    if path is not None:
+        _write_page(path, comparison, task)
+    return comparison
+
+
+def _p_value(gap: Mapping[str, float] | None) -> float:
+    """Return how probable such a difference is by chance, by its interval's end nearer to 0."""
+    if gap is None or np.isnan(gap["low"]):  # too few rows for an interval
+        return 1.0
+    value = gap["value"]
+    reach = value - gap["low"] if value > 0 else gap["high"] - value
+    return float(2 * norm.sf(1.96 * abs(value) / reach)) if reach > 0 else float(value == 0)
+
+
+def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return what decides a result, the launch and the versions that not all runs share."""
+    columns: list[dict[str, Any]] = []
+    for manifest in (run.manifest for run in runs):
+        launch = {name.replace("_", " "): value for name, value in asdict(manifest.launch).items()}
+        versions = {f"version of {name}": value for name, value in manifest.versions.items()}
+        revision = {"revision": manifest.git_revision}
+        columns.append({**manifest.configuration, **launch, **versions, **revision})
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = {name: [str(column.get(name, "")) for column in columns] for name in names}
+    return {name: row for name, row in rows.items() if len(set(row)) > 1}
+
+
+def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
+    names, frames = comparison.names, comparison.tables
+    shared = [name for name in comparison.metrics[0] if all(name in m for m in comparison.metrics)]
+    rows, has_text = [], "text" in frames[0]
+    for index in comparison.disagreements[:30]:
+        first = frames[0].iloc[index]
+        cells = [Cell(str(first["id"])), *([tables.excerpt(first["text"])] if has_text else [])]
+        cells.append(Cell(task.describe_row(first)[0]))
+        for frame in frames:
+            _, prediction, is_right = task.describe_row(frame.iloc[index])
+            cells.append(Cell(prediction, "\N{CHECK MARK}" * is_right, "good" * is_right))
+        rows.append(cells)
+    header = ["row", *["text"] * has_text, "label", *names]
+    count = f"Predictions differ on {len(comparison.disagreements):,} of {comparison.rows:,} rows."
+    settings = tables.settings(names, comparison.settings)
+    examples = Table("Most confident disagreements", header, rows)
+    sections: dict[str, list[Any]] = {
+        "Scores": [comparison.scores(shared)],
+        "Settings": [settings if comparison.settings else "All are the same."],
+        "Disagreements": [count, examples] if rows else [count],
+    }
+    tables.write_page(page, f"{len(frames)} runs on the same rows", comparison.verdicts, sections)

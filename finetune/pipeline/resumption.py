@@ -52,7 +52,7 @@ _LENGTH = ("num_train_epochs", "max_steps")
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a training continues from.
+    """What a training continues from; of a new run there is no path, and it is not in place.
 
     Attributes:
         path: The checkpoint, verified; None to start from the beginning.
@@ -91,15 +91,13 @@ class Resumption:
 
     def extended_by(self, current: Mapping[str, Any]) -> bool:
         """Return whether a finished run is to be trained for more epochs, or steps."""
-        if not self.configuration:
-            return False
         started = self.manifest.configuration if self.manifest is not None else {}
         was_extended = all(started.get(n) == current.get(n, 0) for n in _LENGTH)  # and interrupted
         (epochs, steps), (more_epochs, more_steps) = (
             [entries.get(name, 0) for name in _LENGTH] for entries in (self.configuration, current)
         )
         is_longer = more_steps > steps if steps > 0 else more_steps <= 0 and more_epochs > epochs
-        return bool(is_longer) and (self.finished or was_extended)
+        return bool(self.configuration and is_longer and (self.finished or was_extended))
 
     def describe_changes(self, current: Mapping[str, Any], manifest: Manifest) -> str | None:
         """Return a sentence with all that can move the result, if there is something."""
@@ -108,7 +106,7 @@ class Resumption:
             name = "gradient_accumulation_steps"
             changes |= {
                 name: (earlier.arguments.get(name), manifest.arguments[name]),
-                "model_revision": (earlier.model_revision, manifest.model_revision),
+                "the commit of the model": (earlier.model_revision, manifest.model_revision),
                 **{n: (earlier.versions.get(n), new) for n, new in manifest.versions.items()},
             }
         texts = [
@@ -138,11 +136,11 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
             "the newest checkpoint, and starts where there is none"
         )
     manifest = None
-    with contextlib.suppress(UserError):  # whatever is there, it is not a run of this job
+    with contextlib.suppress(UserError):  # a run that cannot be read is not this job's
         manifest = _read_manifest(output_dir)
     if distributed.was_restarted() and manifest is not None:
-        process = manifest.process
-        job, this_job = (process.job or "").split(), (distributed.job() or "").split()
+        process, this_job = manifest.process, (distributed.job() or "").split()
+        job = (process.job or "").split()
         if process.host != platform.node() and job[:1] == ["torchrun"]:  # its agent is another
             job, this_job = job[:2], this_job[:2]
         if job == this_job and (not path or checkpoint.list_checkpoints(output_dir)):
@@ -154,8 +152,8 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
 
 def find(
     request: str | None, output_dir: Path, *, verifies: bool = True, renames: bool = False
-) -> Resumption | None:
-    """Return what to continue from; None for a new run.
+) -> Resumption:
+    """Return what to continue from.
 
     Args:
         request: From :func:`requested`.
@@ -167,7 +165,7 @@ def find(
         UserError: If there is nothing to continue from, or nothing complete.
     """
     if request is None:
-        return None
+        return Resumption(None, output_dir, None, in_place=False)
     if request not in ("resume", "last"):
         path, flag = Path(request).expanduser(), f"--resume_from_checkpoint {request}"
         if not (path / checkpoint.STATE).exists():
@@ -198,7 +196,7 @@ def find(
     if manifest is not None and not paths and start.finished:
         return replace(start, configuration=manifest.configuration)
     if starts_again:
-        return start if output_dir.exists() else None
+        return replace(start, in_place=output_dir.exists())
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
     reasons = [
         f"{flag}: no complete checkpoint in {output_dir}",
@@ -208,15 +206,13 @@ def find(
     raise UserError("; ".join(reasons))
 
 
-def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resumption | None:
+def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
     """Go back to the newest checkpoint that is complete on every machine, which has its own disk.
-
-    Every process calls it, inside the process group.
 
     Raises:
         UserError: On every process, if a machine has none where others have one.
     """
-    steps = distributed.gather(resumption.step if resumption is not None else 0)
+    steps = distributed.gather(resumption.step)
     if len(set(steps)) == 1:
         return resumption
     paths = checkpoint.list_checkpoints(output_dir, complete=True)
@@ -224,7 +220,7 @@ def agree_on_checkpoint(resumption: Resumption | None, output_dir: Path) -> Resu
     newest = max(common, key=lambda name: checkpoint.number(Path(name)), default=None)
     problem = checkpoint.problem(output_dir / newest) if newest else "there is none"
     problems = [reason for reason in distributed.gather(problem) if reason]
-    if newest is None or resumption is None or problems:
+    if newest is None or problems:
         raise UserError(
             f"--output_dir {output_dir}: the ranks have checkpoints of steps {steps}, and none is "
             f"complete on every machine ({problems[0]}): copy one to every machine, or remove the "
@@ -290,18 +286,23 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
 def _hash_model_files(recipe: Recipe) -> dict[str, str]:
     """Return hashes of what a local model has beside its weights, which a checkpoint has."""
     from finetune.data.tokenize import identity
-    from finetune.models import pretrained
 
     if type(recipe).build_model not in (TextRecipe.build_model, ImageRecipe.build_model):
         return {}
     assert isinstance(recipe, (TextRecipe, ImageRecipe))
-    if not Path(recipe.model).expanduser().is_dir():
+    if recipe.model_config is None or not Path(recipe.model).expanduser().is_dir():
         return {}
-    hashes = {"model_config": pretrained.identity(recipe.model)}
+    config = recipe.model_config.to_dict()
+    contents = {"model_config": {**config, "transformers_version": None, "_name_or_path": None}}
+    hashes = {}
     if isinstance(recipe, TextRecipe):
-        return {"tokenizer": identity(recipe.processing_class()), **hashes}
-    content = to_json(recipe.processing_class().to_dict(), sort_keys=True)
-    return {"image_processor": hashlib.sha256(content.encode()).hexdigest()[:16], **hashes}
+        hashes["tokenizer"] = identity(recipe.processing_class())
+    else:
+        contents["image_processor"] = recipe.processing_class().to_dict()
+    for name, content in contents.items():
+        text = to_json(content, sort_keys=True, default=str)
+        hashes[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashes
 
 
 def refuse_changes(

@@ -26,7 +26,7 @@ from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import head
-from finetune.pipeline import events, report, results
+from finetune.pipeline import events, results
 from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, telling
 from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
@@ -142,7 +142,9 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                     with explained(settings.arguments, "writing the results"):
                         results.write(recording.run, settings, report_event, *outputs)
             if recording.run is not None:
-                report.write_last(recording.run, report_event)
+                from finetune.pipeline.report import write_last  # only now: it draws plots
+
+                write_last(recording.run, report_event)
     finally:
         lock.release(settings.output_dir)
     return Run(settings.output_dir)
@@ -150,8 +152,7 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
 
 def _show(prepared: Prepared, progress: Progress) -> Run:
     """Show what a training would start with, or the results of one that is finished."""
-    settings, resumed = prepared.settings, prepared.resumption
-    run = Run(settings.output_dir if resumed is None else resumed.directory)
+    settings, run = prepared.settings, Run(prepared.resumption.directory)
     if settings.dry_run:
         recipe, arguments = settings.recipe, settings.arguments
         progress(events.Started(settings, arguments, prepared.steps, model=None))
@@ -175,8 +176,7 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     recipe, arguments = prepared.settings.recipe, prepared.settings.arguments
     trainer = build_trainer(recipe.trainer_kwargs, arguments, recipe.adapt)
     trainer.configuration = prepared.configuration
-    if prepared.resumption is not None:
-        trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
+    trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar())
@@ -244,7 +244,7 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     state = trainer.state
     outcome = {  # loss, seconds and speed are those since it was started or resumed
         "steps": state.global_step,
-        "steps_before": prepared.resumption.step if prepared.resumption is not None else 0,
+        "steps_before": prepared.resumption.step,
         "train_loss": trained.training_loss,
         "train_seconds": round(seconds, 2),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -310,11 +310,10 @@ def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     progress(events.Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = results.manifest(settings, prepared.configuration)
     # only now: until here a mistake could still be found, or the model be read from there
-    moved = None if resumed is not None and resumed.in_place else clear_way(directory)
-    if moved:
+    if not resumed.in_place and (moved := clear_way(directory)):
         progress(events.MovedAside(moved))
     occupy(directory)
-    if resumed is not None:
+    if resumed.in_place or resumed.path is not None:
         if resumed.path is not None:
             for path in checkpoint.list_checkpoints(directory):
                 if checkpoint.number(path) > resumed.step:
