@@ -32,14 +32,12 @@ class RunOptions:
 
 
 RUN_OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
-#: What people use of the library's training arguments; the help shows it before the rest, with
-#: what the recipe sets and the toolkit's own arguments.
+#: Of the library's training arguments, what the help shows before the rest, with what the recipe
+#: sets and the toolkit's own.
 _USED = (
-    *("output_dir", "num_train_epochs", "max_steps", "learning_rate", "global_batch_size"),
-    *("gradient_accumulation_steps", "weight_decay", "warmup_steps", "lr_scheduler_type", "optim"),
-    *("max_grad_norm", "label_smoothing_factor", "train_sampling_strategy", "seed", "use_cpu"),
-    *("report_to", "run_name", "push_to_hub", "hub_model_id", "torch_compile", "ddp_backend"),
-    *("ddp_timeout", "save_on_each_node", "disable_tqdm", "log_level"),
+    *("max_steps", "gradient_accumulation_steps", "warmup_steps", "lr_scheduler_type", "optim"),
+    *("max_grad_norm", "label_smoothing_factor", "train_sampling_strategy", "use_cpu"),
+    *("report_to", "push_to_hub", "hub_model_id", "torch_compile"),
 )
 #: The groups of the help, after the options that a recipe adds and before all other arguments.
 _GROUPS = ("run", "data", "splits", "labels", "text", "image", "model", "training")
@@ -109,7 +107,7 @@ class RecipeParser(HfArgumentParser):
         if name in self.option_names:
             group = group or f"options of {self.title}"
         elif name not in RUN_OPTIONS:
-            used = (*_USED, *self.recipe.training, *inspect.get_annotations(FinetuneArguments))
+            used = (*_USED, *defaults, *inspect.get_annotations(FinetuneArguments))
             group, default = "training" if name in used else _REST, defaults.get(name, default)
         sentence = " ".join(options.get("help", "").split()).partition(". ")[0]
         choices = "|".join(map(str, options.get("choices", ())))
@@ -134,7 +132,8 @@ class RecipeParser(HfArgumentParser):
             flag, *values = words[start:end]
             name, flags = flag.partition("=")[0], self._option_string_actions
             if name.startswith("--") and name not in flags:
-                message = f"{place}{describe_unknown(name, [*flags, '--help'])}"
+                unknown = describe_unknown(name, [*flags, "--help"])
+                message = f"{place}{unknown} (all options: {self.prog} --help)"
                 self.report.error(message, name="unknown_option")
                 continue
             try:

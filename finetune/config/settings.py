@@ -36,25 +36,15 @@ _HUB_TOKEN = re.compile(r"(hub[-_]token[= ])[^\s,)]+")
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run is made from.
+    """What one run is made from."""
 
-    Attributes:
-        recipe: The recipe, with its options; its report has the mistakes in what was typed.
-        training: The training arguments that are not the library's defaults, by name.
-        overrides: What ``--embedded`` changed, by name.
-        user_options: What the config file and the flags set, by name.
-        dry_run: Whether to stop after one collated batch.
-        command: The command that says the same again, for people.
-        hub_token: To push with; it is in no other attribute, and is not shown.
-    """
-
-    recipe: Recipe
-    training: dict[str, Any]
-    overrides: dict[str, Any] = field(default_factory=dict)
-    user_options: dict[str, Any] = field(default_factory=dict)
-    dry_run: bool = False
-    command: str = ""
-    hub_token: str | None = field(default=None, repr=False)
+    recipe: Recipe  # with its options; its report has the mistakes in what was typed
+    training: dict[str, Any]  # the training arguments that are not the library's defaults
+    overrides: dict[str, Any]  # what --embedded changed
+    user_options: dict[str, Any]  # what the config file and the flags set
+    dry_run: bool  # whether to stop after one collated batch
+    command: str  # that says the same again, for people
+    hub_token: str | None = field(repr=False)  # in no other attribute
 
     @classmethod
     def from_command_line(cls, recipe: str, flags: Sequence[str]) -> Settings:

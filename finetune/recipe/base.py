@@ -109,7 +109,7 @@ class Recipe(RecipeOptions):
         """Return the raw data: ``train``, and ``validation`` and ``test`` where the source has
         them, with the columns :attr:`input_column` and ``label``, a ``ClassLabel`` for instance.
         """
-        if not self.dataset:
+        if not self.dataset and type(self).labelled is Recipe.labelled:
             raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
         return self.labelled(self.read())
 
@@ -358,9 +358,9 @@ class Recipe(RecipeOptions):
             return None
         if self.kind.label_kind == "labels" and type(self).loss is not Recipe.loss:
             raise UserError(f"--class_weights {text}: weigh several labels a row in your loss()")
-        rows = self.prepared["train"].with_format("numpy")
-        has_targets = "labels" in rows.column_names  # of each window, where texts are read in these
-        targets = np.asarray(rows["labels"][:]) if has_targets else self.targets("train")
+        targets = self.targets("train")
+        if getattr(self, "windows", None) is not None:  # each window has the target of its text
+            targets = np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])
         weights = self.kind.class_weights(text, targets)
         if weights is not None:
             pairs = [f"{n} {weight:.4g}" for n, weight in zip(self.labels, weights, strict=True)]

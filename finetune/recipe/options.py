@@ -195,12 +195,6 @@ def declare(cls: Any) -> None:
 
 # ---- mistakes in values --------------------------------------------------------------------------
 
-#: Options of which only one may be set.
-_EXCLUSIVE = (
-    ("group_column", "time_column"),
-    ("label_column", "label_columns"),
-    ("text_column", "text_columns"),
-)
 _DROPOUT = "a probability, 0 or more and below 1"
 _SIZE = "a share above 0 and below 1, or a number of rows, 2 or more"
 #: What a message calls the values of the right type that an option may have; a test of them.
@@ -232,10 +226,9 @@ def validate(recipe: Any) -> None:
 
         recipe.dataset = memory.store(recipe.dataset)
     report, hints = Report(), get_type_hints(type(recipe))
-    fields = {field.name: field for field in dataclasses.fields(recipe)}
-    for name, field in fields.items():
+    for field in dataclasses.fields(recipe):
+        name, form = field.name, field.metadata.get("metavar", "")
         with report.collect():
-            form = field.metadata.get("metavar", "")
             value = format_option(getattr(recipe, name), form, f"--{name}")
             value = os.fspath(value) if isinstance(value, os.PathLike) else value
             setattr(recipe, name, value)
@@ -253,14 +246,12 @@ def validate(recipe: Any) -> None:
             f"--dataset {recipe.dataset}: the recipe loads its own data; if its load() reads "
             "self.dataset, write `dataset: str = ...` in the class"
         )
-    values = {name: getattr(recipe, name) for name in fields}
-    for name, other in _EXCLUSIVE:
-        if values.get(name) is None or values.get(other) is None:
-            continue
-        if values[name] not in (fields[name].default, recipe.embedded.get(name)):
-            report.error(
-                f"--{name} {values[name]} and --{other} {values[other]}: give one of the two"
-            )
+    values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    for name in ("group_column", "label_column", "text_column"):
+        value, other = values.get(name), "time_column" if name == "group_column" else f"{name}s"
+        is_set = value not in (None, getattr(type(recipe), name, None), recipe.embedded.get(name))
+        if is_set and values.get(other) is not None:
+            report.error(f"--{name} {value} and --{other} {values[other]}: give one of the two")
     if values["metrics"] and recipe.own_metrics:
         report.error(f"--metrics {values['metrics']}: the recipe computes its own")
     for name, value in (("long_texts", "windows"), ("truncation", "head_tail")):
