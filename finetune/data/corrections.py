@@ -205,14 +205,16 @@ def _find_changes(
         rows = [row for row in index.get((split, digest), ()) if labels[row] is not None]
         texts = {row: label_text(train, labels[row]) for row in rows}
         is_only = not label.strip() and len({*texts.values()}) == 1
-        meant = [row for row in rows if is_only or texts[row] == label]
-        meant = meant or [row for row in rows if _plain(texts[row]) == _plain(label)]
+        matches = [row for row in rows if is_only or texts[row] == label]
+        matches = matches or [
+            row for row in rows if _normalize_label(texts[row]) == _normalize_label(label)
+        ]
         try:
             new_label = _parse_label(cell, train) if flag == "--relabel" else None
         except UserError as error:
             mistakes.append(f"{locate(number)}: {error}")
             continue
-        if rows and not meant:
+        if rows and not matches:
             mistakes.append(
                 f"{locate(number)}: 'label' is '{label}', and the data has "
                 f"{', '.join(map(repr, sorted({*texts.values()})))} for this row: it must say "
@@ -220,7 +222,7 @@ def _find_changes(
             )
         if (split, digest) not in index and new_label is not _UNCHANGED:
             lost.append(number)
-        for row in meant:
+        for row in matches:
             request, other = requests.setdefault(row, (new_label, number))
             if request != new_label:
                 mistakes.append(
@@ -237,7 +239,7 @@ def _find_changes(
     return {row: label for row, (label, _) in requests.items() if label is not _UNCHANGED}
 
 
-def _plain(label: str) -> str:
+def _normalize_label(label: str) -> str:
     """Return a label without what a spreadsheet changes: case, blanks, the digits of a number."""
     text = label.strip().removeprefix("'").casefold()
     number = parse_number(text)

@@ -312,10 +312,8 @@ def _read_names(
             is_refused |= are_whole and float(value) % 1 > 0
             single_names.add(cell[0])
         if is_refused:
-            message, rows = (
-                f"--label_column: '{column.name}' holds {value!r}",
-                column.first_row(place),
-            )
+            message = f"--label_column: '{column.name}' holds {value!r}"
+            rows = column.first_row(place)
             report.error(message, split=split, rows=rows, fix=_EXPECTED)
             break
         names.append([name for name in cell if name] if is_set else cell)

@@ -90,9 +90,9 @@ class Source:
         if self.options.flags and (self.kind != "local" or self.files.kind == "images"):
             options |= self.options.flags
         applies = f"does not apply to {self.describe()}"
-        given = [f"{flag} {value}" for flag, value in options.items() if value is not None]
-        if given:
-            raise UserError(*(f"{option}: {applies}" for option in given))
+        misplaced = [f"{flag} {value}" for flag, value in options.items() if value is not None]
+        if misplaced:
+            raise UserError(*(f"{option}: {applies}" for option in misplaced))
         if self.kind == "local":
             facts = self.files.facts
             splits = {
