@@ -20,8 +20,7 @@ import numpy as np
 
 from finetune.statistics import estimates, metrics
 from finetune.statistics.metrics import METRICS
-from finetune.statistics.probabilities import Probabilities
-from finetune.statistics.scored import ScoredLabels, ScoredNumbers, ScoredRows
+from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredNumbers, ScoredRows
 
 #: From a generator, rows and models to the rows of each model, which share half of their noise.
 Draw = Callable[[np.random.Generator, int, int], list[Any]]

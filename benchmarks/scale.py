@@ -26,8 +26,7 @@ def statistics(rows: int, classes: int, has_one: bool) -> None:
 
     from finetune.statistics import metrics
     from finetune.statistics.baselines import Source
-    from finetune.tasks.multi_label import MultiLabel
-    from finetune.tasks.single_label import SingleLabel
+    from finetune.tasks.classes import MultiLabel, SingleLabel
 
     generator = np.random.default_rng(0)
     names = [f"class {number}" for number in range(classes)]

@@ -16,26 +16,20 @@ from typing import Any, Literal, NoReturn
 
 #: Rows whose place a message names.
 SHOWN_PLACES = 5
-#: What stands before the host in a URL, and variables that hold a token.
-_USER = re.compile(r"(?<=://)[^\s/]*@")
-_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_USER = re.compile(r"(?<=://)[^\s/]*@")  # what stands before the host in a URL
 #: What torch puts before the message of an error in a worker of a data loader.
 _IN_WORKER = re.compile(r"Caught UserError in DataLoader worker .*^\S+\.UserError: ", re.S | re.M)
 
 
 def masked(text: str) -> str:
     """Return ``text`` without users and passwords in URLs, and with ``***`` for the Hub's token."""
-    for token in filter(None, map(os.environ.get, _TOKENS)):
+    for token in filter(None, map(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))):
         text = text.replace(token, "***")
     return _USER.sub("", text) if "://" in text else text
 
 
 class UserError(Exception):
-    """One or several mistakes, each a line: what was expected, what was found, what to do next.
-
-    Args:
-        *mistakes: One message for each mistake, so that all of them are reported at once.
-    """
+    """One or several mistakes, each a line: what was expected, what was found, what to do next."""
 
     def __init__(self, *mistakes: str) -> None:
         self.mistakes = tuple(masked(_IN_WORKER.sub("", mistake).strip()) for mistake in mistakes)
@@ -47,12 +41,8 @@ class UserError(Exception):
 
 
 class RunError(Exception):
-    """What ended a run through no mistake of the user; shown without a traceback.
-
-    The command line prints it once and exits with status 1.
-
-    Attributes:
-        status: Of the run, in its ``run.json``.
+    """What ended a run through no mistake of the user; shown once, without a traceback, with exit
+    status 1. ``status`` is that of the run in its ``run.json``.
     """
 
     status = "failed"

@@ -104,7 +104,7 @@ MUTATIONS = (
     ),
     Mutation(
         "hundreds of different whole numbers are taken for classes without a question",
-        "finetune/tasks/decision.py",
+        "finetune/tasks/kinds.py",
         "SURELY_CLASSES = 20",
         "SURELY_CLASSES = 2000",
         ("B2",),
@@ -146,7 +146,7 @@ MUTATIONS = (
     ),
     Mutation(
         "texts are not escaped in the report",
-        "finetune/reporting/html.py",
+        "finetune/reporting/tables.py",
         "autoescape=True,",
         "autoescape=False,",
         ("E7", "F5"),
@@ -196,8 +196,8 @@ MUTATIONS = (
     Mutation(
         "the lock of a run directory is a file that nobody locks",
         "finetune/runtime/lock.py",
-        "        lock.acquire()",
-        "        (path / NAME).touch()",
+        "_EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "_EXCLUSIVE = fcntl.LOCK_UN",
         ("D7",),
     ),
     Mutation(
@@ -258,7 +258,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the newest rows become the validation set",
-        "finetune/data/row_index.py",
+        "finetune/data/splits.py",
         'HELD_OUT = ("test", "validation")',
         'HELD_OUT = ("validation", "test")',
         ("C7",),
@@ -266,15 +266,15 @@ MUTATIONS = (
     Mutation(
         "--exclude leaves no row out",
         "finetune/data/corrections.py",
-        'if title.startswith("--relabel"):',
-        'if title.startswith("--"):',
+        '_parse_label(cell, train) if flag == "--relabel" else None',
+        '_parse_label(cell, train) if flag != "" else None',
         ("C8",),
     ),
     Mutation(
         "the probability columns of predict are swapped",
-        "finetune/tasks/single_label.py",
-        "*(probabilities.T if all_labels else ())]",
-        "*(probabilities.T[::-1] if all_labels else ())]",
+        "finetune/tasks/classes.py",
+        "probabilities.max(axis=1), *(probabilities.T if all_labels else ())]",
+        "probabilities.max(axis=1), *(probabilities.T[::-1] if all_labels else ())]",
         ("E4",),
     ),
     Mutation(
@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "--csv_safe has no effect on cells",
         "finetune/predicting/output.py",
-        "[escape(_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]",
-        "[_json(cell) if isinstance(cell, (list, dict)) else cell for cell in line]",
+        "[escape(as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]",
+        "[as_json(cell) if isinstance(cell, (list, dict)) else cell for cell in line]",
         ("F5",),
     ),
     Mutation(
@@ -315,8 +315,8 @@ MUTATIONS = (
     Mutation(
         "a recipe file that run.json names is run without --trust_recipe",
         "finetune/recipe/catalog.py",
-        "if name in names():",
-        "if name in names() or _is_file(name):",
+        'refuse_untrusted([Path(name)], "recipe", manifest)',
+        'import_file(Path(name), "recipe")',
         ("F1",),
     ),
     Mutation(
@@ -350,8 +350,8 @@ MUTATIONS = (
     Mutation(
         "the thresholds of labels are not folded into the saved model",
         "finetune/pipeline/train.py",
-        "head.fold(layer, affine.scale, affine.shift)",
-        "head.fold(layer, affine.scale, 0 * affine.shift)",
+        "head.fold(layer, np.ones(task.width), shift)",
+        "head.fold(layer, np.ones(task.width), 0 * shift)",
         ("B4",),
     ),
     Mutation(

@@ -9,7 +9,7 @@ from PIL import Image
 from transformers import ViTImageProcessorPil
 
 from finetune import ImageRecipe, UserError
-from finetune.data.image_batches import Augmentation
+from finetune.data.batches import Augmentation
 from tests.acceptance.data import write_photos, write_vit
 
 

@@ -9,10 +9,9 @@ import pytest
 import sklearn.metrics as sk
 from scipy.special import softmax
 
-from finetune.statistics import calibration, estimates, metrics, probabilities
+from finetune.statistics import calibration, estimates, metrics, scored
 from finetune.statistics.metrics import METRICS
-from finetune.statistics.probabilities import Probabilities
-from finetune.statistics.scored import ScoredLabels, ScoredNumbers, ScoredRows
+from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredNumbers, ScoredRows
 
 
 def logits_of(rows: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +37,7 @@ def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> No
     table = {name: metric for (kind, name), metric in METRICS.items() if kind == "classes"}
     expected = metrics.estimate(ScoredRows(labels, names, Probabilities(softened)), table)
     temperature = calibration.fit_temperature(3 * logits.astype(np.float64), labels)
-    monkeypatch.setattr(probabilities, "AT_ONCE", 40)
+    monkeypatch.setattr(scored, "AT_ONCE", 40)
     blocks = metrics.estimate(ScoredRows(labels, names, Probabilities(logits, "softmax")), table)
     for name, interval in expected.items():
         assert blocks[name] == pytest.approx(interval, abs=1e-9, nan_ok=True), name
@@ -65,14 +64,17 @@ def test_a_custom_metric_has_the_interval_of_the_table() -> None:
     true = generator.normal(size=60)
     values = true + generator.normal(size=60)
     rows = ScoredNumbers(true, values)
-    replicates = metrics.custom_replicates(
-        lambda pair: {"mine": float(np.mean((pair.predictions - pair.label_ids) ** 2)), "list": []},
-        values,
-        true,
-        rows.groups,
+    custom = metrics.recipe_metrics(
+        rows,
+        {},
+        lambda pair: {
+            "mine": float(np.mean((pair.predictions[:, 0] - pair.label_ids) ** 2)),
+            "list": [],
+        },
     )
-    assert [*replicates] == ["mine"]
-    np.testing.assert_allclose(replicates["mine"], METRICS["numbers", "mse"].function(rows))
+    assert [*custom] == ["mine"]
+    expected = METRICS["numbers", "mse"].function(rows)
+    np.testing.assert_allclose(custom["mine"].function(rows), expected)
 
 
 #: Rows, metric, and whether value and interval are defined.

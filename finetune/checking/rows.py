@@ -9,26 +9,26 @@ contradicts it, each from a model that did not see the row (docs/decisions/suspe
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import ClassLabel, Dataset, DatasetDict, Value
+from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.checking import texts
 from finetune.data import ROW, arrow, digests, targets
 from finetune.data.files_of_splits import KEYWORDS
-from finetune.data.repeated import find_near_duplicates
+from finetune.data.repeated import drop_repeated
 from finetune.data.row_findings import RELABEL, report_rows
-from finetune.data.row_index import Plan
+from finetune.data.splits import Plan, build_index
 from finetune.errors import Report, counted
 from finetune.runtime import activity
 from finetune.statistics import baselines, mistakes
 from finetune.statistics.estimates import share, wilson
-from finetune.statistics.probabilities import Probabilities
-from finetune.statistics.scored import ScoredRows
+from finetune.statistics.scored import Probabilities, ScoredRows
 
 #: The share of training rows above which a class outweighs all others.
 _DOMINANT = 0.9
@@ -56,18 +56,21 @@ def check_rows(
     split_by: Collection[str],
     report: Report,
 ) -> None:
-    """Report what is suspicious in texts and classes.
+    """Report what is suspicious in texts and classes of a source, and of the ``splits`` made of it.
 
-    Args:
-        source: The splits as they were read, with ``_row``, ``label`` and what the model reads.
-        splits: Training, validation and test rows made of it.
-        columns: The names in the data of the columns that the model reads.
-        split_by: The columns that rows are split by.
-        report: Gets the findings.
+    ``columns`` are the names in the data of what the model reads, ``split_by`` those of the columns
+    that rows are split by.
     """
     for split, rows in source.items():
         texts.find_damaged_texts(rows, split, columns, report)
-    _find_split_columns(source, {*columns, *split_by, "label"}, report)
+        read = {*columns, *split_by, "label"}
+        for name in rows.column_names:
+            is_named = name.lower() in _SPLIT_COLUMNS and name not in read
+            values = arrow.column(rows, name).unique().to_pylist() if is_named else ()
+            if len(values) > 1 and {str(value).lower() for value in values} <= KEYWORDS.keys():
+                message = f"'{name}' names the split of each row, and is not read"
+                fix = "write a file for each split: train.csv, validation.csv, test.csv"
+                report.warning(message, "split_column", fix=fix)
     _find_class_problems(splits["train"], splits["test"], report)
 
 
@@ -81,30 +84,34 @@ def check_deep(
 ) -> None:
     """Report what is suspicious in how texts and labels resemble each other; takes minutes.
 
-    Args:
-        source: The splits as they were read, with ``_row``, ``label`` and ``column``.
-        splits: Training, validation and test rows made of it.
-        column: Of the texts.
-        read: The names in the data of the columns that the model reads.
-        plan: How rows are split: near duplicates that it leaves out are in the report already.
-        report: Gets the findings.
+    ``read`` are the names in the data of the columns that the model reads. Near duplicates that the
+    ``plan`` leaves out are in the report already.
     """
     rows = splits["train"]
-    feature = rows.features[column]
-    if not (isinstance(feature, Value) and feature.dtype in ("string", "large_string")):
+    if not arrow.is_text(rows.data.schema.field(column).type):
         report.info("--deep looks at texts, and this recipe reads none", "deep")
         return
-    find_near_duplicates(source, column, plan, report)
+    # what near duplicates would cost, where the plan keeps them
+    near_plan, costs = Plan(drop_duplicates="near", drop_overlap="near"), Report()
+    drop_repeated(build_index(source, near_plan, costs), source, column, near_plan, costs)
+    for finding in costs.findings:
+        if finding.name == "near_duplicates" and plan.drop_duplicates == "exact":
+            report.add(replace(finding, fix="--drop_duplicates near keeps one of each"))
+        if finding.name == "near_overlap" and plan.drop_overlap == "exact":
+            report.add(replace(finding, fix="--drop_overlap near leaves them out"))
     texts.find_other_languages(rows, column, report)
     if not isinstance(rows.features["label"], ClassLabel) or len(rows) < _FEWEST_FOR_WORDS:
         limit = f"expected {_FEWEST_FOR_WORDS} training rows or more with one class each"
         report.info(f"--deep did not look at words and labels: {limit}", "deep")
         return
     activity.say("looking at words and labels")
-    sample = _sample_rows(rows)
-    _find_revealing_words(sample, column, report)
-    _find_revealing_columns(sample, read, report)
-    _find_suspected_labels(sample, column, report)
+    # of many rows, a sample for which there is memory
+    most = min(baselines.MOST_ROWS, baselines.MOST_SCORES // len(targets.class_names(rows)))
+    if len(rows) > most:
+        rows = rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:most]))
+    _find_revealing_words(rows, column, report)
+    _find_revealing_columns(rows, read, report)
+    _find_suspected_labels(rows, column, report)
 
 
 def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
@@ -112,7 +119,7 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
     names, noun = targets.class_names(train), "label" if targets.is_set(train) else "class"
     trained, tested = targets.counts(train), targets.counts(test)
     counts = np.array([trained.get(number, 0) for number in range(len(names))])
-    is_tested = np.array([number in tested for number in range(len(names))], dtype=bool)
+    is_tested = np.isin(np.arange(len(names)), [*tested])
     dominant = f"that more than {_DOMINANT:.0%} of the training rows have"
     rare = f"with fewer than {_FEWEST_ROWS} training rows"
     untested = "of the training rows without a test row"
@@ -124,37 +131,15 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
         ("not_in_test", (counts > 1) & ~is_tested, untested, add),
     ):
         classes = sorted(np.flatnonzero(is_concerned).tolist(), key=counts.__getitem__)
-        listed = [
+        listed = ", ".join(
             f"'{names[number]}' {counts[number] / len(train):.1%} ({counts[number]:,})"
             for number in classes[:_MOST_NAMED]
-        ]
-        message = f"{counted(len(classes), noun)} {description}: {', '.join(listed)}"
-        message += ", ..." * (len(classes) > _MOST_NAMED)
+        )
         if classes:
+            message = f"{counted(len(classes), noun)} {description}: {listed}"
+            message += ", ..." * (len(classes) > _MOST_NAMED)
             count = int(counts[classes].sum())
             report.warning(message, name, fix=fix, count=count, examined=len(train))
-
-
-def _find_split_columns(source: DatasetDict, read: Collection[str], report: Report) -> None:
-    """Report the columns that name the split of each row, and are not read."""
-    for rows in source.values():
-        for name in rows.column_names:
-            if name.lower() in _SPLIT_COLUMNS and name not in read:
-                values = arrow.column(rows, name).unique().drop_null().to_pylist()
-                splits = {str(value).strip().lower() for value in values} - {""}
-                if len(splits) > 1 and splits <= KEYWORDS.keys():
-                    message = f"'{name}' names the split of each row, and is not read"
-                    fix = "write a file for each split: train.csv, validation.csv, test.csv"
-                    report.warning(message, "split_column", fix=fix)
-
-
-def _sample_rows(rows: Dataset) -> Dataset:
-    """Return training rows with one class each; of many, a sample for which there is memory."""
-    classes = len(targets.class_names(rows))
-    most = min(baselines.MOST_ROWS, baselines.MOST_SCORES // classes)
-    if len(rows) <= most:
-        return rows
-    return rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:most]))
 
 
 def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
@@ -185,7 +170,7 @@ def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
             rules.append((int(hits[term]), int(texts[term]), sentence))
     if rules:
         rules.sort(key=lambda rule: -rule[0])
-        message = "; ".join(sentence for _, _, sentence in rules[:_MOST_NAMED])
+        message = "; ".join(sentence for *_, sentence in rules[:_MOST_NAMED])
         message += "; ..." * (len(rules) > _MOST_NAMED)
         fix = "if a text has it only because its label was known, remove it from the texts"
         count = max(count for _, count, _ in rules)
@@ -203,9 +188,14 @@ def _count_terms(vectorizer: Any, texts: Sequence[str]) -> Any:
 
 
 def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) -> None:
-    """Report the columns, of which ``read`` are read, that nearly determine the class of rows."""
+    """Report the columns, of which ``read`` are read, that nearly determine the class of rows.
+
+    The class of a row is predicted as the most frequent one of its value in the half of the rows
+    that it is not in.
+    """
     labels = targets.strata(rows)
     constant = float(np.bincount(labels).max()) / len(labels)
+    half = np.random.default_rng(0).permutation(len(labels)) % 2
     columns = {
         name: arrow.column(rows, name).combine_chunks()
         for name in rows.column_names
@@ -217,42 +207,52 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) 
     for name, values in columns.items():
         if constant == 1 or pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
             continue
-        accuracy = float((_predict_by_value(values.to_pandas(), labels) == labels).mean())
+        frame = pd.DataFrame({"code": pd.factorize(values.to_pandas())[0], "label": labels})
+        right = 0
+        for number in (0, 1):
+            counts = frame[half != number].value_counts()  # the most frequent pairs first
+            most_frequent = counts.reset_index().drop_duplicates("code").set_index("code")["label"]
+            rest = frame[half == number]
+            predicted = rest["code"].map(most_frequent)
+            most_common = np.bincount(labels[half != number]).argmax()
+            right += int((predicted.fillna(most_common) == rest["label"]).sum())
+        accuracy = right / len(labels)
         if accuracy - constant < _SAVED * (1 - constant):
             continue
         message = (
             f"the column '{name}' alone determines the label of {accuracy:.1%} of the training "
             f"rows (the most frequent class: {constant:.1%})"
         )
-        details: Any = dict(count=round(accuracy * len(labels)), examined=len(labels))
-        if name in read:
-            fix = "unless it is known before the label is, leave it out of --text_columns"
-            report.warning(message, "revealing_column", fix=fix, **details)
-        else:
-            message += "; the model does not read it"
-            report.info(message, "revealing_column", **details)
-
-
-def _predict_by_value(values: pd.Series, labels: np.ndarray) -> np.ndarray:
-    """Return the most frequent class of each row's value in the half of the rows without it."""
-    half = np.random.default_rng(0).permutation(len(labels)) % 2
-    frame = pd.DataFrame({"code": pd.factorize(values)[0], "label": labels})
-    predicted = np.zeros(len(labels), np.int64)
-    for number in (0, 1):
-        counts = frame[half != number].value_counts()  # the most frequent pairs first
-        most_frequent = counts.reset_index().drop_duplicates("code").set_index("code")["label"]
-        constant = np.bincount(labels[half != number]).argmax()
-        codes = frame.loc[half == number, "code"]
-        predicted[half == number] = codes.map(most_frequent).fillna(constant)
-    return predicted
+        fix = "unless it is known before the label is, leave it out of --text_columns"
+        if name not in read:
+            message, fix = f"{message}; the model does not read it", ""
+        (report.warning if name in read else report.info)(
+            message, "revealing_column", fix=fix, count=right, examined=len(labels)
+        )
 
 
 def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
     """Report the labels that the predictions of a cross-validated bag of words contradict."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from threadpoolctl import threadpool_limits
+
     names, labels = targets.class_names(rows), targets.strata(rows)
-    probabilities = _cross_validate(rows[column][:], labels, len(names))
-    if probabilities is None:
+    vectorizer = TfidfVectorizer(
+        ngram_range=(1, 2),
+        sublinear_tf=True,
+        min_df=2,  # a term of a single row says nothing of others
+        max_features=baselines.bounds(len(names))[1],
+    )
+    terms = _count_terms(vectorizer, rows[column][:])
+    if terms is None:
         return
+    fold = np.random.default_rng(0).permutation(len(labels)) % _FOLDS
+    probabilities = np.zeros((len(labels), len(names)))
+    with threadpool_limits(1):  # more threads wait for each other: three times slower
+        for number in range(_FOLDS):
+            is_held_out = fold == number
+            predict = baselines.classifier(terms[~is_held_out], labels[~is_held_out], len(names))
+            probabilities[is_held_out] = predict(terms[is_held_out])
     scored = ScoredRows(labels, names, Probabilities(probabilities))
     suspicion = mistakes.suspicion(scored)
     right = share(int(scored.right.sum()), len(scored))
@@ -282,30 +282,3 @@ def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
             [float(f"{probability:.3g}") for probability in predicted.max(axis=1)],
         ),
     )
-
-
-def _cross_validate(texts: Sequence[str], labels: np.ndarray, classes: int) -> np.ndarray | None:
-    """Return each row's class probabilities from the other four fifths, shape ``(rows, classes)``.
-
-    None if the texts hold no words.
-    """
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from threadpoolctl import threadpool_limits
-
-    vectorizer = TfidfVectorizer(
-        ngram_range=(1, 2),
-        sublinear_tf=True,
-        min_df=2,  # a term of a single row says nothing of others
-        max_features=baselines.bounds(classes)[1],
-    )
-    terms = _count_terms(vectorizer, texts)
-    if terms is None:
-        return None
-    fold = np.random.default_rng(0).permutation(len(labels)) % _FOLDS
-    probabilities = np.zeros((len(labels), classes))
-    with threadpool_limits(1):  # more threads wait for each other: three times slower
-        for number in range(_FOLDS):
-            is_held_out = fold == number
-            predict = baselines.classifier(terms[~is_held_out], labels[~is_held_out], classes)
-            probabilities[is_held_out] = predict(terms[is_held_out])
-    return probabilities

@@ -5,7 +5,6 @@ of them: how long they are, and what it does not know.
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from datasets import Dataset
 from finetune.data import arrow, digests
 from finetune.data.encoding import Encoder, Read
 from finetune.data.row_findings import EXCLUDE, report_rows
-from finetune.errors import Report, counted
+from finetune.errors import Report
 
 #: Rows of a split that are looked at; of more, this many drawn at random.
 _MOST_ROWS = 100_000
@@ -54,7 +53,6 @@ _DAMAGES: dict[str, tuple[str, str, str]] = {
         "check that it is the right column",
     ),
 }
-_NO_LETTERS = re.compile(r"[\W\d_]+")
 #: Texts of which the language is detected; letters below which it is not; and by how much the most
 #: likely language must exceed the next one, as a logarithm.
 _LANGUAGE_SAMPLE, _FEWEST_LETTERS, _LEAST_MARGIN = 2000, 20, 7.0
@@ -67,8 +65,8 @@ _TOKEN_SAMPLE = 2000
 #: The mean share of unknown tokens of a text from which on it is suspicious, and the share of texts
 #: without a sequence of tokens of their own from which on most are lost to the model.
 _MUCH_UNKNOWN, _MOST_EQUAL = 0.05, 0.5
-#: The share of truncated texts that is suspicious, and the one that the advice would leave.
-_SUSPICIOUS_TRUNCATED, _ADVISED_TRUNCATED = 0.25, 0.01
+#: The share of truncated texts that is suspicious.
+_SUSPICIOUS_TRUNCATED = 0.25
 
 
 def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Report) -> None:
@@ -77,7 +75,7 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
     ``rows`` are those of the source, ``columns`` what the texts are called in the data.
     """
     stored = digests.stored_column(rows, "text")
-    if stored not in rows.column_names:
+    if stored not in rows.column_names or "string" not in str(rows.features[stored]):
         return
     sample = np.arange(len(rows))
     if len(rows) > _MOST_ROWS:
@@ -87,27 +85,33 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
         masks = {name: np.zeros(len(rows), bool) for name in _DAMAGES}
         for positions, values in arrow.pieces(rows, stored, sample):
             texts = pc.list_element(values, part) if stored == digests.TEXTS else values
-            if not arrow.is_text(texts.type):
-                return
             for name, (pattern, *_) in _DAMAGES.items():
                 masks[name][positions] = arrow.matching(pc.fill_null(texts, ""), f"(?s){pattern}")
         for name, (_, description, fix) in _DAMAGES.items():
-            description, fix = f"{description}{place}", f"{fix}; else {EXCLUDE}"
             severity = None if name == _NO_WORDS else "warning"
             details: Any = dict(examined=len(sample), severity=severity)
+            description, fix = f"{description}{place}", f"{fix}; else {EXCLUDE}"
             positions = np.flatnonzero(masks[name])
             report_rows(report, name, description, fix, positions, rows, split, **details)
 
 
 def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
     """Report training texts that are in other languages than most, by ``py3langid``."""
+    from py3langid import rank
+
     size = min(len(rows), _LANGUAGE_SAMPLE)
     positions = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
-    texts = rows.select_columns([column]).select(positions)[column][:]
-    languages = np.array([_detect_language(text) for text in texts], dtype=object)
-    counts = Counter(language for language in languages.tolist() if language)
+    languages = np.full(size, "", dtype=object)  # codes of ISO 639-1, empty if not certain
+    for place, text in enumerate(rows.select_columns([column]).select(positions)[column][:]):
+        letters = re.sub(r"[\W\d_]+", " ", text).strip()
+        if len(letters) >= _FEWEST_LETTERS:
+            # codes of three letters are dialects and pidgins, which jargon is mistaken for
+            ranked = (pair for pair in rank(letters) if len(pair[0]) == 2)
+            (best, score), (_, second) = itertools.islice(ranked, 2)
+            languages[place] = best if score - second >= _LEAST_MARGIN else ""
+    counts = Counter(filter(None, languages.tolist()))
     total = counts.total()
-    if not total or total < _PROSE * len(texts):
+    if not total or total < _PROSE * size:
         return
     (main, main_count), *others = counts.most_common()
     if total - main_count < max(_FEWEST_OTHERS, _REPORTED_LANGUAGES * total):
@@ -127,19 +131,6 @@ def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
         severity="warning" if is_common else "info",
         reasons=[f"language '{language}'" for language in languages[is_other]],
     )
-
-
-def _detect_language(text: str) -> str:
-    """Return the language of a text as an ISO 639-1 code; empty if it is not certain."""
-    from py3langid import rank
-
-    letters = _NO_LETTERS.sub(" ", text).strip()
-    if len(letters) < _FEWEST_LETTERS:
-        return ""
-    # codes of three letters are dialects and pidgins, which jargon is mistaken for
-    ranked = (pair for pair in rank(letters) if len(pair[0]) == 2)
-    (best, score), (_, second) = itertools.islice(ranked, 2)
-    return str(best) if score - second >= _LEAST_MARGIN else ""
 
 
 @dataclass(frozen=True)
@@ -163,30 +154,19 @@ class TokenSample:
     texts: int
     sequences: int
 
-    @property
-    def _sampled(self) -> str:
-        count = len(self.rows)
-        return f" ({count:,} sampled)" if count < self.total else ""
-
-    def report_lengths(self, max_length: int, positions: int | None, report: Report) -> None:
-        """Report how long the training texts are in tokens, and how many are truncated.
-
-        ``positions`` is how many the model can read at all; None without a limit.
-        """
+    def report_lengths(self, max_length: int, report: Report) -> None:
+        """Report how long the training texts are in tokens, and how many are truncated."""
         share = float((self.lengths > max_length).mean())
         median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
-        message = (
-            f"training texts{self._sampled} have {median:,} tokens (median), 95% up to {high:,}, "
-            f"the longest {longest:,}; {share:.1%} are truncated at --max_length {max_length}"
+        sampled = f" ({len(self.rows):,} sampled)" if len(self.rows) < self.total else ""
+        (report.warning if share > _SUSPICIOUS_TRUNCATED else report.info)(
+            f"training texts{sampled} have {median:,} tokens (median), 95% up to {high:,}, "
+            f"the longest {longest:,}; {share:.1%} are truncated at --max_length {max_length}",
+            "lengths",
+            fix="--long_texts windows reads all of them" if share > 0.01 else "",
+            count=round(share * self.total),
+            examined=self.total,
         )
-        details: Any = dict(count=round(share * self.total), examined=self.total)
-        if share > _ADVISED_TRUNCATED:
-            details["fix"] = "--long_texts windows reads all of them"
-            advised = math.ceil(float(np.quantile(self.lengths, 1 - _ADVISED_TRUNCATED)) / 8) * 8
-            if positions is None or advised <= positions:
-                details["fix"] = f"--max_length {advised} truncates 1%"
-        is_suspicious = share > _SUSPICIOUS_TRUNCATED
-        (report.warning if is_suspicious else report.info)(message, "lengths", **details)
 
     def report_unknown(self, model: str, rows: np.ndarray, report: Report) -> None:
         """Report if the tokenizer of a model does not know the texts of the training.
@@ -199,9 +179,8 @@ class TokenSample:
         is_lost = 1 - self.sequences / self.texts > _MOST_EQUAL
         suspicious = self.unknown >= _MUCH_UNKNOWN
         (report.error if is_lost else report.warning)(
-            f"{share:.0%} of the tokens of a training text{self._sampled} are unknown to the "
-            f"tokenizer of {model}; {counted(self.texts, 'different text')} become "
-            f"{counted(self.sequences, 'sequence')} of tokens",
+            f"{share:.0%} of the tokens of a training text are unknown to the tokenizer of "
+            f"{model}; {self.texts:,} different texts become {self.sequences:,} token lists",
             "unknown_tokens",
             fix="a model whose tokenizer knows this language and script, for instance a "
             "multilingual one: --model FacebookAI/xlm-roberta-base",

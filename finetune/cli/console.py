@@ -17,7 +17,7 @@ from finetune.runtime import distributed
 from finetune.runtime.terminal import visible
 
 if TYPE_CHECKING:
-    from finetune.reporting.html import Table
+    from finetune.reporting.tables import Table
 
 
 def say(text: str = "") -> None:

@@ -8,13 +8,12 @@ import torch
 
 from finetune.cli import console
 from finetune.data import sources, targets
-from finetune.data.windows import documents_of
+from finetune.data.encoding import documents_of
 from finetune.errors import counted
 from finetune.models import pretrained
-from finetune.models.cpu import kernels as cpu
 from finetune.pipeline import events, results
 from finetune.recipe import TextRecipe, catalog
-from finetune.reporting import tables, wording
+from finetune.reporting import tables
 from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 
@@ -60,12 +59,10 @@ def _start(event: events.Started) -> None:
     name, balance = recipe.kind.balance(targets.values(splits["train"]))
     epochs = arguments.num_train_epochs
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
-    base, kernels = getattr(recipe, "model", None), ""
+    base = getattr(recipe, "model", None)
     described = pretrained.describe(base) if base else "built by the recipe"
     if model is not None:
         described += f", {sum(tensor.numel() for tensor in model.parameters()):,} parameters"
-        if arguments.device.type == "cpu" and (names := ", ".join(cpu.names(model))):
-            kernels = f"{names}; --cpu_kernels off for those of the libraries"
     precision = results.precision(arguments)
     precision += "; --precision fp32 for full precision" * (precision != "fp32")
     facts: dict[str, str | list[str]] = {
@@ -79,7 +76,6 @@ def _start(event: events.Started) -> None:
         "model": described,
         "device": _device(arguments, settings.command),
         "batch": _batch_sizes(arguments),
-        "cpu kernels": kernels,
         "precision": precision,
         "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
         "embedded": ", ".join(f"{name}={value}" for name, value in settings.overrides.items()),
@@ -102,7 +98,7 @@ def _end(event: events.Finished) -> None:
     if statistics.targets:
         console.say()
         console.show(tables.targets(statistics))
-    for sentence in wording.verdicts(statistics, names, wording.directions(manifest)):
+    for sentence in tables.verdicts(statistics, names, tables.directions(manifest)):
         console.say(f"\n{sentence}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
@@ -111,7 +107,7 @@ def _end(event: events.Finished) -> None:
     console.say(
         f"\ntrained {counted((manifest.steps or 0) - before, 'step')}{resumed} "
         f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {metrics.test['loss']:.4f}\n"
-        f"throughput: {wording.speed(manifest.speed)}\nsaved to {run.path}{report}{profile}"
+        f"throughput: {tables.speed(manifest.speed)}\nsaved to {run.path}{report}{profile}"
     )
 
 

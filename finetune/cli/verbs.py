@@ -17,7 +17,7 @@ from finetune.cli import console
 from finetune.cli.parser import RUN, TRUST, Parser, import_at_once, load_run, recipe_and_flags
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import RunError, UserError, counted
-from finetune.predicting.options import READING
+from finetune.pipeline.predict import READING
 from finetune.recipe import catalog
 from finetune.runtime import distributed, hub, signals
 
@@ -39,7 +39,7 @@ def train(words: Sequence[str]) -> int:
         import_at_once("finetune.training.arguments")
         from finetune.config.parser import RecipeParser
 
-        print(RecipeParser(recipe_class).help(), end="")
+        print(RecipeParser(recipe_class).format_help(), end="")
         return 0
     require_hub(recipe_class, flags)
     import_at_once("datasets", "finetune.training.trainer")
@@ -180,14 +180,16 @@ def evaluate(words: Sequence[str]) -> int:
         **{name: value for name in reading if (value := getattr(typed, name)) is not None},
     )
     from finetune.reporting import tables
-    from finetune.reporting.html import number
 
     source, notes = f"{result.source}, {counted(result.rows, 'row')}", result.notes
     if (statistics := result.statistics) is None:
         console.say(f"\ntest set of {source}")
         names = [name for name, value in result.metrics.items() if isinstance(value, float)]
         scores = {"now": result.metrics, "recorded": result.recorded or {}}
-        lines = [[name, *(number(values[key]) for key in names)] for name, values in scores.items()]
+        lines = [
+            [name, *(tables.number(values[key]) for key in names)]
+            for name, values in scores.items()
+        ]
         console.table(["", *names], lines)
     else:
         shown = [tables.metrics(f"{source}, 95% confidence intervals", statistics)]

@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from finetune.data.comma_list import format_option
 from finetune.errors import Report, UserError, masked
 from finetune.recipe import Recipe, catalog
-from finetune.recipe.options import comma_lists
 from finetune.runtime import distributed, hub
-from finetune.training.options import find_type_mistake, merge_options
+from finetune.training.options import describe_unknown, find_type_mistake, merge_options
 
 if TYPE_CHECKING:
     from finetune.config.parser import RecipeParser
@@ -91,7 +90,8 @@ class Settings:
         hints, keywords = get_type_hints(RunOptions), dict[str, Any]()
         for name, value in options.items():
             if name not in parser.names:
-                parser.report_unknown(f"'{name}'", parser.names)
+                message = describe_unknown(f"'{name}'", parser.names)
+                parser.report.error(message, name="unknown_option")
             elif mistake := find_type_mistake(name, value, hints.get(name, Any)):
                 parser.report.error(mistake)
             else:
@@ -227,22 +227,24 @@ def _build(recipe: type[Recipe], options: Mapping[str, Any], report: Report) -> 
 
 def _read_config(parser: RecipeParser, config: str) -> dict[str, Any]:
     """Return the options in a YAML file, read by the parser of the flags."""
-    content, words, forms = dict[str, Any](), list[str](), comma_lists(parser.recipe)
+    content, words = dict[str, Any](), list[str]()
+    options = dataclasses.fields(parser.recipe)
+    forms: dict[str, str] = {option.name: option.metadata.get("metavar", "") for option in options}
     with parser.report.collect():
         content = _load_yaml(config)
     for name, value in content.items():
         with parser.report.collect():
-            if name in forms:
+            if "," in forms.get(name, ""):
                 value = format_option(value, forms[name], f"{config}: '{name}'")
             if isinstance(value, list):
                 words += [f"--{name}", *map(str, value)]
             elif value not in ("", "null", "~"):
                 text = json.dumps(value) if isinstance(value, dict) else value
                 words.append(f"--{name}={text}")
-    options = parser.read(words, config)
-    if options.pop("config", None) is not None:
+    values = parser.read(words, f"{config}: ")
+    if values.pop("config", None) is not None:
         parser.report.error(f"{config}: 'config' cannot name another file")
-    return options
+    return values
 
 
 def _load_yaml(config: str) -> dict[str, Any]:

@@ -24,20 +24,14 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def is_number(kind: pa.DataType) -> bool:
-    """Return whether values of a type are integers or floating-point numbers."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
 def stored(schema: pa.Schema) -> pa.Schema:
     """Return a schema in types that ``datasets`` knows, text and lists in one of their several.
 
     Raises:
         ValueError: If it knows none for a column, with the type.
     """
-    for number, field in enumerate(schema):
-        schema = schema.set(number, pa.field(field.name, _plain(field.type)))
-    return Features.from_arrow_schema(schema).arrow_schema
+    fields = [(field.name, _plain(field.type)) for field in schema]
+    return Features.from_arrow_schema(pa.schema(fields, schema.metadata)).arrow_schema
 
 
 def plain(table: pa.Table) -> pa.Table:
@@ -72,7 +66,7 @@ def decoded(table: pa.Table) -> pa.Table:
     return table
 
 
-def indices(rows: Dataset) -> np.ndarray | None:
+def _indices(rows: Dataset) -> np.ndarray | None:
     """Return where each row is stored, shape ``(rows,)``; None if that is its number."""
     mapping = rows._indices
     return None if mapping is None else np.asarray(mapping.column(0).to_numpy(), dtype=np.int64)
@@ -81,7 +75,7 @@ def indices(rows: Dataset) -> np.ndarray | None:
 def column(rows: Dataset, name: str) -> pa.ChunkedArray:
     """Return a column, as it is stored; not for long texts, which :func:`pieces` yields."""
     stored: pa.ChunkedArray = rows.data.column(name)
-    places = indices(rows)
+    places = _indices(rows)
     return stored if places is None else stored.take(pa.array(places))
 
 
@@ -90,12 +84,9 @@ def pieces(
 ) -> Iterator[tuple[np.ndarray, pa.Array]]:
     """Yield the numbers of at most 10,000 rows and their values, in the order of the storage.
 
-    Args:
-        rows: With the column.
-        name: Of the column.
-        wanted: The numbers of the rows to be read, or None for all.
+    Of all rows, or of those of the numbers ``wanted``.
     """
-    mapping, end = indices(rows), 0
+    mapping, end = _indices(rows), 0
     numbers = np.arange(len(rows)) if wanted is None else wanted
     places = numbers if mapping is None else mapping[numbers]
     order = np.argsort(places, kind="stable")
@@ -120,24 +111,18 @@ def matching(texts: pa.Array, pattern: str) -> np.ndarray:
 
 
 def with_column(rows: Dataset, name: str, values: pa.Array, feature: Any) -> Dataset:
-    """Return ``rows`` with another column; ``Dataset.add_column`` copies all others of a selection.
+    """Return ``rows``, of which none is in them twice, with another column of shape ``(rows,)``.
 
-    Args:
-        rows: Without a column of that name; no row is in them twice.
-        name: Of the column.
-        values: Of shape ``(rows,)``.
-        feature: What they are.
+    ``Dataset.add_column`` copies all others of a selection.
     """
-    features = Features({**rows.features, name: feature})
-    schema = Features({name: feature}).arrow_schema
-    values, places = values.cast(schema.field(0).type), indices(rows)
+    schema, info = Features({name: feature}).arrow_schema, rows.info.copy()
+    info.features = Features({**rows.features, name: feature})
+    values, places = values.cast(schema.field(0).type), _indices(rows)
     if places is not None:
         source = np.full(rows.data.num_rows, -1, dtype=np.int64)
         source[places] = np.arange(len(places))
         assert np.count_nonzero(source >= 0) == len(places), "a row is there twice"
         values = values.take(pa.array(source, mask=source < 0))
-    info = rows.info.copy()
-    info.features = features
     return Dataset(
         concat_tables([rows.data, InMemoryTable.from_arrays([values], schema=schema)], axis=1),
         info=info,

@@ -7,7 +7,7 @@ from pathlib import Path
 from finetune.errors import UserError
 from finetune.runtime import hub
 
-TOKENIZED, MEMORY = "finetune-tokenized", "finetune-memory"
+FILES, TOKENIZED, MEMORY = "finetune-files", "finetune-tokenized", "finetune-memory"
 
 
 def place(folder: str, name: str) -> Path:
@@ -16,7 +16,7 @@ def place(folder: str, name: str) -> Path:
 
 
 def make(directory: Path) -> None:
-    """Make the directory of an entry, unless it is there; refuse a cache that cannot be written."""
+    """Make a directory unless it is there; refuse a cache that cannot be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shlex
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +15,8 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, arrow, targets
-from finetune.data.comma_list import format_option, split_values
-from finetune.data.label_columns import (
+from finetune.data.comma_list import format_option, join_pairs, split_values
+from finetune.data.labels import (
     LabelColumn,
     LabelOptions,
     list_names,
@@ -47,9 +50,7 @@ def parse_names(flag: str, text: Any) -> list[str]:
 def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Return the columns of each kind: those that are named, or else the one with a usual name.
 
-    Args:
-        rows: Of training.
-        columns: The columns by kind, ``text``, ``image`` or ``label``; empty ones are found.
+    ``columns`` are by kind, ``text``, ``image`` or ``label``; empty ones are found.
 
     Raises:
         UserError: If no column has a usual name, or several, none of which is called as its kind.
@@ -57,17 +58,16 @@ def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[li
     named = {name for names in columns.values() for name in names}
     chosen, report = list[list[str]](), Report()
     for kind, names in columns.items():
-        usual = [name for name in names if name]
-        if not usual:
+        if not any(names):
             free = [name for name in rows.column_names if name not in named]
-            usual = [name for name in free if name.lower() in _USUAL_NAMES[kind]]
-            usual = [kind] if kind in usual else usual
-            if len(usual) != 1:
+            names = [name for name in free if name.lower() in _USUAL_NAMES[kind]]
+            names = [kind] if kind in names else names
+            if len(names) != 1:
                 report.error(
                     f"--{kind}_column: expected the name of a column, or one column called "
                     f"{' or '.join(_USUAL_NAMES[kind])}{describe_columns(rows, kind)}"
                 )
-        chosen.append(usual)
+        chosen.append([*names])
     report.raise_errors()
     return chosen
 
@@ -75,12 +75,9 @@ def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[li
 def require_columns(
     dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Report
 ) -> None:
-    """Refuse columns that are missing, named twice or of the wrong type.
+    """Refuse columns that are missing or named twice, and texts that are none, or are numbers.
 
-    Args:
-        dataset: As it was read.
-        columns: The columns by the flags that name them: ``--text_column``, ``--label_columns``.
-        report: Gets an error for each of them.
+    ``columns`` are by the flags that name them: ``--text_column``, ``--label_columns``.
 
     Raises:
         UserError: If there is such a column.
@@ -95,9 +92,18 @@ def require_columns(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
                 + describe_columns(dataset[lacking[0]], column)
             )
-        elif flag.startswith("--text_column"):
-            _require_texts(dataset, flag, column, report)
         flags.setdefault(column, flag)
+        for split, rows in dataset.items() if flag.startswith("--text_column") else ():
+            if lacking or not rows.num_rows:
+                continue
+            values = itertools.chain.from_iterable(arrow.batches(rows, column))
+            cells = (value.as_py() for value in values if value.is_valid)
+            first = next(cells, "")
+            numbers = (parse_number(cell) is not None for cell in itertools.chain([first], cells))
+            if not isinstance(first, str) or (split == "train" and all(numbers)):
+                message = f"the column '{column}' of the {split} data holds no text, but {first!r}"
+                report.error(f"{flag}: {message}", fix="is it the right column?")
+                break
     report.raise_errors()
 
 
@@ -105,23 +111,6 @@ def describe_columns(rows: Dataset, column: str) -> str:
     """Return which columns there are, and which is called most like a missing one."""
     names = [name for name in rows.column_names if name != ROW]
     return f"{suggestion(column, names)} (available: {', '.join(names)})"
-
-
-def _require_texts(dataset: DatasetDict, flag: str, column: str, report: Report) -> None:
-    """Report a column that holds other values than texts, or whose training texts are numbers."""
-    for split, rows in dataset.items():
-        values = (value for batch in arrow.batches(rows, column) for value in batch.drop_null())
-        if (first := next(values, None)) is None:
-            continue
-        cells = (value.as_py() for value in itertools.chain([first], values))
-        is_text = arrow.is_text(first.type)
-        if not is_text or (split == "train" and all(parse_number(c) is not None for c in cells)):
-            report.error(
-                f"{flag}: the column '{column}' of the {split} data holds no text, but "
-                f"{first.as_py()!r}",
-                fix="is it the right column?",
-            )
-            return
 
 
 def drop_own_columns(dataset: DatasetDict, columns: Sequence[str], report: Report) -> DatasetDict:
@@ -141,20 +130,18 @@ def read_label_columns(
 ) -> dict[str, list[LabelColumn]]:
     """Return the columns of labels of each split, missing where a text or a label of a row is.
 
-    Args:
-        dataset: With the columns.
-        texts: Columns of texts.
-        options: How labels are written.
-        report: Gets an error for each column of a split with missing values, or a warning if such
-            rows are left out.
-
     Raises:
-        UserError: If values are missing, unless such rows are left out.
+        UserError: If values are missing, unless such rows are left out, with a warning.
     """
     columns = {}
     for split, rows in dataset.items():
         labels = [read_label_column(rows, name) for name in options.columns]
-        masks = {f"text in '{name}'": _has_text(rows, name) for name in texts}
+        masks = {}
+        for name in texts:
+            batches = (batch.cast(pa.string()) for batch in arrow.batches(rows, name))
+            blank = (pc.equal(pc.utf8_trim_whitespace(pc.fill_null(b, "")), "") for b in batches)
+            is_blank = np.concatenate([np.zeros(0, dtype=bool), *(b.to_numpy() for b in blank)])
+            masks[f"text in '{name}'"] = ~is_blank
         masks |= {f"label in '{column.name}'": column.codes >= 0 for column in labels}
         valid = np.logical_and.reduce([*masks.values()])
         columns[split] = [column.only(valid) for column in labels]
@@ -170,20 +157,8 @@ def read_label_columns(
     return columns
 
 
-def _has_text(rows: Dataset, column: str) -> np.ndarray:
-    """Return which rows have a text that is not blank, shape ``(rows,)``."""
-    batches = arrow.batches(rows, column)
-    texts = (pc.utf8_trim_whitespace(batch.cast(pa.string())) for batch in batches)
-    has_text = [pc.fill_null(pc.not_equal(batch, ""), False).to_numpy() for batch in texts]
-    return np.concatenate([np.zeros(0, dtype=bool), *has_text])
-
-
 def require_labelled(dataset: DatasetDict, input_column: str, report: Report) -> None:
-    """Refuse raw rows without the columns that a recipe loads, or with labels of another type.
-
-    Raises:
-        UserError: With all that is wrong.
-    """
+    """Refuse raw rows without the columns that a recipe loads, or with labels of another type."""
     require_columns(dataset, {"load()": [input_column, "label"]}, report)
     for split, rows in dataset.items():
         if not (targets.are_classes(rows) or "float" in str(rows.features["label"])):
@@ -206,12 +181,9 @@ def require_rows(
     Args:
         dataset: The splits of a source, or training, validation and test rows.
         names: What the user calls the labels: their column, or several columns of numbers.
-        report: Gets an error for each mistake.
+        report: Gets an error for each mistake, which are raised.
         source: The names of the splits that these were made of; None for those of a source, whose
             classes may still be corrected.
-
-    Raises:
-        UserError: With all mistakes.
     """
     dropped = [report.text(item) for item in report.findings if item.name == "dropped_rows"]
     reason = f" ({'; '.join(dropped)})" * bool(dropped)
@@ -229,7 +201,13 @@ def require_rows(
                 fix="rename them by --label_map OLD=NEW, add training rows for them, or do "
                 f"without: --dataset_splits {split}=none",
             )
-    for position in targets.constant(train):
+    report.raise_errors()
+    if targets.are_classes(train):
+        is_constant = np.array([{*trained.values()} <= {len(train)}])
+    else:
+        numbers = np.reshape(targets.values(train), (len(train), -1))
+        is_constant = (numbers == numbers[:1]).all(axis=0)
+    for position in np.flatnonzero(is_constant).tolist():
         name = names[position] if position < len(names) else f"target {position + 1}"
         labels = [classes[number] for number in trained] or targets.values(train)[:1]
         report.error(
@@ -237,3 +215,37 @@ def require_rows(
             f"({list_names(labels)}): expected two different ones or more{reason}"
         )
     report.raise_errors()
+
+
+def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -> None:
+    """Refuse names in ``--label_map`` that no row of a training has, and warn of classes that
+    differ by case, blanks or the like; none are merged.
+    """
+    classes = targets.class_names(dataset["train"])
+    if unmapped:
+        names = f"{list_names(unmapped)} in the data (labels: {list_names(classes)})"
+        report.error(f"--label_map: no label {names}")
+    counts: Counter[str] = Counter()
+    for rows in dataset.values():
+        counts.update({classes[number]: n for number, n in targets.counts(rows).items()})
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, _ in counts.most_common():
+        words = unicodedata.normalize("NFKC", name).casefold().split()
+        visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
+        groups[visible.lstrip("0") or "0" if visible.isdecimal() else visible].append(name)
+    similar = [group for _, group in sorted(groups.items()) if len(group) > 1]
+    if similar:
+        pairs = [(name, names[0].strip()) for names in similar for name in names]
+        option = shlex.quote(join_pairs([(old, new) for old, new in pairs if old != new]))
+        # escaped where the difference is not visible
+        quoted = [
+            " and ".join(
+                repr(n) if unicodedata.is_normalized("NFC", n) else ascii(n) for n in names
+            )
+            for names in similar
+        ]
+        report.warning(
+            f"similar labels kept as separate classes: {'; '.join(quoted)}",
+            "similar_labels",
+            fix=f"to merge them, make them identical in the data, or --label_map {option}",
+        )

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import itertools
 import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, List
 
 from finetune.data import ROW, arrow, digests, targets
-from finetune.data.label_columns import list_names, parse_list, parse_number
+from finetune.data.labels import list_names, parse_list, parse_number
 from finetune.data.prediction_columns import PREFIX, free_name
 from finetune.data.read import ReadOptions, existing, read_file
 from finetune.data.sources import Source
@@ -41,15 +40,8 @@ _UNCHANGED = object()  # the label that a line without a new one asks for
 
 #: A row: its split of the source, and its number there.
 Row = tuple[str, int]
-
-
-class Line(NamedTuple):
-    """A line of a file; what is missing or empty is ``""``."""
-
-    split: str
-    digest: str
-    label: str
-    new_label: str
+#: Split, digest, label and new label of a line of a file; what is missing is ``""``.
+Line = tuple[str, str, str, str]
 
 
 def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
@@ -73,26 +65,24 @@ def read_suspects(path: Path) -> list[Line]:
     Raises:
         UserError: If it is no such file.
     """
-    rows = read_file(path, ReadOptions())
-    cells = []
-    for name in Line._fields:
+    rows, cells = read_file(path, ReadOptions()), []
+    for name in ("split", "digest", "label", "new_label"):
         column = name
         while f"{PREFIX}{column}" in rows.column_names:  # the user has a column of that name
             column = f"{PREFIX}{column}"
-        if column not in rows.column_names and name != "label":
+        if column not in rows.column_names:
             raise UserError(
                 f"no column '{column}' (columns: {', '.join(rows.column_names)}); expected a "
                 f"{FILE} of report or check, of which only 'new_label' is edited"
             )
-        values = rows[column][:] if column in rows.column_names else [""] * len(rows)
-        texts = ["" if value is None else str(value) for value in values]
+        texts = ["" if value is None else str(value) for value in rows[column][:]]
         cells.append(texts if name == "label" else [text.strip() for text in texts])
-    return [Line(*line) for line in zip(*cells, strict=True)]
+    return [*zip(*cells, strict=True)]
 
 
 def has_new_labels(path: Path) -> bool:
     """Return whether a person has written into a file, which has to be a list of suspects."""
-    return any(line.new_label for line in read_suspects(path))
+    return any(new_label for *_, new_label in read_suspects(path))
 
 
 def text_digest(text: str) -> str:
@@ -131,29 +121,24 @@ def apply(
     Of each file are returned ``file``, ``sha256``, and the rows ``relabelled`` and ``excluded``
     by split.
 
-    Args:
-        splits: Made of ``source``, with ``_row``, ``label`` and ``column``.
-        source: As it was read.
-        column: What the model reads.
-        relabel: Files with ``new_label``; each begins with the labels that the one before it left.
-        exclude: Files of rows that are left out.
-        report: Gets a fact about each file.
+    The splits are made of ``source``, and the model reads ``column``. A file begins with the labels
+    that the one before it left.
 
     Raises:
         UserError: If a file is not of these rows, names unknown labels, or is ambiguous.
     """
     files = []
-    for title in (*(f"--relabel {name}" for name in relabel), *(f"--exclude {n}" for n in exclude)):
-        flag, _, name = title.partition(" ")
+    flags = [("--relabel", name) for name in relabel] + [("--exclude", name) for name in exclude]
+    for flag, name in flags:
         path = existing(name)
         try:
             lines = read_suspects(path)
         except UserError as error:
-            raise UserError(f"{title}: {error}") from error
-        if flag == "--relabel" and not any(line.new_label for line in lines):
-            raise UserError(f"{title}: no row has a 'new_label' (a label, or {DROP})")
-        files.append((title, path, lines))
-    listed = {line.digest for _, _, lines in files for line in lines}
+            raise UserError(f"{flag} {name}: {error}") from error
+        if flag == "--relabel" and not any(new_label for *_, new_label in lines):
+            raise UserError(f"{flag} {name}: no row has a 'new_label' (a label, or {DROP})")
+        files.append((flag, path, lines))
+    listed = {digest for _, _, lines in files for _, digest, _, _ in lines}
     index: dict[tuple[str, str], list[Row]] = defaultdict(list)  # by split and digest
     labels: dict[Row, Any] = {}  # as in the data, or as corrected by a file; None: left out
     for split, rows in source.items():
@@ -162,35 +147,36 @@ def apply(
             if digest in listed:
                 index[split, digest].append((split, numbers[place]))
                 labels[split, numbers[place]] = values[place]
-    rows_of = {}
-    for split, rows in splits.items():
-        origin = split if split in source else "train"
-        rows_of[split] = [(origin, number) for number in arrow.column(rows, ROW).to_pylist()]
-    parts = {row: split for split, members in rows_of.items() for row in members if row in labels}
+    keys = {
+        split: [
+            (split if split in source else "train", n) for n in targets.source_rows(rows).tolist()
+        ]
+        for split, rows in splits.items()
+    }
+    split_of = {row: split for split, members in keys.items() for row in members if row in labels}
     applied = []
-    for title, path, lines in files:
-        changes = _find_changes(title, path, lines, index, labels, source["train"])
+    for (flag, name), (_, path, lines) in zip(flags, files, strict=True):
+        changes = _find_changes(flag, path, lines, index, labels, source["train"])
         labels |= changes
-        used = {row: label for row, label in changes.items() if row in parts}
-        relabelled = Counter(parts[row] for row, label in used.items() if label is not None)
-        excluded = Counter(parts[row] for row, label in used.items() if label is None)
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        facts = {"file": title.partition(" ")[2], "sha256": sha256}
-        applied.append({**facts, "relabelled": dict(relabelled), "excluded": dict(excluded)})
+        used = {row: label for row, label in changes.items() if row in split_of}
+        relabelled = Counter(split_of[row] for row, label in used.items() if label is not None)
+        excluded = Counter(split_of[row] for row, label in used.items() if label is None)
         texts = [
-            ", ".join(counted(count, f"{split} row") for split, count in counter.items())
+            ", ".join(counted(count, f"{split} row") for split, count in counter.items()) or "none"
             for counter in (relabelled, excluded)
         ]
-        text = f"{title}: relabelled {texts[0] or 'no rows'}; left out {texts[1] or 'no rows'}"
+        text = f"{flag} {name}: relabelled {texts[0]}; left out {texts[1]}"
         if unused := len(changes) - len(used):
             text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
         if "test" in relabelled | excluded:
             text += ": its test scores are not those of the same test set any more"
         report.info(text, name="corrections")
+        facts = {"file": name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        applied.append({**facts, "relabelled": dict(relabelled), "excluded": dict(excluded)})
     corrected = DatasetDict()
     for split, rows in splits.items():
         old = targets.values(rows)
-        new = [labels.get(row, label) for row, label in zip(rows_of[split], old, strict=True)]
+        new = [labels.get(row, label) for row, label in zip(keys[split], old, strict=True)]
         if new != old:
             places = [place for place, label in enumerate(new) if label is not None]
             feature, kind = rows.features["label"], rows.data.schema.field("label").type
@@ -202,7 +188,7 @@ def apply(
 
 
 def _find_changes(
-    title: str,
+    flag: str,
     path: Path,
     lines: Sequence[Line],
     index: Mapping[tuple[str, str], Sequence[Row]],
@@ -211,37 +197,51 @@ def _find_changes(
 ) -> dict[Row, Any]:
     """Return the rows to change with their new label, None to leave them out."""
     mistakes, lost, requests = list[str](), list[int](), dict[Row, tuple[Any, int]]()
-    source = Source(str(path))
-    for number, line in enumerate(lines):
-        rows = index.get((line.split, line.digest), ())
-        left = [row for row in rows if labels[row] is not None]
-        texts = [label_text(train, labels[row]) for row in left]
+
+    def locate(*numbers: int) -> str:
+        return f"{flag} {path}, {Source(str(path)).locate('train', numbers)}"
+
+    for number, (split, digest, label, cell) in enumerate(lines):
+        rows = [row for row in index.get((split, digest), ()) if labels[row] is not None]
+        texts = {row: label_text(train, labels[row]) for row in rows}
+        is_only = not label.strip() and len({*texts.values()}) == 1
+        meant = [row for row in rows if is_only or texts[row] == label]
+        meant = meant or [row for row in rows if _plain(texts[row]) == _plain(label)]
         try:
-            new_label = None
-            if title.startswith("--relabel"):
-                new_label = _parse_label(line.new_label, train)
-            are_meant = _match_labels(line.label, texts)
+            new_label = _parse_label(cell, train) if flag == "--relabel" else None
         except UserError as error:
-            mistakes.append(f"{title}, {source.locate('train', [number])}: {error}")
+            mistakes.append(f"{locate(number)}: {error}")
             continue
-        if not rows and new_label is not _UNCHANGED:
+        if rows and not meant:
+            mistakes.append(
+                f"{locate(number)}: 'label' is '{label}', and the data has "
+                f"{', '.join(map(repr, sorted({*texts.values()})))} for this row: it must say "
+                "which row is meant; only 'new_label' is edited"
+            )
+        if (split, digest) not in index and new_label is not _UNCHANGED:
             lost.append(number)
-        for row in itertools.compress(left, are_meant):
+        for row in meant:
             request, other = requests.setdefault(row, (new_label, number))
             if request != new_label:
                 mistakes.append(
-                    f"{title}, {source.locate('train', [other, number])} are about rows of the "
-                    "same content and label: give them the same 'new_label', or remove a line"
+                    f"{locate(other, number)} are about rows of the same content and label: give "
+                    "them the same 'new_label', or remove a line"
                 )
     if lost:
         mistakes.append(
-            f"{title}: {counted(len(lost), 'row')} of {len(lines):,} are not in the data, by "
-            f"'split' and 'digest': {source.locate('train', lost)}; remove them, or give the file "
-            "of this data set"
+            f"{locate(*lost)}: {len(lost):,} of {len(lines):,} rows are not in the data, by "
+            "'split' and 'digest'; remove them, or give the file of this data set"
         )
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
     return {row: label for row, (label, _) in requests.items() if label is not _UNCHANGED}
+
+
+def _plain(label: str) -> str:
+    """Return a label without what a spreadsheet changes: case, blanks, the digits of a number."""
+    text = label.strip().removeprefix("'").casefold()
+    number = parse_number(text)
+    return text if number is None else f"{number:.12g}"
 
 
 def _parse_label(cell: str, rows: Dataset) -> Any:
@@ -270,25 +270,3 @@ def _parse_label(cell: str, rows: Dataset) -> Any:
             expected = f"a JSON list of {length} numbers" if is_list else "a number"
             raise UserError(f"expected {expected} in 'new_label', found {cell!r}")
     return labels if is_list else labels[0]
-
-
-def _match_labels(cell: str, labels: Sequence[str]) -> list[bool]:
-    """Return which of the labels that rows of one content have a line is about."""
-    if not labels or (not cell.strip() and len({*labels}) == 1):
-        return [True] * len(labels)
-    for is_same in (str.__eq__, _is_same_label):
-        if any(matches := [is_same(cell, label) for label in labels]):
-            return matches
-    raise UserError(
-        f"'label' is '{cell}', and the data has {', '.join(map(repr, sorted({*labels})))} for this "
-        "row: it must say which row is meant; only 'new_label' is edited"
-    )
-
-
-def _is_same_label(cell: str, label: str) -> bool:
-    """Return whether a cell is a label of the data, however a spreadsheet writes that."""
-    cell, label = (text.strip().removeprefix("'").casefold() for text in (cell, label))
-    try:
-        return cell == label or math.isclose(float(cell), float(label), rel_tol=1e-6)
-    except ValueError:
-        return False

@@ -44,41 +44,31 @@ def read(dataset: str) -> dict[str, Any]:
     Raises:
         UserError: if the name is unknown, or its package is missing or has another version.
     """
+    import numpy as np
+    import pandas as pd
+    from datasets import ClassLabel, Dataset, Features, Image, load_dataset
+    from PIL import Image as PIL
+
     name = dataset.removeprefix(PREFIX)
-    if name == "digits":
-        return {"train": _read_digits()}
-    if name in ("imdb", "rotten-tomatoes"):
-        return {"train": _read_reviews(name.replace("-", "_"))}
-    raise UserError(f"{dataset}: expected imdb, rotten-tomatoes or digits after {PREFIX}")
+    if name == "digits":  # 784 pixels, then the digit
+        table = pd.read_csv(verified_path(_DIGITS), header=None, dtype=np.uint8).to_numpy()
+        images = [PIL.fromarray(row[:-1].reshape(28, 28)) for row in table]
+        features = Features({"image": Image(), "label": ClassLabel(names=list("0123456789"))})
+        columns = {"image": images, "label": table[:, -1].tolist()}
+        return {"train": Dataset.from_dict(columns, features=features)}
+    if name not in ("imdb", "rotten-tomatoes"):
+        raise UserError(f"{dataset}: expected imdb, rotten-tomatoes or digits after {PREFIX}")
+    rows: Any = load_dataset("csv", data_files=str(verified_path(REVIEWS)), split="train")
+    source = name.replace("-", "_")
+    rows = rows.filter(lambda value: value == source, input_columns="source")
+    label = ClassLabel(names=["negative", "positive"])
+    return {"train": rows.remove_columns("source").cast_column("label", label)}
 
 
 def model_directory() -> Path:
     """Return the directory of MiniLM-L6 for ``from_pretrained``, with verified hashes."""
     verified_path(_TOKENIZER)
     return verified_path(_WEIGHTS).parent
-
-
-def _read_reviews(source: str) -> Any:
-    from datasets import ClassLabel, load_dataset
-
-    reviews = load_dataset("csv", data_files=str(verified_path(REVIEWS)), split="train")
-    reviews = reviews.filter(lambda value: value == source, input_columns="source")
-    return reviews.remove_columns("source").cast_column(
-        "label", ClassLabel(names=["negative", "positive"])
-    )
-
-
-def _read_digits() -> Any:
-    import numpy as np
-    import pandas as pd
-    from datasets import ClassLabel, Dataset, Features, Image
-    from PIL import Image as PIL
-
-    # 784 pixels, then the digit
-    table = pd.read_csv(verified_path(_DIGITS), header=None, dtype=np.uint8).to_numpy()
-    images = [PIL.fromarray(row[:-1].reshape(28, 28)) for row in table]
-    features = Features({"image": Image(), "label": ClassLabel(names=list("0123456789"))})
-    return Dataset.from_dict({"image": images, "label": table[:, -1].tolist()}, features=features)
 
 
 def verified_path(file: str) -> Path:

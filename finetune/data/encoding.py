@@ -3,6 +3,12 @@
 A row is one text, or several parts. Two parts are a pair where the tokenizer has pairs, with its
 own separators and token types; other parts are joined by its separator token. The longest part is
 truncated first.
+
+Or a text of more than ``max_length`` tokens is cut into overlapping windows of exactly so many,
+special tokens included, which share ``stride`` tokens with the next; the last one ends with the
+text, and shares more. Each is a row, and a column :data:`COLUMN` has the number of its document;
+the outputs of a model for them are pooled. With a fast tokenizer these are the windows of its
+``return_overflowing_tokens`` but for the last, which is what ``truncation_side="left"`` keeps.
 """
 
 from __future__ import annotations
@@ -36,6 +42,8 @@ _CHARACTERS_PER_TOKEN, _FEWEST_CHARACTERS = 32, 2**14
 _CHARACTERS_PER_CALL = 2**20
 #: Characters by which the tokens of a longer text are estimated.
 _COUNTED = 200_000
+#: The column of prepared rows with the number of their document in its split.
+COLUMN = "document"
 _SAMPLE = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
 
 
@@ -67,14 +75,7 @@ def token_ids(
 
 
 class Frame:
-    """The special tokens that a tokenizer puts around a text, or around the two of a pair.
-
-    Args:
-        tokenizer: Of the model.
-        texts: 1, or 2 for a pair.
-
-    Attributes:
-        size: How many special tokens there are.
+    """The ``size`` special tokens that a tokenizer puts around a text, or those of a pair.
 
     Raises:
         UserError: If the tokens of a text are not among those with special tokens.
@@ -83,17 +84,17 @@ class Frame:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: int = 1) -> None:
         self._example: Columns = dict(tokenizer(*[_SAMPLE] * texts, verbose=False))
         ids, (sample_ids,) = self._example["input_ids"], token_ids(tokenizer, [_SAMPLE])
-        self.size = len(ids) - texts * len(sample_ids)
+        size = len(sample_ids)
+        self.size = len(ids) - texts * size
         self._bounds = [0]  # where the texts begin and end in the example
         for _ in range(texts):
-            begin, size = self._bounds[-1], len(sample_ids)
-            while ids[begin : begin + size] != sample_ids or not size:
-                if begin == len(ids):
-                    raise UserError(
-                        f"{type(tokenizer).__name__} does not put its special tokens around those "
-                        "of the text: use --long_texts cut, --truncation head, one --text_column"
-                    )
-                begin += 1
+            places = range(self._bounds[-1], len(ids) if size else 0)
+            begin = next((n for n in places if ids[n : n + size] == sample_ids), None)
+            if begin is None:
+                raise UserError(
+                    f"{type(tokenizer).__name__} does not put its special tokens around those of "
+                    "the text: use --long_texts cut, --truncation head, one --text_column"
+                )
             self._bounds += [begin, begin + size]
 
     def row(self, *texts: list[int]) -> Columns:
@@ -127,14 +128,10 @@ class Encoder:
     end: tuple[int, str] | None = None
 
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
-        """Return the outputs of the tokenizer for rows, all of the same number of parts.
-
-        Raises:
-            UserError: If a text spells out the token that ends it.
-        """
+        """Return the outputs of the tokenizer for rows, all of the same number of parts."""
         columns = _columns(rows)
         encoded = self._encode(columns)
-        if rows and self.end is not None:
+        if self.end is not None:
             (example,) = self._encode([["a"]] * len(columns))["input_ids"]
             self.refuse_ends(rows, encoded["input_ids"], example.count(self.end[0]))
         return encoded
@@ -156,11 +153,7 @@ class Encoder:
         return f"joined by {separator(self.tokenizer)!r}"
 
     def refuse_too_short(self, parts: int) -> None:
-        """Refuse a ``max_length`` that has no room for a token of each of several parts.
-
-        Raises:
-            UserError: With the fewest tokens that have.
-        """
+        """Refuse a ``max_length`` that has no room for a token of each of several parts."""
         fewest = self._frame_size(parts) + parts
         if self.max_length < fewest:
             raise UserError(
@@ -182,28 +175,16 @@ class Encoder:
         return lengths
 
     def _encode(self, columns: Sequence[Sequence[str]]) -> Mapping[str, list[Any]]:
-        """Return the outputs of the tokenizer for columns of texts."""
-        columns = [[self._clip(str(text)) for text in column] for column in columns]
-        if len(columns) == 1 and (self.truncation != "head_tail" or not columns[0]):
+        columns = [[self._clip(text) for text in column] for column in columns]
+        if len(columns) == 1 and self.truncation != "head_tail":
             limit: dict[str, Any] = {"truncation": True, "max_length": self.max_length}
             encoded: Mapping[str, list[Any]] = self.tokenizer(*columns, **limit)
             return encoded
         # a fast tokenizer would make all combinations of what it truncates of both texts of a pair
         are_pair = is_pair(self.tokenizer, len(columns))
         frame = Frame(self.tokenizer, 2) if are_pair else self.frame
-        room, rows = self.max_length - self._frame_size(len(columns)), []
-        for parts in self._tokens(columns):
-            lengths = [len(ids) for ids in parts]
-            if self.truncation == "head_tail":
-                (ids,), head = parts, self.max_length // _HEAD
-                tail = max(head, len(ids) - room + head)
-                rows.append(frame.row(ids[:head] + ids[tail:]))
-            elif are_pair:
-                rows.append(frame.row(*self._truncate(parts, lengths, room)))
-            else:
-                first, *rest = self._truncate(parts, [min(n, room) for n in lengths], room)
-                joined = itertools.chain(first, *([*self._separator, *ids] for ids in rest))
-                rows.append(frame.row([*joined]))
+        room = self.max_length - self._frame_size(len(columns))
+        rows = [frame.row(*self._cut(parts, room, are_pair)) for parts in self._tokens(columns)]
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _clip(self, text: str) -> str:
@@ -226,12 +207,10 @@ class Encoder:
 
     @functools.cached_property
     def _separator(self) -> list[int]:
-        """The tokens between parts that are joined."""
         (ids,) = token_ids(self.tokenizer, [separator(self.tokenizer)], split_special_tokens=False)
         return ids
 
     def _frame_size(self, parts: int) -> int:
-        """Return how many special tokens are around and between parts."""
         are_pair = is_pair(self.tokenizer, parts)
         separators = 0 if parts == 1 or are_pair else (parts - 1) * len(self._separator)
         return int(self.tokenizer.num_special_tokens_to_add(pair=are_pair)) + separators
@@ -251,23 +230,98 @@ class Encoder:
         for first, *rest in zip(*parts, strict=True):
             yield [first, *(ids[size:] for ids in rest)]
 
-    def _truncate(
-        self, parts: Sequence[list[int]], lengths: Sequence[int], room: int
-    ) -> list[list[int]]:
-        """Return the parts with ``room`` tokens in all, the longest truncated first; of equally
-        long ones the last has more, as with ``longest_first`` of fast tokenizers.
+    def _cut(self, parts: Sequence[list[int]], room: int, are_pair: bool) -> list[list[int]]:
+        """Return the two parts of a pair, or all joined, with ``room`` tokens in all. The longest
+        is truncated first; of equally long ones the last has more, as with fast tokenizers.
         """
-        shortest_first, shortened = sorted(range(len(parts)), key=lambda n: lengths[n]), [*parts]
-        for place, number in enumerate(shortest_first):
+        if self.truncation == "head_tail":  # of one text
+            (ids,), head = parts, self.max_length // _HEAD
+            return [ids[:head] + ids[max(head, len(ids) - room + head) :]]
+        lengths = [len(ids) if are_pair else min(len(ids), room) for ids in parts]
+        shortened = [*parts]
+        for place, number in enumerate(sorted(range(len(parts)), key=lengths.__getitem__)):
             ids, share = parts[number], min(lengths[number], room // (len(parts) - place))
             is_left = self.tokenizer.truncation_side == "left"
             shortened[number] = ids[len(ids) - share :] if is_left else ids[:share]
             room -= share
-        return shortened
+        if are_pair:
+            return shortened
+        first, *rest = shortened
+        return [[*itertools.chain(first, *([*self._separator, *ids] for ids in rest))]]
 
 
 def _columns(rows: Sequence[Read]) -> list[Sequence[str]]:
     """Return the texts of rows, or each of their parts, as columns."""
-    if not rows or isinstance(rows[0], str):
-        return [[row for row in rows if isinstance(row, str)]]
-    return [*zip(*rows, strict=True)]
+    parts = ([row] if isinstance(row, str) else row for row in rows)
+    return [*zip(*parts, strict=True)]
+
+
+class Windows:
+    """Cuts texts into windows of the ``max_length`` of an encoder.
+
+    Neighbouring ones share ``stride`` tokens, or more; None for a quarter of ``max_length``.
+    """
+
+    def __init__(self, encoder: Encoder, stride: int | None = None) -> None:
+        special = encoder.frame.size
+        self.encoder, self.room = encoder, encoder.max_length - special  # tokens of text
+        self.shared = min(encoder.max_length // 4, self.room - 1) if stride is None else stride
+        limit = f"--max_length {encoder.max_length}, {special} of them special tokens"
+        if self.room < 1:
+            raise UserError(f"{limit}: leaves no room for text in a window")
+        if not 0 <= self.shared < self.room:
+            raise UserError(f"--stride {stride}: expected 0 to {self.room - 1} with {limit}")
+
+    def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
+        """Yield the number of its text for each window, and what the tokenizer returns for it."""
+        for number, ids in enumerate(token_ids(self.encoder.tokenizer, texts)):
+            self.encoder.refuse_ends([texts[number]], [ids], 0)
+            starts = range(0, len(ids) - self.room, self.room - self.shared)
+            for start in (*starts, max(0, len(ids) - self.room)):
+                yield number, self.encoder.frame.row(ids[start : start + self.room])
+
+
+def documents_of(rows: Any) -> np.ndarray | None:
+    """Return the document of each prepared row, shape ``(rows,)``; None if rows are documents."""
+    if COLUMN not in (getattr(rows, "column_names", None) or ()):
+        return None
+    is_ours = rows.features[COLUMN].dtype == "int64"  # and not one that a recipe has called so
+    return np.asarray(rows.with_format("numpy")[COLUMN][:]) if is_ours else None
+
+
+def first_lengths(rows: Any) -> np.ndarray:
+    """Return the tokens of each document, or of its first window, shape ``(documents,)``."""
+    lengths, documents = np.asarray(rows.with_format("numpy")["length"][:]), documents_of(rows)
+    return lengths if documents is None else lengths[np.unique(documents, return_index=True)[1]]
+
+
+class Pool:
+    """Pools the outputs for windows to those of documents, as they come, by ``mean`` or ``max``."""
+
+    def __init__(self, documents: int, pooling: str) -> None:
+        self._is_mean, self._windows = pooling == "mean", np.zeros(documents, dtype=np.int64)
+        self._pooled = np.empty(0)
+
+    def add(self, documents: np.ndarray, outputs: np.ndarray) -> None:
+        """Take outputs, shape ``(windows, outputs)``, and the numbers of their documents."""
+        if not self._windows.any():
+            shape = (len(self._windows), *outputs.shape[1:])
+            self._pooled = np.full(shape, 0.0 if self._is_mean else -np.inf)
+        combine = np.add if self._is_mean else np.maximum
+        combine.at(self._pooled, documents, outputs)  # in float64, whatever the outputs are
+        np.add.at(self._windows, documents, 1)
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """The outputs of the documents, shape ``(documents, outputs)``, float32."""
+        assert self._windows.all()
+        counts = self._windows.reshape(-1, *[1] * (self._pooled.ndim - 1))
+        return np.asarray(self._pooled / (counts if self._is_mean else 1), dtype=np.float32)
+
+
+def pooled(outputs: np.ndarray, documents: np.ndarray, pooling: str) -> np.ndarray:
+    """Return the outputs of documents, in the order of their numbers, from those of windows."""
+    numbers, places = np.unique(documents, return_inverse=True)
+    pool = Pool(len(numbers), pooling)
+    pool.add(places, outputs)
+    return pool.outputs

@@ -14,13 +14,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from datasets.data_files import SPLIT_KEYWORDS
 
 from finetune.data.comma_list import split_pairs
 from finetune.data.read import existing
-from finetune.errors import Report, UserError, suggestion
+from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
 
 SPLITS = ("train", "validation", "test")
@@ -34,7 +34,6 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _PART = re.compile(r"[-_.]?(?:part[-_.]?)?\d+(?:[-_]of[-_](?P<total>\d+))?$")
 #: Files that ``Dataset.save_to_disk`` writes beside those with rows.
 _DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
-_MOST_LISTED = 10
 
 
 class NoTrainSplit(UserError):
@@ -88,27 +87,16 @@ def guess_split(name: str) -> str | None:
     return next((split for split in reversed(SPLITS) if split in splits), None)
 
 
-def select_splits(
-    dataset: str, splits: Mapping[str, Any], split_names: Mapping[str, str], report: Report
-) -> dict[str, Any]:
-    """Return the splits of a source by our names; ``report`` gets those that are not read.
-
-    Raises:
-        UserError: If a name of ``split_names`` is missing, or several names may be a split.
-        NoTrainSplit: If there is no split to train on.
-    """
-    chosen, facts = _choose_splits(dataset, splits, split_names)
-    for fact in facts:
-        report.info(fact)
-    return {split: splits[name] for split, name in chosen.items()}
-
-
-def _choose_splits(
+def choose_splits(
     dataset: str, names: Collection[str], split_names: Mapping[str, str], hint: str = ""
 ) -> tuple[dict[str, str], list[str]]:
     """Return which of the ``names`` in a source is which split, and facts for the user.
 
     ``hint`` says what else can be typed if there is no split to train on.
+
+    Raises:
+        UserError: If a name of ``split_names`` is missing, or several names may be a split.
+        NoTrainSplit: If there is no split to train on.
     """
     chosen = {split: name for split, name in split_names.items() if name != NONE}
     listed = ", ".join(names) or "none"
@@ -118,21 +106,20 @@ def _choose_splits(
         for split, name in chosen.items()
         if name not in names
     ]
-    unread = [name for name in names if name not in chosen.values()]
-    facts = []
+    unread, facts = [name for name in names if name not in chosen.values()], []
     for split in (split for split in SPLITS if split not in split_names):
         guesses = [name for name in unread if guess_split(name) == split and name not in SPLITS]
         candidates = [split] if split in unread else guesses
-        options = [f"--dataset_splits {split}={shlex.quote(name)}" for name in candidates]
+        option = f"--dataset_splits {split}={shlex.quote(candidates[0])}" if candidates else ""
         if len(candidates) > 1:
             mistakes.append(
                 f"{dataset}: expected one '{split}' split, found {', '.join(candidates)}; "
-                f"{options[0]} chooses one, {split}={NONE} leaves it out"
+                f"{option} chooses one, {split}={NONE} leaves it out"
             )
         elif candidates:
             chosen[split] = candidates[0]
             if candidates != [split]:
-                facts.append(f"read '{candidates[0]}' as the {split} split ({options[0]})")
+                facts.append(f"read '{candidates[0]}' as the {split} split ({option})")
     if mistakes:
         raise UserError(*mistakes)
     if "train" not in chosen:
@@ -147,11 +134,8 @@ def _choose_splits(
 
 
 def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
-    """Return the files of each split of a local data set.
-
-    Args:
-        dataset: A directory; or, of one split, a file or a pattern such as ``data/2024-*.csv``.
-        split_names: As :func:`parse_split_names` returns them.
+    """Return the files of each split of a directory, or those of one split: a file, or a pattern
+    such as ``data/2024-*.csv``.
 
     Raises:
         UserError: If there are none, or if it is not clear which they are.
@@ -188,7 +172,11 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
     labels: dict[str, list[str]] = defaultdict(list)
     for name, path in paths.items():
         if formats.suffix(path) in formats.FILES:
-            groups[_name_split(name, split_names)].append(path)
+            # the first folder that names a split, else the file without the number of its part
+            stem = formats.stem(name)
+            titles = [*name.parts[:-1], _PART.sub("", stem) or stem]
+            are_splits = (t for t in titles if guess_split(t) or t in split_names.values())
+            groups[next(are_splits, titles[0])].append(path)
     kind: Literal["tables", "texts", "images"] = "tables"
     if not any(guess_split(name) or name in split_names.values() for name in groups):
         suffixes = {name.suffix.lower() for name in paths if len(name.parts) > 1}
@@ -211,10 +199,12 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
                 labels[split].append(label)
     suffix = next((path.suffix for group in groups.values() for path in group), "")
     hint = f"; --dataset {shlex.quote(f'{directory}/*{suffix}')} reads all as one" * bool(groups)
-    chosen, facts = _choose_splits(str(directory), groups, split_names, hint)
+    chosen, facts = choose_splits(str(directory), groups, split_names, hint)
     for split, title in chosen.items() if kind == "tables" else ():
-        group, stems = groups[title], map(formats.stem, groups[title])
-        if len(group) > 1 and (title in stems or len({path.parent for path in group}) > 1):
+        group = groups[title]
+        if len(group) > 1 and (
+            title in map(formats.stem, group) or len({path.parent for path in group}) > 1
+        ):
             raise UserError(
                 f"{directory}: expected one file for '{split}', or its parts in one folder, found "
                 f"{_list_names([str(path.relative_to(directory)) for path in group])}"
@@ -223,22 +213,8 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
     grouped = {path for group in groups.values() for path in group}
     if unread := [str(name) for name, path in paths.items() if path not in grouped]:
         facts.append(f"not read: {_list_names(unread)}")
-    return SplitFiles(
-        kind,
-        {split: groups[name] for split, name in chosen.items()},
-        {split: labels[name] for split, name in chosen.items()},
-        facts,
-    )
-
-
-def _name_split(path: Path, split_names: Mapping[str, str]) -> str:
-    """Return what the split of a file is called: the first folder of its path that names one, else
-    the file without the number of its part, else the first of these.
-    """
-    stem = formats.stem(path)
-    names = [*path.parts[:-1], _PART.sub("", stem) or stem]
-    are_splits = (name for name in names if guess_split(name) or name in split_names.values())
-    return next(are_splits, names[0])
+    files = {split: groups[name] for split, name in chosen.items()}
+    return SplitFiles(kind, files, {split: labels[name] for split, name in chosen.items()}, facts)
 
 
 def _require_all_parts(dataset: str, split: str, paths: Sequence[Path]) -> None:
@@ -265,4 +241,4 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 def _list_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_LISTED]) + ", ..." * (len(names) > _MOST_LISTED)
+    return ", ".join(names[:10]) + ", ..." * (len(names) > 10)

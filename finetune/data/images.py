@@ -25,22 +25,15 @@ from finetune.runtime import activity
 
 #: Suffixes of files that are taken for images.
 SUFFIXES = IMAGES
-_BATCH = 512  # images in memory, not decoded
-_THREADS = min(8, os.cpu_count() or 1)
-_THUMBNAIL = 64  # pixels
-_MOST_NAMED = 5
 
 
 def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Image.Image:
-    """Return an image as RGB.
+    """Return an image as RGB; refuse one that cannot be decoded, by its path or ``name``.
 
     Args:
         image: Its ``bytes``, or else its ``path``, as ``datasets.Image(decode=False)`` has them.
         name: For the message, if the image has no path.
         is_draft: Whether an eighth of the pixels of a JPEG do, of the whole file.
-
-    Raises:
-        UserError: If it cannot be decoded, with its path.
     """
     try:
         with Image.open(io.BytesIO(read_bytes(image))) as opened:
@@ -52,8 +45,8 @@ def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Im
     except Exception as error:  # Pillow raises many kinds, depending on the file
         reason = str(error).partition("\n")[0] or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else reason
-        name = image.get("path") or name
-        raise UserError(f"{name} cannot be decoded as an image: {reason}") from error
+        place = image.get("path") or name
+        raise UserError(f"{place} cannot be decoded as an image: {reason}") from error
 
 
 def _convert(image: Image.Image) -> Image.Image:
@@ -70,9 +63,8 @@ def _convert(image: Image.Image) -> Image.Image:
 
 def thumbnail(image: Mapping[str, Any]) -> bytes:
     """Return a JPEG of an image, at most 64 pixels wide and high."""
-    small = decode(image, "an image")
-    small.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    buffer = io.BytesIO()
+    small, buffer = decode(image, "an image"), io.BytesIO()
+    small.thumbnail((64, 64))
     small.save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
 
@@ -87,17 +79,13 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     """Return rows whose column ``image`` holds images; their paths stay beside it, as ``file``.
 
     ``column`` has the images, or paths that are relative to the folder of ``dataset``.
-
-    Raises:
-        UserError: If another column is called ``image``, or the column holds neither.
     """
     feature = rows.features[column]
     dtype = str(getattr(feature, "dtype", ""))
     is_struct = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
     has_images = isinstance(feature, datasets.Image) or is_struct or "binary" in dtype
-    if (column != "image" and "image" in rows.column_names) or not (
-        has_images or "string" in dtype
-    ):
+    has_either = has_images or "string" in dtype
+    if not has_either or (column != "image" and "image" in rows.column_names):
         raise UserError(
             f"--image_column {column}: expected images or paths, and no other column 'image'; "
             f"found {feature}"
@@ -117,31 +105,10 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
 
 
 def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> DatasetDict:
-    """Return ``dataset`` without images that are missing or cannot be decoded.
+    """Return ``dataset`` without images that are missing or cannot be decoded, or refuse them.
 
     Every image is decoded once: only that shows that a file is truncated.
-
-    Raises:
-        UserError: If there are such rows and ``drop`` is false, or no others in a split.
     """
-    splits = DatasetDict()
-    for split, rows in dataset.items():
-        problems = _find_unreadable(rows, split)
-        is_readable = np.ones(len(rows), dtype=bool)
-        is_readable[[*problems]] = False
-        splits[split] = rows.select(np.flatnonzero(is_readable)) if problems else rows
-        if not problems:
-            continue
-        examples = "; ".join([*problems.values()][:_MOST_NAMED])
-        message = f"{len(problems):,} of {len(rows):,} {split} images, such as {examples}"
-        fix, can_drop = "--drop_invalid leaves them out", drop and bool(is_readable.any())
-        refuse_or_drop(report, message, split, [*problems], fix, drop=can_drop)
-    report.raise_errors()
-    return splits
-
-
-def _find_unreadable(rows: Dataset, split: str) -> dict[int, str]:
-    """Return why images cannot be decoded, by row."""
 
     def check(image: Mapping[str, Any] | None) -> str:
         if not image or not (image["bytes"] or image["path"]):
@@ -152,13 +119,23 @@ def _find_unreadable(rows: Dataset, split: str) -> dict[int, str]:
             return str(error)
         return ""
 
-    undecoded = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
-    problems: list[str] = []
-    with ThreadPoolExecutor(_THREADS) as pool:  # Pillow releases the interpreter's lock
-        for batch in undecoded.iter(_BATCH):
-            activity.advance(f"decoding images of {split}", len(problems), len(rows), "images")
-            problems += pool.map(check, batch["image"])
-    return {row: problem for row, problem in enumerate(problems) if problem}
+    splits, threads = DatasetDict(dataset), min(8, os.cpu_count() or 1)
+    for split, rows in dataset.items():
+        images = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
+        results: list[str] = []
+        with ThreadPoolExecutor(threads) as pool:  # Pillow releases the interpreter's lock
+            for batch in images.iter(512):  # that are in memory, not decoded
+                activity.advance(f"decoding images of {split}", len(results), len(rows), "images")
+                results += pool.map(check, batch["image"])
+        if problems := {row: result for row, result in enumerate(results) if result}:
+            readable = np.flatnonzero([not result for result in results])
+            splits[split] = rows.select(readable)
+            examples = "; ".join([*problems.values()][:5])
+            message = f"{len(problems):,} of {len(rows):,} {split} images, such as {examples}"
+            fix, can_drop = "--drop_invalid leaves them out", drop and readable.size > 0
+            refuse_or_drop(report, message, split, [*problems], fix, drop=can_drop)
+    report.raise_errors()
+    return splits
 
 
 def is_image(path: Path) -> bool:

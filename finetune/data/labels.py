@@ -1,43 +1,182 @@
-"""Labels as a task has them: classes with names in a deterministic order, or numbers."""
+"""Labels: a column of them as it is written, and as a task has them: classes with names in a
+deterministic order, or numbers.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import itertools
+import json
+import math
 import re
-import shlex
-import unicodedata
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from finetune.data import targets
-from finetune.data.comma_list import join_pairs
-from finetune.data.label_columns import (
-    LabelColumn,
-    LabelOptions,
-    are_numbers,
-    have_order,
-    list_names,
-    natural_key,
-    parse_list,
-    parse_number,
-)
+from finetune.data.comma_list import split_pairs
 from finetune.data.row_findings import refuse_or_drop
 from finetune.errors import Report, UserError
 
+_NEIGHBOURS = re.compile(r"""['"]\s+['"]""")
 #: What a cell of a column of 0 and 1 may be.
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-_BITS = {"0", "1", "False", "True"}
 _EXPECTED = (
     "expected labels of one kind: classes, one per row, are --task single_label; several per row "
     "are --task multi_label, as a JSON list, with --label_separator ';' or in --label_columns of "
     "0 and 1; numbers with a decimal point are --task regression"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelOptions:
+    """How the labels of a data set are written.
+
+    Attributes:
+        columns: Columns that hold the labels: one, or several.
+        task: ``single_label``, ``ordinal``, ``multi_label``, ``regression`` or ``auto``.
+        names: Classes in the order of the recipe, or of ``--label_order``; may be empty.
+        is_ordered: Whether these are the classes of ``--label_order``.
+        renames: New names of labels, by the labels in the data.
+        separator: Between the labels in a cell; None if a cell is one label, or a list.
+        drop_invalid: Whether rows whose label cannot be read are left out instead of refused.
+    """
+
+    columns: Sequence[str] = ("label",)
+    task: str = "auto"
+    names: Sequence[str] = ()
+    is_ordered: bool = False
+    renames: Mapping[str, str] = field(default_factory=dict)
+    separator: str | None = None
+    drop_invalid: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelColumn:
+    """The labels of a split, as they are written in one column.
+
+    Attributes:
+        name: Of the column.
+        values: The different values, in the order of their first rows; of a ``ClassLabel`` the
+            names instead of the numbers.
+        codes: The place in ``values`` of each row's value, int64, shape ``(rows,)``; -1 where the
+            label is missing.
+        numbers: The number of each row in its split of the source, shape ``(rows,)``.
+        classes: The names of a ``ClassLabel`` in their order; else none.
+    """
+
+    name: str
+    values: Sequence[Any]
+    codes: np.ndarray
+    numbers: np.ndarray
+    classes: Sequence[str] = ()
+
+    def first_row(self, place: int) -> list[int]:
+        """Return the number, in the source, of the first row with a value, as a list of one."""
+        return [int(self.numbers[np.argmax(self.codes == place)])]
+
+    def only(self, valid: np.ndarray) -> LabelColumn:
+        """Return the column with the labels of other than the ``valid`` rows missing."""
+        codes = np.where(valid, self.codes, -1)
+        places = np.unique(codes[codes >= 0])
+        codes = np.where(codes < 0, -1, np.searchsorted(places, codes))
+        return replace(self, values=[self.values[place] for place in places.tolist()], codes=codes)
+
+
+def read_label_column(rows: Dataset, name: str) -> LabelColumn:
+    """Return a column of labels.
+
+    A label is missing if it is null, NaN or blank, a number of a ``ClassLabel`` that has no name,
+    such as -1, or a list with a missing label in it.
+    """
+    feature = rows.features[name]
+    inner = feature.feature if isinstance(feature, List) else feature
+    classes = inner.names if isinstance(inner, ClassLabel) else []
+    cells = rows[name][:]
+    keys = np.array([*map(repr, cells)], dtype=object)  # 1, True and "1" are different labels
+    codes = pd.factorize(keys)[0]
+    values = [cells[row] for row in np.unique(codes, return_index=True)[1].tolist()]
+    if classes:
+        names = dict(enumerate(classes)).get
+        values = [[*map(names, v)] if isinstance(v, list) else names(v) for v in values]
+    are_labels = [  # an empty list is a row that has none of the labels
+        None not in v if isinstance(v, list) else not pd.isna(v) and str(v).strip() != ""
+        for v in values
+    ]
+    numbers = targets.source_rows(rows)
+    column = LabelColumn(name=name, values=values, codes=codes, numbers=numbers, classes=classes)
+    return column.only(np.array([*are_labels, False])[codes])
+
+
+def parse_list(cell: Any) -> list[Any] | None:
+    """Return the list that a cell is, or holds in JSON or Python syntax; None if it holds none.
+
+    Python would join strings side by side, which NumPy writes for arrays: they are no list.
+    """
+    if not isinstance(cell, str):
+        return cell if isinstance(cell, list) else None
+    if not cell.strip().startswith("["):
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        return list(json.loads(cell))
+    with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        parsed = ast.literal_eval(cell.strip())
+        return parsed if isinstance(parsed, list) and not _NEIGHBOURS.search(cell) else None
+    return None
+
+
+def parse_number(value: Any) -> float | None:
+    """Return a value that is a number, or the text of one; None for anything else."""
+    if isinstance(value, bool) or "_" in str(value):  # Python reads 1_000
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
+
+
+def natural_key(name: str) -> tuple[bool, float, str]:
+    """Return a key that sorts names: numbers first, as numbers."""
+    value = parse_number(name)
+    is_number = value is not None and math.isfinite(value)
+    return not is_number, float(name) if is_number else 0.0, name
+
+
+def are_numbers(names: Sequence[str]) -> bool:
+    """Return whether all names of classes are finite numbers."""
+    return not any(is_word for is_word, _, _ in map(natural_key, names))
+
+
+def have_order(names: Sequence[str], ordered: Sequence[str]) -> bool:
+    """Return whether the order of classes is known: all are in ``ordered``, or numbers ascend."""
+    ascend = are_numbers(names) and list(names) == sorted(names, key=natural_key)
+    return set(names) <= set(ordered) or ascend
+
+
+def parse_label_map(text: str | None) -> dict[str, str]:
+    """Return the new names in ``--label_map``, by the labels that they stand for.
+
+    Raises:
+        UserError: If it is not ``LABEL=NAME,LABEL=NAME``, with each label once.
+    """
+    pairs = split_pairs(text or "")
+    if not all(label and name for label, name in pairs) or len(dict(pairs)) < len(pairs):
+        raise UserError(f"--label_map {text}: expected LABEL=NAME,LABEL=NAME, each label once")
+    return dict(pairs)
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return the first five names, quoted, and the number of others."""
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(f"'{name}'" for name in names[:5]) + rest
 
 
 @dataclass(frozen=True)
@@ -56,14 +195,13 @@ class Encoded:
 
     def added_to(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``label``, without the rows that are left out."""
-        splits = {}
+        splits = DatasetDict()
         for split, rows in dataset.items():
             labels = self.labels[split]
-            rows = rows.add_column("label", labels, feature=self.feature)
+            splits[split] = rows.add_column("label", labels, feature=self.feature)
             if labels.null_count:
-                rows = rows.select(np.flatnonzero(labels.is_valid()))
-            splits[split] = rows
-        return DatasetDict(splits)
+                splits[split] = splits[split].select(np.flatnonzero(labels.is_valid()))
+        return splits
 
 
 def parse_truth(value: Any) -> bool | None:
@@ -90,10 +228,8 @@ def encode_names(
     of the source or of the columns if it has one, then numbers as numbers, then words. An empty
     list, or a row of zeros, is a row that has none of the labels.
 
-    Args:
-        columns: The columns of labels of each split: one, or several of 0 and 1.
-        options: How labels are written.
-        report: Gets an error for the first value of a column that cannot be read; it is raised.
+    Raises:
+        UserError: With the first value of each column that cannot be read.
     """
     named = {
         split: _read_bits(group, split, report)
@@ -152,32 +288,31 @@ def _read_names(
     In a cell of several labels these are words or whole numbers. Where 0 or 1 comes twice in a
     cell, it has a place for each label rather than their names.
     """
-    is_set, separator = options.task == "multi_label", options.separator
+    is_set = options.task == "multi_label"
     are_whole = options.task != "ordinal" and are_numbers([*map(str, column.values)])
     names: list[list[str]] = []
     single_names: set[str] = set()
-    kinds: set[type] = set()
+    kinds: set[bool] = set()
     for place, value in enumerate(column.values):
         labels = parse_list(value)
-        if labels is None and separator and not looks_printed(value):
-            labels = str(value).split(separator)
+        if labels is None and options.separator and not looks_printed(value):
+            labels = str(value).split(options.separator)
         if is_set:
             cell = [_class_name(label).strip() for label in labels or ()]
-            kinds |= {*map(_kind, labels or ())}
-            is_refused = labels is None or not (kinds <= {str} or kinds <= {int})
-            is_refused |= len({*cell}) < len(cell) and _BITS.issuperset(cell)
+            kinds |= {isinstance(label, str) for label in labels or ()}
+            is_refused = labels is None or len(kinds) > 1 or not all(map(_is_class, labels))
+            is_refused |= len({*cell}) < len(cell) and {*cell} <= {"0", "1", "False", "True"}
         else:
             cell = [_class_name(value)]
             is_refused = labels is not None or isinstance(value, dict) or cell[0] in single_names
             is_refused |= are_whole and float(value) % 1 > 0
             single_names.add(cell[0])
         if is_refused:
-            report.error(
+            message, rows = (
                 f"--label_column: '{column.name}' holds {value!r}",
-                split=split,
-                rows=column.first_row(place),
-                fix=_EXPECTED,
+                column.first_row(place),
             )
+            report.error(message, split=split, rows=rows, fix=_EXPECTED)
             break
         names.append([name for name in cell if name] if is_set else cell)
     return replace(column, values=names)
@@ -187,8 +322,8 @@ def _class_name(value: Any) -> str:  # of 1.0 it is "1"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _kind(label: Any) -> type:  # of a whole number ``int``
-    return int if isinstance(label, int | float) and label % 1 == 0 else type(label)
+def _is_class(label: Any) -> bool:  # a word or a whole number
+    return isinstance(label, str) or (isinstance(label, int | float) and label % 1 == 0)
 
 
 def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report) -> Dataset:
@@ -199,8 +334,9 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
     """
     if not targets.are_classes(rows):
         raise UserError("the data has numbers as labels, and the model predicts classes")
-    source, is_set, counts = targets.class_names(rows), targets.is_set(rows), targets.counts(rows)
-    if unknown := {number for number in counts if source[number] not in names}:
+    source, is_set = targets.class_names(rows), targets.is_set(rows)
+    numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}
+    if unknown := targets.counts(rows).keys() - numbers.keys():
         listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
         report.fail(
             f"the data has labels that the model does not know: {listing} (it knows: "
@@ -208,7 +344,6 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
             split=split,
             rows=targets.first_row(rows, unknown),
         )
-    numbers = {number: names.index(source[number]) for number in counts}
     labels = [
         sorted(numbers[number] for number in label) if is_set else numbers[label]
         for label in targets.values(rows)
@@ -216,43 +351,6 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
     feature: Any = ClassLabel(names=[*names])
     rows = rows.remove_columns("label")
     return rows.add_column("label", labels, feature=List(feature) if is_set else feature)
-
-
-def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -> None:
-    """Refuse names in ``--label_map`` that no row of a training has, and warn of classes that
-    differ by case, blanks or the like; none are merged.
-    """
-    classes = targets.class_names(dataset["train"])
-    if unmapped:
-        names = f"{list_names(unmapped)} in the data (labels: {list_names(classes)})"
-        report.error(f"--label_map: no label {names}")
-    counts: Counter[str] = Counter()
-    for rows in dataset.values():
-        counts.update({classes[number]: n for number, n in targets.counts(rows).items()})
-    groups: dict[str, list[str]] = {}
-    for name, _ in counts.most_common():
-        groups.setdefault(_comparable(name), []).append(name)
-    similar = [group for _, group in sorted(groups.items()) if len(group) > 1]
-    listing = "; ".join(" and ".join(map(_quote, group)) for group in similar)
-    renames = [(name, group[0].strip()) for group in similar for name in group]
-    option = shlex.quote(join_pairs([pair for pair in renames if pair[0] != pair[1]]))
-    if similar:
-        report.warning(
-            f"similar labels kept as separate classes: {listing}",
-            "similar_labels",
-            fix=f"to merge them, make them identical in the data, or --label_map {option}",
-        )
-
-
-def _comparable(name: str) -> str:
-    """Return a name without case, blanks, invisible characters and zeros before a whole number."""
-    words = unicodedata.normalize("NFKC", name).casefold().split()
-    visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
-    return visible.lstrip("0") or "0" if visible.isdecimal() else visible
-
-
-def _quote(name: str) -> str:  # escaped where its difference from others is not visible
-    return repr(name) if unicodedata.is_normalized("NFC", name) else ascii(name)
 
 
 # ---- numbers -------------------------------------------------------------------------------------
@@ -268,38 +366,30 @@ def encode_numbers(
     """
     if options.renames:
         report.fail("--label_map: the labels are numbers, which have no other names")
-    count = len(options.columns)
-    labels = {}
+    count, labels = len(options.columns), {}
     for split, group in columns.items():
-        parsed = [_parse_numbers(column, split, options, report) for column in group]
-        numbers = np.stack(parsed, axis=1)
-        is_missing = np.isnan(numbers).any(axis=1)
-        if count == 1:
-            labels[split] = pa.array(numbers[:, 0], mask=is_missing)
-        else:
-            mask = pa.array(is_missing)
-            labels[split] = pa.FixedSizeListArray.from_arrays(numbers.ravel(), count, mask=mask)
+        parsed = []
+        for column in group:
+            values = np.array([*map(parse_number, column.values), None], dtype=float)
+            with np.errstate(over="ignore"):
+                numbers = values.astype(np.float32)[column.codes]  # -1 is the last one: missing
+            numbers[~np.isfinite(numbers)] = np.nan
+            parsed.append(numbers)
+            invalid = np.flatnonzero(np.isnan(numbers) & (column.codes >= 0))
+            if len(invalid):
+                message = (
+                    f"{len(invalid):,} of {len(numbers):,} {split} rows with a value that is not a "
+                    f"finite number in '{column.name}', such as "
+                    f"'{column.values[column.codes[invalid[0]]]}'"
+                )
+                fix = f"{_EXPECTED}; --drop_invalid leaves these rows out"
+                rows = column.numbers[invalid].tolist()
+                refuse_or_drop(report, message, split, rows, fix, drop=options.drop_invalid)
+        matrix = np.stack(parsed, axis=1)
+        mask = pa.array(np.isnan(matrix).any(axis=1))
+        lists = pa.FixedSizeListArray.from_arrays(matrix.ravel(), count, mask=mask)
+        labels[split] = lists if count > 1 else pa.array(parsed[0], from_pandas=True)
     if not options.drop_invalid:
         report.raise_errors()
     feature = Value("float32")
     return Encoded(feature if count == 1 else List(feature, length=count), labels)
-
-
-def _parse_numbers(
-    column: LabelColumn, split: str, options: LabelOptions, report: Report
-) -> np.ndarray:
-    """Return the numbers of a column as float32, NaN where there is none, and report others."""
-    parsed = [parse_number(value) for value in column.values]
-    with np.errstate(over="ignore"):
-        numbers = np.array([*parsed, None], dtype=float).astype(np.float32)  # the last one: missing
-    numbers[~np.isfinite(numbers)] = np.nan
-    invalid = np.flatnonzero(np.isnan(numbers[column.codes]) & (column.codes >= 0))
-    if len(invalid):
-        message = (
-            f"{len(invalid):,} of {len(column.codes):,} {split} rows with a value that is not a "
-            f"finite number in '{column.name}', such as '{column.values[column.codes[invalid[0]]]}'"
-        )
-        fix = f"{_EXPECTED}; --drop_invalid leaves these rows out"
-        rows = column.numbers[invalid].tolist()
-        refuse_or_drop(report, message, split, rows, fix, drop=options.drop_invalid)
-    return np.asarray(numbers[column.codes])

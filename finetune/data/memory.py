@@ -31,6 +31,11 @@ def is_memory(dataset: str) -> bool:
     return dataset.startswith(PREFIX)
 
 
+def describe(name: str) -> str:
+    """Return a short description of such rows."""
+    return f"in memory ({name.removeprefix(PREFIX)})"
+
+
 def is_table(data: Any) -> bool:
     """Return whether an object is a frame or a table, and not a single column."""
     is_column = isinstance(data, pd.Series | pa.ChunkedArray) or type(data).__name__ == "Series"
@@ -40,9 +45,8 @@ def is_table(data: Any) -> bool:
 def store(data: Any) -> str:
     """Return the name of a data set; rows in memory are written into the cache.
 
-    Args:
-        data: The name or the path of a data set; a pandas frame; a table of another library, such
-            as polars; a ``Dataset``; a list of dicts; or a mapping of these by split.
+    ``data`` is the name or the path of a data set; a frame of pandas, or of another library such as
+    polars; a ``Dataset``; a list of dicts; or a mapping of these by split.
 
     Raises:
         UserError: If it is none of these, or has values that Arrow has no common type for.
@@ -60,11 +64,11 @@ def store(data: Any) -> str:
             _write(path, split, splits[split])
             with path.open("rb") as file:
                 digest.update(split.encode() + hashlib.file_digest(file, "sha256").digest())
-        name = PREFIX + digest.hexdigest()[:16]
-        caches.make(entry := _directory(name))
+        name = digest.hexdigest()[:16]
+        caches.make(parent / name)
         for path in Path(directory).glob("*.arrow"):
-            os.replace(path, entry / path.name)
-    return name
+            os.replace(path, parent / name / path.name)
+    return PREFIX + name
 
 
 def read(name: str) -> dict[str, Dataset]:
@@ -73,8 +77,9 @@ def read(name: str) -> dict[str, Dataset]:
     Raises:
         UserError: If they are no longer in the cache.
     """
+    directory = caches.place(caches.MEMORY, name.removeprefix(PREFIX))
     with contextlib.suppress(pa.ArrowException, OSError):  # damaged, or removed meanwhile
-        paths = sorted(_directory(name).glob("*.arrow"))
+        paths = sorted(directory.glob("*.arrow"))
         if splits := {path.stem: Dataset.from_file(str(path)) for path in paths}:
             return splits
     raise UserError(
@@ -83,22 +88,32 @@ def read(name: str) -> dict[str, Dataset]:
     )
 
 
-def describe(name: str) -> str:
-    """Return a short description of such rows."""
-    return f"in memory ({name.removeprefix(PREFIX)})"
-
-
-def _directory(name: str) -> Path:
-    return caches.place(caches.MEMORY, name.removeprefix(PREFIX))
-
-
 def _write(path: Path, split: str, rows: Any) -> None:
-    """Write rows as an Arrow stream whose bytes depend on nothing but their content."""
+    """Write rows as an Arrow stream whose bytes depend on nothing but their content.
+
+    What a dict lacks is missing; the index of a frame is a column if it has a name.
+    """
     try:
         if isinstance(rows, Dataset):
             table, schema = rows.with_format("arrow")[:], rows.features.arrow_schema
         else:
-            table = _as_table(split, rows)
+            if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+                keys = dict.fromkeys(key for row in rows for key in row)
+                cells = [pa.array([row.get(key) for row in rows], from_pandas=True) for key in keys]
+                table = pa.table(cells, names=[*map(str, keys)])
+            elif isinstance(rows, pd.DataFrame):
+                rows = rows.reset_index() if any(rows.index.names) else rows
+                table = pa.Table.from_pandas(rows, preserve_index=False)
+            elif is_table(rows):
+                table = pa.table(rows)
+            else:
+                raise UserError(
+                    "dataset: expected a file, a data set on the Hub, a pandas or polars frame, a "
+                    "Dataset, a list of dicts, or a dict of these by split; found "
+                    f"{type(rows).__name__} as the {split} data"
+                )
+            if len({*table.column_names}) < len(table.column_names):
+                raise ValueError(f"two columns have the same name: {', '.join(table.column_names)}")
             schema = arrow.stored(table.schema.remove_metadata())
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             for start in range(0, len(table), _BATCH):
@@ -112,25 +127,3 @@ def _write(path: Path, split: str, rows: Any) -> None:
         ) from error
     if not len(table):
         raise UserError(f"dataset: the {split} data has no rows")
-
-
-def _as_table(split: str, rows: Any) -> pa.Table:
-    """Return the columns of rows; what a dict lacks is missing, and a frame's index if named."""
-    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
-        keys = dict.fromkeys(key for row in rows for key in row)
-        cells = [pa.array([row.get(key) for row in rows], from_pandas=True) for key in keys]
-        table = pa.table(cells, names=[*map(str, keys)])
-    elif isinstance(rows, pd.DataFrame):
-        rows = rows.reset_index() if any(rows.index.names) else rows
-        table = pa.Table.from_pandas(rows, preserve_index=False)
-    elif is_table(rows):
-        table = pa.table(rows)
-    else:
-        raise UserError(
-            "dataset: expected a file, a data set on the Hub, a pandas or polars frame, a Dataset, "
-            f"a list of dicts, or a dict of these by split; found {type(rows).__name__} as the "
-            f"{split} data"
-        )
-    if len({*table.column_names}) < len(table.column_names):
-        raise ValueError(f"two columns have the same name, of {', '.join(table.column_names)}")
-    return table

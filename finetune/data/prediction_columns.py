@@ -45,15 +45,10 @@ def free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-_TOOLKIT = {
-    *("id", "text", "texts", "tokens", "length", DIGEST, THUMBNAIL),
-    *(LABEL, "labels", LABEL_PROBABILITY),
-    *(of_rank(PREDICTION, place) for place in range(1, MOST_PROBABLE + 1)),
-    *(of_rank(PROBABILITY, place) for place in range(1, MOST_PROBABLE + 1)),
-}
-_BEGINNINGS = tuple(of_target(name, "") for name in (LABEL, PREDICTION, PROBABILITY))
-
-
 def is_predicted(name: str) -> bool:
     """Return whether the toolkit writes a column of this name into ``predictions.parquet``."""
-    return name in _TOOLKIT or name.startswith(_BEGINNINGS)
+    ranked = {of_rank(c, n + 1) for c in (PREDICTION, PROBABILITY) for n in range(MOST_PROBABLE)}
+    names = {"id", "text", "texts", "tokens", "length", DIGEST, THUMBNAIL}
+    names |= {LABEL, "labels", LABEL_PROBABILITY} | ranked
+    beginnings = (of_target(column, "") for column in (LABEL, PREDICTION, PROBABILITY))
+    return name in names or name.startswith(tuple(beginnings))

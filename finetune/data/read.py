@@ -1,10 +1,12 @@
 """Read a file of rows into Arrow, once: later starts map the copy in the cache of ``datasets``.
 
-The copy is keyed by the content of the file and by what the user said about it. A small record of
-size, modification time and inode spares opening a file that has not changed since.
+The name of a copy is made from the path, size, times and inode of the file, and from what the user
+said about it, so a file that has not changed is not opened again.
 
 A missing value is None. In ``.csv`` and ``.tsv`` files that is an empty field and nothing else: the
-words NA, null and None are text, and so are numbers and dates. In JSON it is null or an absent key.
+words NA, null and None are text, and so are numbers and dates. In JSON it is null or an absent key;
+a column whose values are objects, or have no common type, is kept as JSON text, which ``datasets``
+returns as the values that it stands for.
 
 A sheet of a spreadsheet is read as a ``.csv`` of it would be: a number as it was typed, without the
 decimals of a whole one, a date as in ISO 8601.
@@ -18,60 +20,61 @@ import errno
 import hashlib
 import itertools
 import json
+import operator
+import os
 import re
-import shutil
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
-from datasets.exceptions import DatasetGenerationError
+from datasets import Dataset
+from datasets.table import MemoryMappedTable
 from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
 
-from finetune.data import arrow, caches, read_json, read_text
+from finetune.data import arrow, caches, read_text
 from finetune.data.read_text import ReadOptions as ReadOptions  # of callers
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats, hub
-from finetune.runtime.files import write_whole
+from finetune.runtime.files import is_full, replacing
 
 if TYPE_CHECKING:
     from finetune.errors import Report
 
-#: Part of the key of a copy: raise it when the same file is read in another way.
-VERSION = 4
-#: The folders of the copies, and of the records of files, in the cache of ``datasets``.
-FOLDER, RECORDS = "finetune-files", "finetune-records"
+#: Part of the name of a copy: raise it when the same file is read in another way.
+_VERSION = 5
 #: Suffixes of the files that can be read, without that of a compression.
 READABLE = (*formats.FILES, ".txt")
 #: Those whose first row has the names of the columns.
 _WITH_RECORDS = (*formats.SEPARATORS, formats.SPREADSHEET)
-_ROWS_AT_ONCE = 1024
 #: How a spreadsheet writes characters that XML does not allow.
 _ESCAPED = re.compile(r"_x([0-9A-F]{4})_")
-#: The attributes and the content of a cell that has any.
-_CELL = re.compile(rb"<c\b([^>]*)(?<!/)>(.*?)</c>", re.S)
+#: A cell with a formula and no value; a text that is empty is a value, which only its type tells.
+_UNCOMPUTED = re.compile(
+    rb'<c\b(?![^>]*\bt="str")(?:[^>]*?\br="(\w+)")?[^>]*>\s*'
+    rb"<f\b(?:[^>]*/>|[^>]*>[^<]*</f>)\s*(?:<v\s*/>|<v>\s*</v>)?\s*</c>"
+)
 #: Errors of what reads a file, and of the disk.
 _UNREADABLE = (
     *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
     *(pa.ArrowException, zipfile.BadZipFile),
 )
-
+_NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
+#: Where the schema of a copy has what was detected, as JSON; and how an Arrow stream ends.
+_DETECTED, _END = b"finetune", b"\xff\xff\xff\xff\0\0\0\0"
+_LINES = pa.schema([("text", pa.string())])
 #: The rows of a file, how it was read, and the facts that the user is told.
-Copy = tuple[datasets.Dataset, ReadOptions, list[str]]
+Copy = tuple[Dataset, ReadOptions, list[str]]
 
 
-def read_file(path: Path, options: ReadOptions, report: Report | None = None) -> datasets.Dataset:
+def read_file(path: Path, options: ReadOptions, report: Report | None = None) -> Dataset:
     """Return the rows of a file, memory-mapped from the cache that the first call fills.
 
-    Args:
-        path: A file whose suffix is one of :data:`READABLE`, in upper or lower case.
-        options: What the user said about it; the rest is detected.
-        report: Gets a fact for each choice that was detected and is not the usual one.
+    What the options leave open is detected; ``report`` gets a fact for what is not the usual.
 
     Raises:
         UserError: If the file is malformed, with the line where there are lines; if it holds no
@@ -87,12 +90,7 @@ def read_file(path: Path, options: ReadOptions, report: Report | None = None) ->
 def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple[str, list[int]]:
     """Return ``line`` or ``row``, and the number of each row in its file, from 1.
 
-    A file with lines is read again.
-
-    Args:
-        path: As for :func:`read_file`.
-        rows: Row numbers from 0, in any order.
-        options: As for :func:`read_file`.
+    ``rows`` are numbers from 0, in any order. A file with lines is read again.
     """
     _, layout, _ = _copy(path, options)
     suffix = formats.suffix(path)
@@ -101,29 +99,21 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
         numbers = (record.first_line for record in _records(path, layout))
         next(numbers)  # the line of the names of the columns
     elif suffix in (".jsonl", ".ndjson"):
-        numbers = read_json.record_lines(path, layout.encoding)
+        numbers = (number for number, _ in _json_lines(path, layout.encoding))
     numbers_of_rows = list(itertools.islice(numbers, max(rows) + 1))
     noun = "line" if suffix in formats.TEXTS and suffix != ".json" else "row"
     return noun, [numbers_of_rows[row] for row in rows]
 
 
 def read_whole_text(path: Path, options: ReadOptions) -> str:
-    """Return the text of a file that is a single row.
-
-    Raises:
-        UserError: If it is no text.
-    """
+    """Return the text of a file that is a single row; refuse what is no text."""
     with _explain(path):
         encoding = read_text.encoding_of(path, options.encoding)
         return "".join(read_text.text_lines(path, encoding))
 
 
 def existing(name: str) -> Path:
-    """Return the path of a file or a directory.
-
-    Raises:
-        UserError: If it does not exist; the most similar name in its directory is suggested.
-    """
+    """Return the path of a file or a directory; of one that does not exist suggest a similar."""
     path = Path(name).expanduser()
     if not path.exists():
         names = [other.name for other in path.parent.glob("*")]
@@ -131,67 +121,98 @@ def existing(name: str) -> Path:
     return path
 
 
-#: Keeps `datasets` from replacing `open` and `Path` here by versions that open URLs, as it does in
-#: the module of each builder (5.2, `streaming.extend_module_for_streaming`).
-_patched_for_streaming = True
+def _copy(path: Path, options: ReadOptions) -> Copy:
+    """Return the rows of a file from the cache; make a copy if need be."""
+    kinds = {"--encoding": formats.TEXTS, "--sheet": (formats.SPREADSHEET,)}
+    mistakes = [
+        f"{flag} {value}: not for {path}, but for {', '.join(suffixes)}"
+        for flag, value in options.flags.items()
+        if formats.suffix(path) not in (suffixes := kinds.get(flag, (*formats.SEPARATORS,)))
+    ]
+    if options.quoting not in formats.QUOTING:
+        mistakes.append(f"--csv_quoting {options.quoting}: expected auto, minimal or none")
+    if mistakes:
+        raise UserError(*mistakes)
+    with _explain(path):
+        state = _state(path)
+        key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
+        copy = caches.place(caches.FILES, f"{key}.arrow")
+        caches.make(copy.parent)
+        with contextlib.suppress(pa.ArrowException, OSError):  # not there, or damaged
+            return _open_copy(copy)
+        with replacing(copy) as new:
+            _write_copy(path, options, new)
+            if _state(path) != state:
+                raise UserError(f"{path} has changed while it was read: start again")
+        return _open_copy(copy)
 
 
-class _FileBuilder(datasets.ArrowBasedBuilder):  # type: ignore[misc]  # datasets is not typed
-    """Copies one file into the cache; its description holds what was detected, as JSON."""
-
-    def __init__(self, path: Path, options: ReadOptions, key: str) -> None:
-        self.path, self.options = path, options
-        super().__init__(
-            cache_dir=str(hub.caches()["datasets"]),
-            dataset_name=FOLDER,
-            config_name=key,
-            config_id=key,
-        )
-
-    def _info(self) -> datasets.DatasetInfo:
-        return datasets.DatasetInfo()
-
-    def _split_generators(self, dl_manager: Any) -> list[datasets.SplitGenerator]:
-        return [datasets.SplitGenerator("train")]
-
-    def _generate_tables(self) -> Iterator[tuple[Any, pa.Table]]:
-        layout, facts, rows = self.options, list[str](), 0
-        if (suffix := formats.suffix(self.path)) == formats.SPREADSHEET:
-            layout, facts = _choose_sheet(self.path, layout)
-        elif suffix in formats.TEXTS:
-            layout, facts = read_text.detect(self.path, layout)
-        self.info.description = json.dumps([asdict(layout), facts])
-        for number, table in enumerate(_tables(self.path, layout)):
-            yield datasets.builder.Key(0, number), table
-            rows += len(table)
-            activity.advance(f"reading {self.path.name}", rows, None)
-        if not rows:
-            raise UserError(f"{self.path} holds no rows")
+def _state(path: Path) -> tuple[str | int, ...]:
+    """Return what differs if a file has changed, or is another one."""
+    status = path.stat()
+    # a file that is replaced or rewritten may have the modification time of the one before
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return str(path.resolve()), path.name, status.st_size, *times, status.st_ino
 
 
-def _tables(path: Path, layout: ReadOptions) -> Iterator[pa.Table]:
-    """Return the rows of a file; ``layout`` says how it is read."""
-    suffix = formats.suffix(path)
+def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
+    """Write the rows of a file as an Arrow stream, and what was detected into its schema."""
+    layout, facts, rows, writer = options, list[str](), 0, None
+    if (suffix := formats.suffix(path)) == formats.SPREADSHEET:
+        layout, facts = _choose_sheet(path, options)
+    elif suffix in formats.TEXTS:
+        layout, facts = read_text.detect(path, options)
     if suffix in _WITH_RECORDS:
-        return read_text.tables(record.fields for record in _records(path, layout))
-    if suffix not in formats.TEXTS:
-        return _arrow_tables(path)
-    return (read_text.line_tables if suffix == ".txt" else read_json.tables)(path, layout.encoding)
+        tables = read_text.tables(record.fields for record in _records(path, layout))
+    elif suffix == ".txt":
+        lines = (line.rstrip("\r\n") for line in read_text.text_lines(path, layout.encoding))
+        tables = (pa.table({"text": batch}, _LINES) for batch in read_text.batches(lines, len))
+    else:
+        is_json = suffix in formats.TEXTS
+        tables = _json_tables(path, layout.encoding) if is_json else _arrow_tables(path)
+    with copy.open("wb") as file, contextlib.ExitStack() as stack:
+        for table in tables:
+            if writer is None:
+                schema = arrow.stored(table.schema)
+                detected = {_DETECTED: json.dumps([asdict(layout), facts])}
+                schema = schema.with_metadata({**(schema.metadata or {}), **detected})
+                writer = stack.enter_context(pa.ipc.new_stream(file, schema))
+            writer.write_table(table.cast(schema))
+            rows += len(table)
+            activity.advance(f"reading {path.name}", rows, None)
+    if not rows:
+        raise UserError(f"{path} holds no rows")
 
 
-def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
-    is_sheet = formats.suffix(path) == formats.SPREADSHEET
-    return (_sheet_records if is_sheet else read_text.records)(path, layout)
+def _open_copy(copy: Path) -> Copy:
+    with copy.open("rb") as file:  # to Arrow, a stream that is cut off between batches is whole
+        file.seek(-len(_END), os.SEEK_END)
+        if file.read() != _END:
+            raise pa.ArrowInvalid(f"{copy} is cut off")
+    table = MemoryMappedTable.from_file(str(copy))
+    layout, facts = json.loads(table.schema.metadata[_DETECTED])
+    return Dataset(table, fingerprint=copy.stem), ReadOptions(**layout), facts
+
+
+@contextlib.contextmanager
+def _explain(path: Path) -> Iterator[None]:
+    """Turn errors of reading a file into a ``UserError``."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        if isinstance(error, OSError) and (is_full(error) or error.errno == errno.EROFS):
+            raise caches.unwritable(error) from error
+        raise UserError(f"cannot read {path}: {error}") from error
 
 
 def _arrow_tables(path: Path) -> Iterator[pa.Table]:
-    """Yield the rows of a Parquet or Arrow file in types that ``datasets`` has."""
+    """Yield the rows of a Parquet or Arrow file."""
     with contextlib.ExitStack() as stack:
         if formats.suffix(path) == ".parquet":
             # read ahead, a row group of 650,000 texts would be in memory as a whole
             opened = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16)
             file = stack.enter_context(opened)
-            schema, batches = file.schema_arrow, file.iter_batches(batch_size=_ROWS_AT_ONCE)
+            schema, batches = file.schema_arrow, file.iter_batches(batch_size=1024)
         else:
             source = stack.enter_context(pa.memory_map(str(path)))
             try:
@@ -199,20 +220,24 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
             except pa.ArrowInvalid:  # a stream, as `datasets` writes it
                 source.seek(0)
                 table = pa.ipc.open_stream(source).read_all()
-            schema, batches = table.schema, table.to_batches(max_chunksize=_ROWS_AT_ONCE)
+            schema, batches = table.schema, table.to_batches(max_chunksize=1024)
         read_text.refuse_repeated(path, schema.names)
-        target = arrow.stored(schema)
         for batch in batches:
-            yield arrow.decoded(pa.Table.from_batches([batch])).cast(target)
+            table = arrow.decoded(pa.Table.from_batches([batch]))
+            yield table.replace_schema_metadata(schema.metadata)
+
+
+def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
+    is_sheet = formats.suffix(path) == formats.SPREADSHEET
+    return (_sheet_records if is_sheet else read_text.records)(path, layout)
 
 
 def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     """Return how a spreadsheet is read, and a fact where several visible sheets have rows.
 
-    Raises:
-        UserError: If it cannot be read, has no such sheet, or holds formulas without a value.
+    Formulas without a value, which calamine reads as empty, are refused.
     """
-    filled, facts = [], list[str]()
+    filled = []
     with CalamineWorkbook.from_path(path) as book:
         for sheet in book.sheets_metadata:
             with contextlib.suppress(CalamineError):  # a chart, which has no cells
@@ -223,38 +248,39 @@ def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[s
             raise UserError(f"--sheet {options.sheet}: {path} has no such sheet (it has: {names})")
     if options.sheet is None and not filled:
         raise UserError(f"{path} holds no rows")
-    _refuse_formulas_without_value(path)
-    if options.sheet is None and len(filled) > 1:
-        facts = [f"read the sheet '{filled[0]}', not {', '.join(filled[1:])} (--sheet)"]
-    return replace(options, sheet=options.sheet or filled[0]), facts
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if "/worksheets/" in name and (cell := _UNCOMPUTED.search(archive.read(name))):
+                raise UserError(
+                    f"{path}, {name}: the formula in {(cell[1] or b'a cell').decode()} has no "
+                    "value, as no spreadsheet has computed it: open the file in one and save it"
+                )
+    if options.sheet is not None or len(filled) == 1:
+        return replace(options, sheet=options.sheet or filled[0]), []
+    fact = f"read the sheet '{filled[0]}', not {', '.join(filled[1:])} (--sheet)"
+    return replace(options, sheet=filled[0]), [fact]
 
 
-def _sheet_records(path: Path, options: ReadOptions) -> Iterator[read_text.Record]:
-    """Yield the rows of a sheet that are not empty, the names of the columns first.
-
-    Raises:
-        UserError: If two columns have one name, or a value stands in a column without one.
-    """
+def _sheet_records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
+    """Yield the rows of a sheet that are not empty, the names of the columns first."""
     header: list[str] = []
     with CalamineWorkbook.from_path(path) as book:
-        for number, values in enumerate(
-            book.get_sheet_by_name(options.sheet or "").iter_rows(), start=1
-        ):
+        rows = book.get_sheet_by_name(layout.sheet or "").iter_rows()
+        for number, values in enumerate(rows, start=1):
             cells = [_as_text(value) for value in values]
-            if not any(cells):
-                continue
+            while cells and not cells[-1]:
+                cells.pop()
             if not header:
-                while not cells[-1]:
-                    cells.pop()
-                header = [*cells]
+                header = cells
                 read_text.refuse_repeated(path, header)
-            elif any(cells[len(header) :]):
+            if len(cells) > len(header):
                 raise UserError(
-                    f"{path}, sheet '{options.sheet}', row {number}: a value is in a column "
+                    f"{path}, sheet '{layout.sheet}', row {number}: a value is in a column "
                     "without a name"
                 )
-            cells += [""] * len(header)  # of a row that is shorter
-            yield read_text.Record(number, number, cells[: len(header)])
+            if cells:
+                cells += [""] * (len(header) - len(cells))
+                yield read_text.Record(number, number, cells)
 
 
 def _as_text(value: Any) -> str:
@@ -272,109 +298,89 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
-def _refuse_formulas_without_value(path: Path) -> None:
-    """Refuse cells whose formula no program has computed: calamine reads them as empty."""
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            content = archive.read(name) if "/worksheets/" in name else b""
-            for attributes, inner in _CELL.findall(content) if b"<f" in content else ():
-                # a text that is empty is a value, which only its type tells
-                has_value = b't="str"' in attributes or re.search(rb"<v>[^<]|<is>", inner)
-                if re.search(rb"<f[\s/>]", inner) and not has_value:
-                    cell = re.search(rb'\br="(\w+)"', attributes)
-                    raise UserError(
-                        f"{path}, {name}: the formula in {cell[1].decode() if cell else 'a cell'} "
-                        "has no value, as no spreadsheet has computed it: open the file in one "
-                        "and save it"
-                    )
+def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
+    """Yield the rows of a document or of JSON lines, all with the same columns and types.
 
+    These are known at the end only, so the rows wait in a temporary file until then.
 
-def _copy(path: Path, options: ReadOptions) -> Copy:
-    """Return the rows of a file from the cache; make a copy if need be."""
-    kinds = {"--encoding": formats.TEXTS, "--sheet": (formats.SPREADSHEET,)}
-    mistakes = [
-        f"{flag} {value}: not for {path}, but for {', '.join(suffixes)}"
-        for flag, value in options.flags.items()
-        if formats.suffix(path) not in (suffixes := kinds.get(flag, (*formats.SEPARATORS,)))
-    ]
-    if options.quoting not in formats.QUOTING:
-        mistakes.append(f"--csv_quoting {options.quoting}: expected auto, minimal or none")
-    if mistakes:
-        raise UserError(*mistakes)
-    with _explain(path), without_progress_bars():
-        digest = _digest(path)
-        facts = (digest, formats.suffix(path), formats.compression(path), options, VERSION)
-        key = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-        copy = _load_copy(path, options, key)
-        if copy is None:
-            _FileBuilder(path, options, key).download_and_prepare(verification_mode="no_checks")
-            if _digest(path) != digest:
-                shutil.rmtree(_folder(key))
-                raise UserError(f"{path} has changed while it was read: start again")
-            copy = _load_copy(path, options, key)
-            assert copy is not None
-        return copy
-
-
-def _load_copy(path: Path, options: ReadOptions, key: str) -> Copy | None:
-    """Return a copy, mapped into memory; None if there is none. A damaged one is removed.
-
-    The library renames a copy into its place when it is complete; beside it another process may be
-    writing one.
+    Raises:
+        UserError: If a row is malformed, with its line.
     """
-    if not _folder(key).exists():
-        return None
-    with contextlib.suppress(pa.ArrowException, OSError, ValueError, KeyError, TypeError):
-        builder = _FileBuilder(path, options, key)
-        (layout, facts), rows = json.loads(builder.info.description), builder.as_dataset("train")
-        if len(rows) == builder.info.splits["train"].num_examples:
-            return rows, ReadOptions(**layout), facts
-    shutil.rmtree(_folder(key))
-    return None
+    types: dict[str, pa.DataType] = {}
+    count = 0
+    with tempfile.TemporaryFile(dir=hub.caches()["datasets"]) as file:
+        for batch in read_text.batches(_json_rows(path, encoding), operator.itemgetter(1)):
+            names = dict.fromkeys(name for row, _ in batch for name in row)
+            table = pa.table({name: _array([row.get(name) for row, _ in batch]) for name in names})
+            with pa.ipc.new_stream(file, table.schema) as stream:
+                stream.write_table(table)
+            for field in table.schema:
+                types[field.name] = _common_type(types.get(field.name, field.type), field.type)
+            count += 1
+        file.seek(0)
+        for _ in range(count):
+            with pa.ipc.open_stream(file) as stream:
+                table = stream.read_all()
+            yield pa.table({name: _column(table, name, kind) for name, kind in types.items()})
 
 
-def _folder(key: str) -> Path:
-    """Return where the library keeps a copy: below the version of its builder."""
-    return caches.place(FOLDER, key) / "0.0.0"
+def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    """Return the type of whole numbers and fractions, for instance; that of JSON if need be."""
+    schemas = [pa.schema([("", kind)]) for kind in (first, second)]
+    with contextlib.suppress(*_NO_COMMON_TYPE):
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    return pa.json_()
 
 
-def _digest(path: Path) -> str:
-    """Return the hash of a file, which is read only if its size, times or inode have changed."""
-    status = path.stat()
-    # a file that is replaced or rewritten may have the modification time of the one before
-    times = (status.st_mtime_ns, status.st_ctime_ns)
-    facts = (str(path.resolve()), status.st_size, *times, status.st_ino)
-    record = caches.place(RECORDS, hashlib.sha256(repr(facts).encode()).hexdigest()[:24])
-    with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
-        return record.read_text(encoding="ascii")
-    with path.open("rb") as file:
-        digest = str(hashlib.file_digest(file, xxhash.xxh3_128).hexdigest())
-    record.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(record, digest)
-    return digest
+def _array(values: Sequence[Any]) -> pa.Array:
+    has_booleans = any(isinstance(value, bool) for value in values)
+    with contextlib.suppress(*_NO_COMMON_TYPE):
+        array = pa.array(values)
+        # Arrow makes numbers of truth values, and gives each object the keys of all others
+        if pa.types.is_boolean(array.type) == has_booleans and "struct" not in str(array.type):
+            return array
+    return _as_json(values)
 
 
-@contextlib.contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Keep the library from drawing a bar of its own; progress is reported as an activity."""
-    was_disabled = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not was_disabled:
-            datasets.enable_progress_bars()
+def _as_json(values: Sequence[Any]) -> pa.Array:
+    texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    return pa.array(texts, pa.string()).cast(pa.json_())
 
 
-@contextlib.contextmanager
-def _explain(path: Path) -> Iterator[None]:
-    """Turn errors of reading a file into a ``UserError``."""
-    try:
-        yield
-    except DatasetGenerationError as error:
-        with _explain(path):
-            raise error.__cause__ or OSError(str(error)) from None
-    except _UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EROFS):
-            raise caches.unwritable(error) from error
-        raise UserError(f"cannot read {path}: {error}") from error
+def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if name not in table.column_names:
+        return pa.nulls(len(table), kind)
+    column = table.column(name)
+    if kind == pa.json_() != column.type:
+        return _as_json(column.to_pylist())
+    return column.cast(kind)
+
+
+def _json_lines(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, numbered from 1."""
+    numbered = enumerate(read_text.text_lines(path, encoding), start=1)
+    return ((number, line) for number, line in numbered if not line.isspace())
+
+
+def _json_rows(path: Path, encoding: str | None) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each row, and about how many characters it has."""
+    beginning = [line for _, line in itertools.islice(_json_lines(path, encoding), 2)]
+    is_document = len(beginning) < 2 or beginning[0].lstrip().startswith("[")
+    if is_document and formats.suffix(path) == ".json":
+        text = "".join(read_text.text_lines(path, encoding))
+        rows = read_text.parse_json(text, path)
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise UserError(
+                f"{path}: expected an array of objects, as DataFrame.to_json(orient='records') "
+                f"writes it, found {text.strip()[:40]!r}"
+            )
+        yield from ((row, len(text) // len(rows)) for row in rows)
+        return
+    for number, line in _json_lines(path, encoding):
+        row = read_text.parse_json(line, path, number)
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{path}, line {number}: expected an object, found {line.strip()[:40]!r} (an "
+                "array of objects is read from a .json)"
+            )
+        yield row, len(line)

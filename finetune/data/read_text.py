@@ -11,31 +11,27 @@ import contextlib
 import csv
 import io
 import itertools
+import json
 import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from finetune.errors import UserError
 from finetune.runtime import formats
 
-#: Rows and characters that are converted at once.
-_ROWS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 2**24
+T = TypeVar("T")
 #: Separators that are detected, and what they are called.
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: A file is judged by so many bytes of its beginning, and its separator by so many rows of it.
 _BEGINNING, _ROWS_JUDGED = 2**20, 200
-#: With so few line breaks in fields, a file of two plausible readings is taken as quoted.
-_FEW_BREAKS = 3
 _LONGEST_FIELD = 2**24  # characters; what is longer is a quote that is never closed
 csv.field_size_limit(_LONGEST_FIELD)
-#: The share of letters beyond ASCII above which a text is in another alphabet than the Latin one.
-_OTHER_ALPHABET = 0.3
 #: Letters of Windows-1250 that Windows-1252 reads as signs inside of words.
 _CENTRAL_EUROPEAN = re.compile(r"[a-z][\xb9\xb3\xbf\xbe\xbc\xa3\xa5][a-z]", re.I)
 #: A character of UTF-8, but for those whose bytes are a letter and a sign of Windows-1252 as well.
@@ -67,7 +63,7 @@ class ReadOptions:
 
 
 class Record(NamedTuple):
-    """A row of a ``.csv`` or ``.tsv``, with its first and last line, from 1."""
+    """A row of a table, with its first and last line, from 1."""
 
     first_line: int
     last_line: int
@@ -76,31 +72,24 @@ class Record(NamedTuple):
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, decompressed as it is read.
-
-    Raises:
-        UserError: If it is damaged, or an archive of more than one file.
-    """
+    """Open a file, decompressed as it is read; refuse one that is damaged."""
     compression = formats.compression(path)
     try:
-        with contextlib.ExitStack() as stack:
-            if compression != ".zip":
-                codec = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression)
-                stream = stack.enter_context(pa.input_stream(str(path), compression=codec))
+        if compression != ".zip":
+            codec = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(compression)
+            with pa.input_stream(str(path), compression=codec) as stream:
                 yield io.BufferedReader(stream, _BEGINNING)
-                return
-            archive = stack.enter_context(zipfile.ZipFile(path))
-            members = [
-                member
-                for member in archive.infolist()
-                if not (member.is_dir() or member.filename.startswith("__MACOSX/"))
-            ]
+            return
+        with zipfile.ZipFile(path) as archive:
+            members = [info for info in archive.infolist() if not info.is_dir()]
+            members = [info for info in members if not info.filename.startswith("__MACOSX/")]
             if len(members) != 1 or members[0].flag_bits & 1:
                 raise UserError(
                     f"{path}: expected an archive of one file without a password, found "
-                    f"{', '.join(member.filename for member in members) or 'none'}: unzip it"
+                    f"{', '.join(info.filename for info in members) or 'none'}: unzip it"
                 )
-            yield stack.enter_context(archive.open(members[0]))
+            with archive.open(members[0]) as member:
+                yield member
     except (EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
         if not compression or (isinstance(error, OSError) and error.errno is not None):
             raise
@@ -111,11 +100,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def encoding_of(path: Path, name: str | None) -> str:
-    """Return the encoding of a file: what the user said, a byte order mark, UTF-8, or Windows-1252.
-
-    Args:
-        path: Of a file of text.
-        name: What the user said; None to detect it.
+    """Return the encoding of a file of text: the user's ``name``, or by a byte order mark, UTF-8,
+    or Windows-1252.
 
     Raises:
         UserError: If the user's is no encoding; if the file is no text, or in two encodings.
@@ -156,9 +142,8 @@ def encoding_of(path: Path, name: str | None) -> str:
             "such as cp1252"
         )
     letters = re.findall(rb"[A-Za-z]|([\x80-\xff])", beginning)
-    has_other_alphabet = sum(map(len, letters)) > _OTHER_ALPHABET * len(letters)
-    text = beginning.decode("cp1252", "replace")
-    if has_other_alphabet or _CENTRAL_EUROPEAN.search(text):
+    is_latin = sum(map(len, letters)) <= 0.3 * len(letters)  # most letters are ASCII
+    if not is_latin or _CENTRAL_EUROPEAN.search(beginning.decode("cp1252", "replace")):
         raise UserError(
             f"{path} is not in UTF-8, UTF-16 or Windows-1252: --encoding NAME says what it is in, "
             "such as cp1250, cp1251, gb18030 or shift_jis"
@@ -167,10 +152,8 @@ def encoding_of(path: Path, name: str | None) -> str:
 
 
 def text_lines(path: Path, encoding: str | None) -> Iterator[str]:
-    """Yield the lines of a file, with their line ends.
-
-    Raises:
-        UserError: At a byte that is no text in this encoding, with its line.
+    """Yield the lines of a file, with their line ends; refuse bytes that are no text in the
+    encoding, with their line.
     """
     with open_bytes(path) as binary:
         lines = io.TextIOWrapper(binary, encoding, errors="surrogateescape", newline="")
@@ -204,18 +187,22 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     options = replace(options, encoding=encoding)
     if not (usual := formats.SEPARATORS.get(formats.suffix(path))):
         return options, facts
-    if options.separator is None:
-        separator = _detect_separator(path, encoding, usual)
+    if (separator := options.separator) is None:
+        # another one only if it alone separates all rows into as many fields, and more than one
+        possible = []
+        for separator in _SEPARATORS:
+            rows = csv.reader(text_lines(path, encoding), delimiter=separator)
+            with contextlib.suppress(csv.Error):
+                widths = {len(fields) for fields in itertools.islice(rows, _ROWS_JUDGED) if fields}
+                possible += [separator] * (len(widths) == 1 and widths != {1})
+        separator = possible[0] if len(possible) == 1 and usual not in possible else usual
         if separator != usual:
-            name = _SEPARATORS.get(separator, repr(separator))
-            facts.append(f"fields separated by {name} (--csv_separator)")
-    else:
-        separator = {"tab": "\t", "\\t": "\t"}.get(options.separator.lower(), options.separator)
-        if len(separator) != 1 or separator in '"\r\n':
-            raise UserError(
-                f"--csv_separator {options.separator}: expected one character such as ';' or '|', "
-                "or tab"
-            )
+            facts.append(f"fields separated by {_SEPARATORS[separator]} (--csv_separator)")
+    separator = {"tab": "\t", "\\t": "\t"}.get(separator.lower(), separator)
+    if len(separator) != 1 or separator in '"\r\n':
+        raise UserError(
+            f"--csv_separator {separator}: expected one character such as ';' or '|', or tab"
+        )
     options = replace(options, separator=separator)
     if options.quoting == "auto":
         options = replace(options, quoting="minimal")
@@ -223,45 +210,26 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     return options, facts
 
 
-def _detect_separator(path: Path, encoding: str, usual: str) -> str:
-    """Return the separator of fields: the usual one if all rows have as many fields by it.
-
-    Another one is chosen only if it is the only one by which all rows have as many fields, and more
-    than one.
-    """
-    possible = []
-    for separator in _SEPARATORS:
-        rows = csv.reader(text_lines(path, encoding), delimiter=separator)
-        with contextlib.suppress(csv.Error):
-            widths = {len(fields) for fields in itertools.islice(rows, _ROWS_JUDGED) if fields}
-            if len(widths) == 1 and widths != {1}:
-                possible.append(separator)
-    return possible[0] if len(possible) == 1 and usual not in possible else usual
-
-
 def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
     """Return a fact if quotation marks enclose line breaks.
 
     A mark that is text but begins a field swallows the lines up to the next one. So the user has to
     choose if the file also has the same number of fields in each line with marks as text.
-
-    Raises:
-        UserError: If both readings are plausible, or a mark is never closed.
     """
-    row_count = line_count = 0
+    row_count = line_count = literal_count = 0
     for record in itertools.islice(records(path, options), 1, None):
         row_count += 1
         line_count += record.last_line - record.first_line + 1
     if row_count == line_count:
         return []
-    literal_count = 0
-    with contextlib.suppress(UserError):
-        lines = records(path, replace(options, quoting="none"))
-        header = next(lines).fields
-        # any line is a row of a single column, and no name begins with a quotation mark
-        if len(header) > 1 and not any(name.startswith('"') for name in header):
-            literal_count = sum(1 for _ in lines)
-    if literal_count and line_count - row_count > _FEW_BREAKS:
+    if line_count - row_count > 3:  # fewer line breaks in fields are taken as quoted
+        with contextlib.suppress(UserError):
+            lines = records(path, replace(options, quoting="none"))
+            header = next(lines).fields
+            # any line is a row of a single column, and no name begins with a quotation mark
+            if len(header) > 1 and not any(name.startswith('"') for name in header):
+                literal_count = sum(1 for _ in lines)
+    if literal_count:
         raise UserError(
             f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
             f"({row_count:,} rows) or --csv_quoting none ({literal_count:,} rows, one per line)"
@@ -273,14 +241,8 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
 
 
 def records(path: Path, options: ReadOptions) -> Iterator[Record]:
-    """Yield the rows of a ``.csv`` or ``.tsv``, the names of the columns first.
-
-    Args:
-        path: Of the file.
-        options: As :func:`detect` returns them.
-
-    Raises:
-        UserError: At a malformed row, with its line.
+    """Yield the rows of a ``.csv`` or ``.tsv``, the names of the columns first, with the options of
+    :func:`detect`; refuse a malformed row, with its line.
     """
     separator, header, line = options.separator or ",", list[str](), 1
     reader = csv.reader(
@@ -291,26 +253,26 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
     )
     try:
         for fields in reader:
-            if header and len(fields) == len(header) and fields != header:
-                yield Record(line, reader.line_num, fields)
-            elif not header and fields:
-                header = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
-                refuse_repeated(path, header)
-                yield Record(line, reader.line_num, header)
-            elif len(header) == 1 and len(fields) < 2:
-                yield Record(line, reader.line_num, fields or [""])
-            elif fields == header and fields:
+            if fields and not header:
+                fields = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
+                refuse_repeated(path, fields)
+                header = fields
+            elif len(header) == 1 and not fields:
+                fields = [""]  # a row whose value is missing
+            elif len(header) > 1 and fields == header:
                 raise UserError(
                     f"{path}, line {line}: the names of the columns again: were files joined with "
                     "their first lines? Remove every such line but the first"
                 )
-            elif fields:
+            elif fields and len(fields) != len(header):
                 raise UserError(
                     f"{path}, line {line}: expected {len(header)} fields as in the first line, "
                     f"found {len(fields)}: they are separated by {separator!r} (--csv_separator); "
                     "a text with separators or line breaks needs quotation marks around it, and "
                     'those in it doubled, as in ""'
                 )
+            if fields:
+                yield Record(line, reader.line_num, fields)
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
@@ -321,42 +283,67 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
 
 
 def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
-    """Refuse two columns of one name: values are read and written by name.
-
-    Raises:
-        UserError: If there are.
-    """
+    """Refuse two columns of one name: values are read and written by name."""
     if repeated := [name for name in columns if columns.count(name) > 1]:
         raise UserError(f"{path}: two columns are called '{repeated[0]}': rename or remove one")
+
+
+def parse_json(text: str, path: Path, line: int | None = None) -> Any:
+    """Return the content of a line, or of a document."""
+    place = str(path) if line is None else f"{path}, line {line}"
+    try:
+        content = json.loads(text, object_pairs_hook=_json_object)
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path}, line {line or error.lineno}: {error.msg} (character {error.colno}): is it "
+            "JSON, and not cut off?"
+        ) from error
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"{place}: {error}") from error
+    if "\\u" in text:
+        refuse_half_characters(json.dumps(content, ensure_ascii=False), place)
+    return content
+
+
+def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object as a dictionary; ``json`` would take the last of two values of one key."""
+    row: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in row:
+            raise ValueError(f"the key '{name}' comes twice in one object: keep one")
+        if isinstance(value, int) and value.bit_length() > 63:  # beside the sign
+            raise ValueError(
+                f"the column '{name}' holds an integer of more than 64 bits; write it as text, in "
+                "quotation marks, in every row, or leave the column out"
+            )
+        row[name] = value
+    return row
+
+
+def refuse_half_characters(text: str, place: str) -> None:
+    """Refuse a text with an unpaired surrogate, which no encoding can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start]).strip("'")
+        raise UserError(f"{place}: {half} is half of a character: was the text cut?") from error
 
 
 def tables(rows: Iterator[Sequence[str]]) -> Iterator[pa.Table]:
     """Yield rows as tables, the first as the names; all is text, and an empty field a null."""
     schema = pa.schema([(name, pa.string()) for name in next(rows, [])])
-    for batch in batches(rows):
+    for batch in batches(rows, lambda fields: sum(map(len, fields))):
         columns = [[field or None for field in column] for column in zip(*batch, strict=True)]
         yield pa.table([pa.array(column, pa.string()) for column in columns], schema=schema)
 
 
-def line_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
-    """Yield the lines of a ``.txt`` as the column ``text``; a blank line is an empty text."""
-    for batch in batches([line.rstrip("\r\n")] for line in text_lines(path, encoding)):
-        yield pa.table({"text": pa.array([line for (line,) in batch], pa.string())})
-
-
-def batches(rows: Iterable[Any], size: Callable[[Any], int] | None = None) -> Iterator[list[Any]]:
-    """Yield lists of rows, of so many at most and about so many characters.
-
-    Args:
-        rows: Lists of texts, unless there is ``size``.
-        size: Returns about how many characters a row has.
-    """
-    batch: list[Any] = []
-    characters = 0
+def batches(rows: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield lists of rows, of so many at most and about so many characters by ``size``."""
+    batch, characters = list[T](), 0
     for row in rows:
         batch.append(row)
-        characters += size(row) if size else sum(map(len, row))
-        if len(batch) >= _ROWS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+        characters += size(row)
+        if len(batch) >= 10_000 or characters >= 2**24:
             yield batch
             batch, characters = [], 0
     if batch:

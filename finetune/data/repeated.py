@@ -14,8 +14,8 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -25,10 +25,12 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from finetune.data import arrow, digests, targets
 from finetune.data.row_findings import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows
-from finetune.data.row_index import Plan, build_index
 from finetune.data.targets import source_rows
 from finetune.errors import Report, Severity, counted
-from finetune.runtime import activity, extras
+from finetune.runtime import activity, version
+
+if TYPE_CHECKING:
+    from finetune.data.splits import Plan
 
 #: The Jaccard index from which on two texts are nearly the same.
 _SIMILARITY = 0.8
@@ -39,7 +41,7 @@ _PERMUTATIONS, _BANDS = 128, 32
 _MOST_IN_BAND, _MOST_VERIFIED = 100, 50
 #: The similarity as signatures estimate it, below which no pair is verified: 5.7 standard errors.
 _LEAST_ESTIMATE = 0.6
-_MOST_SETS = 4096  # rows whose word pairs are in memory
+_MOST_SETS = 1024  # rows whose word pairs are in memory
 #: Scripts without spaces between words: each letter is a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
@@ -103,17 +105,6 @@ def drop_repeated(
     return pd.concat(remaining.values()).sort_index().drop(columns="pair")
 
 
-def find_near_duplicates(dataset: DatasetDict, column: str, plan: Plan, report: Report) -> None:
-    """Report the rows that near duplicates would cost a training, where the plan keeps them."""
-    near_plan, costs = Plan(drop_duplicates="near", drop_overlap="near"), Report()
-    drop_repeated(build_index(dataset, near_plan, costs), dataset, column, near_plan, costs)
-    for finding in costs.findings:
-        if finding.name == "near_duplicates" and plan.drop_duplicates == "exact":
-            report.add(replace(finding, fix="--drop_duplicates near keeps one of each"))
-        if finding.name == "near_overlap" and plan.drop_overlap == "exact":
-            report.add(replace(finding, fix="--drop_overlap near leaves them out"))
-
-
 def _find_near(
     frames: dict[str, pd.DataFrame],
     dataset: DatasetDict,
@@ -169,7 +160,7 @@ def _find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) 
     a match are not nearly the same as each other. In memory are 768 bytes a row, and the word pairs
     of a few thousand rows.
     """
-    extras.require("near duplicates", extras.NEAR)
+    version.require_packages("near duplicates", version.NEAR)
     from datasketch import MinHash
 
     signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)
@@ -178,8 +169,10 @@ def _find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) 
         activity.advance("looking for near duplicates", count, len(rows))
         for row, value in zip(numbers.tolist(), values.to_pylist(), strict=True):
             sketch = blank.copy()
-            pairs = [pairs + np.uint64(part) for part, pairs in enumerate(_word_pairs(value))]
-            sketch.update_batch((np.concatenate(pairs) & np.uint64(2**32 - 1)).tolist())
+            pairs = (
+                (part, pair) for part, pairs in enumerate(_word_pairs(value)) for pair in pairs
+            )
+            sketch.update_batch([(part + pair) & (2**32 - 1) for part, pair in pairs])
             signatures[row] = sketch.hashvalues
         count += len(numbers)
     # the number of each band that a row shares with others, else -1
@@ -201,7 +194,8 @@ def _find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) 
             estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
             likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
             for other in neighbours[likeliest[estimates[likeliest] >= _LEAST_ESTIMATE]].tolist():
-                if min(map(_jaccard, read_pairs(row), read_pairs(other))) >= _SIMILARITY:
+                texts = zip(read_pairs(row), read_pairs(other), strict=True)
+                if all(len(a & b) >= _SIMILARITY * len(a | b) for a, b in texts):
                     matches[row] = other
                     break
         if row < first or (deduplicate and matches[row] < 0):
@@ -211,17 +205,12 @@ def _find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) 
     return matches[first:]
 
 
-def _word_pairs(value: str | list[str]) -> list[np.ndarray]:
-    """Return hashes of the pairs of neighbouring words of each text of a row, sorted, each once."""
+def _word_pairs(value: str | list[str]) -> list[set[int]]:
+    """Return hashes of the pairs of neighbouring words of each text of a row."""
     sets = []
     for text in [value] if isinstance(value, str) else value:
         words = _WORD.findall(text.lower()) or [text.strip()]
         pairs = [f"{word} {other}" for word, other in itertools.pairwise(words)] or words
-        hashes = [xxhash.xxh3_64_intdigest(pair.encode(errors="surrogatepass")) for pair in pairs]
-        sets.append(np.unique(np.array(hashes, np.uint64)))
+        encoded = (pair.encode(errors="surrogatepass") for pair in pairs)
+        sets.append({xxhash.xxh3_64_intdigest(pair) for pair in encoded})
     return sets
-
-
-def _jaccard(pairs: np.ndarray, other_pairs: np.ndarray) -> float:
-    shared = len(np.intersect1d(pairs, other_pairs, assume_unique=True))
-    return shared / (len(pairs) + len(other_pairs) - shared)

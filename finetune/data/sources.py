@@ -11,32 +11,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import (
-    ClassLabel,
-    Dataset,
-    DatasetDict,
-    Features,
-    Image,
-    Value,
-    concatenate_datasets,
-    load_dataset,
-)
+from datasets import Dataset, DatasetDict, Features, Image, Value
 from datasets.exceptions import DatasetGenerationError
 
-from finetune.data import ROW, arrow, embedded, memory
-from finetune.data.files_of_splits import SplitFiles, find_files, select_splits
-from finetune.data.read import (
-    ReadOptions,
-    line_numbers,
-    read_file,
-    read_whole_text,
-    without_progress_bars,
-)
+from finetune.data import ROW, arrow, embedded, memory, read
+from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
+from finetune.data.read import ReadOptions, line_numbers, read_file
 from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import hub
 
@@ -81,23 +67,16 @@ class Source:
             return memory.describe(self.dataset)
         if self.kind == "embedded":
             return embedded.describe(self.dataset)
-        place = {"local": " (local)", "hub": " (Hub)"}
-        return f"{self.dataset}{place[self.kind]}" if self.dataset else "made by the recipe"
+        place = {"local": "local", "hub": "Hub"}.get(self.kind)
+        return f"{self.dataset} ({place})" if place else "made by the recipe"
 
     @functools.cached_property
     def files(self) -> SplitFiles:
-        """The files of a local data set, as they were when they were first looked for.
-
-        Raises:
-            UserError: If there are none, or if it is not clear which they are.
-        """
+        """The files of a local data set, as they were when they were first looked for."""
         return find_files(self.dataset, self.split_names)
 
     def load(self, report: Report | None = None) -> DatasetDict:
         """Return the splits, with all columns and :data:`ROW`, the row's number in its split.
-
-        Args:
-            report: Gets how files were read, and what was left out.
 
         Raises:
             UserError: If the source does not exist or cannot be read.
@@ -105,11 +84,20 @@ class Source:
         report = report or Report()
         self._refuse_options()
         if self.kind == "local":
-            splits = self._load_files(report)
+            facts = self.files.facts
+            splits = {
+                split: _join_files(split, paths, self.options, report)
+                if self.files.kind == "tables"
+                else self._read_classes(paths, self.files.labels[split])
+                for split, paths in self.files.files.items()
+            }
         else:
             readers = {"memory": memory.read, "embedded": embedded.read, "hub": self._load_hub}
             stored = readers[self.kind](self.dataset)
-            splits = select_splits(self.dataset, stored, self.split_names, report)
+            chosen, facts = choose_splits(self.dataset, stored, self.split_names)
+            splits = {split: stored[name] for split, name in chosen.items()}
+        for fact in facts:
+            report.info(fact)
         for split, rows in splits.items():
             if ROW in rows.column_names:
                 report.info(f"left out the column '{ROW}' of the {split} data: rename it")
@@ -119,9 +107,7 @@ class Source:
     def locate(self, split: str, rows: Sequence[int]) -> str:
         """Return where rows are: ``lines 5, 9``, ``a.csv line 3; b.csv line 2``, ``position 0``.
 
-        Args:
-            split: The split of the rows; of a split that the source does not have rows are counted.
-            rows: Their numbers, from 0, at least one; the first few are named.
+        Of ``rows``, numbers from 0, the first few are named.
         """
         places = self._find_places(split, rows[:SHOWN_PLACES])
         groups = []
@@ -158,26 +144,15 @@ class Source:
         """Refuse what does not apply to this kind of source."""
         if not self.dataset:
             raise UserError("--dataset is required: this recipe has no data set of its own")
-        of_hub = {"--dataset_revision": self.revision, "--dataset_config": self.config}
-        misplaced = {} if self.kind == "hub" else of_hub
-        flags = self.options.flags
-        if flags and (self.kind != "local" or self.files.kind == "images"):
-            misplaced |= flags
-        misplaced = {flag: value for flag, value in misplaced.items() if value is not None}
-        if misplaced:
-            applies = f"does not apply to {self.describe()}"
-            raise UserError(*(f"{flag} {value}: {applies}" for flag, value in misplaced.items()))
-
-    def _load_files(self, report: Report) -> dict[str, Dataset]:
-        for fact in self.files.facts:
-            report.info(fact)
-        splits = {}
-        for split, paths in self.files.files.items():
-            if self.files.kind == "tables":
-                splits[split] = _join_files(split, paths, self.options, report)
-            else:
-                splits[split] = self._read_classes(paths, self.files.labels[split])
-        return splits
+        options = {}
+        if self.kind != "hub":
+            options = {"--dataset_revision": self.revision, "--dataset_config": self.config}
+        if self.options.flags and (self.kind != "local" or self.files.kind == "images"):
+            options |= self.options.flags
+        applies = f"does not apply to {self.describe()}"
+        given = [f"{flag} {value}" for flag, value in options.items() if value is not None]
+        if given:
+            raise UserError(*(f"{option}: {applies}" for option in given))
 
     def _read_classes(self, paths: Sequence[Path], labels: Sequence[str]) -> Dataset:
         """Return the texts or images of files, their labels, and their paths in the directory."""
@@ -190,21 +165,20 @@ class Source:
             columns["image"] = [str(path.absolute()) for path in paths]
         else:
             features["text"] = Value("string")
-            texts = (read_whole_text(path, self.options).strip() for path in paths)
+            texts = (read.read_whole_text(path, self.options).strip() for path in paths)
             columns["text"] = [text or None for text in texts]
         return Dataset.from_dict(columns, features)
 
     def _load_hub(self, name: str) -> DatasetDict:
         """Return a data set of the Hub, prepared once in the cache of the library."""
         try:
-            loaded = load_dataset(name, self.config, revision=self.revision)
+            loaded = datasets.load_dataset(name, self.config, revision=self.revision)
         except (DatasetGenerationError, OSError, ValueError) as error:  # also those of Arrow
             hint = "; --dataset_config NAME chooses" * ("config" in str(error).lower())
             raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
         commit = find_commit(next(iter(loaded.values())))
         # without the Hub the library takes what is in the cache, whatever its revision
-        pinned = _COMMIT.fullmatch(self.revision or "")
-        if pinned and commit not in (None, self.revision):
+        if _COMMIT.fullmatch(self.revision or "") and commit not in (None, self.revision):
             raise UserError(
                 f"--dataset_revision {self.revision}: the cache has '{name}' at {commit}, and the "
                 "Hub was not contacted"
@@ -235,47 +209,39 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         UserError: If they have other columns, or values without a common type.
     """
     tables: list[Dataset] = []
-    facts: set[str] = set()
+    facts: dict[str, str] = {}
     for path in paths:
         file_report = Report()
         tables.append(read_file(path, options, file_report))
-        for finding in file_report.findings:
-            fact = finding.message.removeprefix(path.name)
-            if fact not in facts:  # of the first file only
-                facts.add(fact)
-                report.info(finding.message, name="reading", split=split)
+        for finding in file_report.findings:  # of the first file only
+            facts.setdefault(finding.message.removeprefix(path.name), finding.message)
         columns, expected = tables[-1].column_names, tables[0].column_names
         if {*columns} != {*expected}:
             raise UserError(
                 f"{path} has the columns {columns}, and {paths[0]} has {expected}: give all files "
                 "of a split the same columns"
             )
-    features = Features(tables[0].features)
-    for column, kind in tables[0].features.items():
-        kinds = {path: table.features[column] for path, table in zip(paths, tables, strict=True)}
-        if others := {path: other for path, other in kinds.items() if other != kind}:
-            features[column] = _common_feature(column, {paths[0]: kind, **others})
-    parts = [table.select_columns([*features]) for table in tables]
-    with without_progress_bars():
-        return concatenate_datasets(
-            [part if part.features == features else part.cast(features) for part in parts]
-        )
-
-
-def _common_feature(column: str, kinds: Mapping[Path, Any]) -> Any:
-    """Return a type that holds the values of all: fractions where some have whole numbers."""
+    for fact in facts.values():
+        report.info(fact, name="reading", split=split)
+    features = tables[0].features
+    kinds = {name: [table.features[name] for table in tables] for name in features}
+    others = {name: [*map(str, k)] for name, k in kinds.items() if any(f != k[0] for f in k)}
     try:
-        if any(isinstance(kind, ClassLabel) for kind in kinds.values()):  # in Arrow a number
-            raise pa.ArrowTypeError("the classes differ")
-        schemas = [Features({column: kind}).arrow_schema for kind in kinds.values()]
-        merged = pa.unify_schemas(schemas, promote_options="permissive")
+        if "ClassLabel" in str(others):  # in Arrow a number, whatever its names
+            raise pa.ArrowTypeError(f"other classes in {', '.join(others)}")
+        if others:  # types that hold the values of all, such as fractions and whole numbers
+            schemas = [table.select_columns([*features]).features.arrow_schema for table in tables]
+            merged = pa.unify_schemas(schemas, promote_options="permissive")
+            features = Features.from_arrow_schema(arrow.stored(merged))
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        first, *_, last = kinds
         raise UserError(
-            f"the column '{column}' is {kinds[first]} in {first} and {kinds[last]} in {last}: "
-            f"{error}; write it alike in all files of a split"
+            f"{paths[0]} and the other files of the {split} split have columns of other types: "
+            f"{error}; write them alike"
         ) from error
-    return Features.from_arrow_schema(arrow.stored(merged))[column]
+    parts = [table.select_columns([*features]) for table in tables]
+    return datasets.concatenate_datasets(
+        [part if part.features == features else part.cast(features) for part in parts]
+    )
 
 
 def names_are_values(rows: Dataset, columns: Sequence[str]) -> str | None:

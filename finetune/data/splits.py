@@ -2,23 +2,158 @@
 
 Exact duplicates (white space aside) are dropped, the splits are split off, then rows are sampled.
 The result depends only on a seed of its own, not on the training seed, so that runs with other
-seeds stay comparable. All of it works on the row index; each split is selected once, at the end.
+seeds stay comparable. All of it works on the row index, a pandas frame with a line for each row of
+the source; each split is selected once, at the end.
+
+=========  ==========================================================================
+``split``  the split of the source
+``row``    the number of the row in it
+``label``  a code of the label: equal labels have equal codes
+``group``  a code of the group, NaN for none; only with ``--group_column``
+``time``   a number that orders training rows; only with ``--time_column``
+=========  ==========================================================================
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import numpy as np
 import pandas as pd
-from datasets import DatasetDict
+import pyarrow as pa
+import pyarrow.compute as pc
+from datasets import Dataset, DatasetDict
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
-from finetune.data import targets
+from finetune.data import arrow, targets
+from finetune.data.columns import describe_columns
 from finetune.data.repeated import drop_repeated
-from finetune.data.row_index import HELD_OUT, Plan, build_index
-from finetune.errors import Report, UserError, counted
+from finetune.data.row_findings import report_rows
+from finetune.errors import Report, Severity, UserError, counted
 
-_TEST_SHARE, _VALIDATION_SHARE, _MOST_VALIDATION_ROWS = 0.2, 0.1, 10_000
+#: The splits that are split off, in this order.
+HELD_OUT = ("test", "validation")
+#: Each split is cleared of rows that a split before it has.
+ORDER = (*HELD_OUT, "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How rows are split: the options of a recipe that have these names.
+
+    Attributes:
+        seed: ``--split_seed``.
+        drop: ``--drop_invalid``: rows without a group or a time are left out instead of refused.
+    """
+
+    seed: int = 42
+    train_samples: int | None = None
+    eval_samples: int | None = None
+    keep_contradictions: str = "none"
+    drop_duplicates: str = "exact"
+    drop_overlap: str = "exact"
+    validation_size: float | None = None
+    test_size: float | None = None
+    group_column: str | None = None
+    time_column: str | None = None
+    drop: bool = False
+
+
+def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFrame:
+    """Return the index of a source, without rows that have no group or time, or a held-out group.
+
+    ``report`` gets a finding ``dropped_rows`` about rows that are left out.
+
+    Raises:
+        UserError: If a column is missing, or does not hold groups or times.
+    """
+    splits = [name for name in ORDER if name in dataset]
+    sizes = [len(dataset[name]) for name in splits]
+    labels = [
+        tuple(label) if isinstance(label, list) else label
+        for name in splits
+        for label in targets.values(dataset[name])
+    ]
+    index = pd.DataFrame(
+        {
+            "split": pd.Categorical(np.repeat(splits, sizes), categories=splits),
+            "row": np.concatenate([np.arange(size) for size in sizes]),
+            "label": pd.factorize(pd.Series(labels, dtype=object))[0],
+        }
+    )
+    column, kind = plan.group_column or plan.time_column, "group" if plan.group_column else "time"
+    if column is None:
+        return index
+    flag, train = f"--{kind}_column {column}", dataset["train"]
+    if column not in train.column_names:
+        columns = describe_columns(train, column)
+        raise UserError(f"{flag}: no column '{column}' in the train data{columns}")
+    is_train = index["split"] == "train"
+    if kind == "time":
+        index.loc[is_train, "time"] = _read_times(train, column, flag)
+    else:
+        groups = []
+        for split in splits:
+            groups.append(pa.nulls(len(dataset[split]), pa.string()))
+            if column in dataset[split].column_names:
+                groups[-1] = _read_texts(dataset[split], column, flag)
+            else:
+                report.info(f"{flag}: the {split} data has no such column, and is used as it is")
+        codes = pa.concat_arrays(groups).dictionary_encode().indices
+        index["group"] = np.asarray(codes.to_numpy(zero_copy_only=False))
+    is_missing = is_train & index[kind].isna()
+    severity: Severity = "info" if plan.drop else "error"
+    fix = "left out" if plan.drop else "--drop_invalid leaves them out"
+    report_dropped = partial(report_rows, report, "dropped_rows")
+    description, positions = f"with no {kind} in '{column}'", index["row"][is_missing]
+    report_dropped(description, fix, positions, train, "train", severity=severity)
+    report.raise_errors()
+    index = index[~is_missing]
+    if kind == "group":
+        codes = index["split"].cat.codes
+        is_shared = codes > codes.groupby(index["group"]).transform("min")
+        description = f"whose '{column}' held-out data has too"
+        for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
+            report_dropped(description, "left out", rows, dataset[split], split)
+        index = index[~is_shared]
+    return index
+
+
+def _read_texts(rows: Dataset, column: str, flag: str) -> pa.StringArray:
+    """Return a column as texts; those of blanks are missing."""
+    values = arrow.column(rows, column).combine_chunks()
+    if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
+        raise UserError(f"{flag}: holds {values.type}; expected texts, numbers or dates")
+    texts = values.cast(pa.string())
+    has_text = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
+    return pc.if_else(has_text, texts, pa.scalar(None, pa.string()))
+
+
+def _read_times(rows: Dataset, column: str, flag: str) -> np.ndarray:
+    """Return the time of each row, shape ``(rows,)``: numbers as they are, dates in microseconds.
+
+    Texts are numbers, or dates of ISO 8601. A missing time, or one of few texts that are neither,
+    is NaN.
+    """
+    codes, distinct = pd.factorize(_read_texts(rows, column, flag).to_pandas())
+    texts = pd.Series(distinct, dtype=object).str.strip()
+    times = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    kind = rows.data.schema.field(column).type
+    if times.isna().any() and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
+        times = dates.dt.as_unit("us").astype("int64").where(dates.notna())
+    are_dates = [
+        pd.to_datetime(texts.str.zfill(8), format=form, errors="coerce")
+        .dt.year.between(1900, 2100)
+        .all()
+        for form in ("%Y%m%d", "%d%m%Y", "%m%d%Y")
+    ]
+    is_sorted_by_day = any(are_dates) and not are_dates[0]  # as the number 31012024 is
+    if len(texts) and (is_sorted_by_day or 2 * times.notna().sum() <= len(texts)):
+        raise UserError(f"{flag}: holds {texts[0]!r}; expected numbers, or dates like 2024-01-31")
+    return np.append(times.to_numpy(np.float64), np.nan)[codes]  # the code of a missing text is -1
 
 
 def make_splits(
@@ -36,6 +171,11 @@ def make_splits(
     if not (index["split"] == "train").any():
         reasons = (finding.message for finding in report.findings if finding.split == "train")
         raise UserError(f"no training rows are left: {'; '.join(reasons)}")
+    if plan.time_column and {*HELD_OUT} <= dataset.keys():
+        report.info(
+            f"--time_column {plan.time_column}: the data has validation and test splits, so that "
+            "no rows are split off by time"
+        )
     if not targets.are_classes(dataset["train"]):
         index = _join_texts(index)
     strata = {name: targets.strata(rows) for name, rows in dataset.items()}
@@ -76,32 +216,30 @@ def _divide(
     parts = index["split"].astype(object)
     left = train = index[index["split"] == "train"]
     kind = next((name for name in ("group", "time") if name in index), None)
-    column = plan.group_column or plan.time_column
-    shares = []
+    column, shares = plan.group_column or plan.time_column, []
     for name in HELD_OUT:
         requested = plan.test_size if name == "test" else plan.validation_size
         if name in dataset and requested is not None:
             raise UserError(f"--{name}_size: the data has a {name} split; leave the flag out")
         if name in dataset:
             continue
-        size, seed = int(requested or 0), plan.seed + (name == "validation")
-        if requested is None:
-            most = round(_VALIDATION_SHARE * len(left)), _MOST_VALIDATION_ROWS
-            size = round(_TEST_SHARE * len(train)) if name == "test" else min(most)
-        elif requested < 1:
-            size = round(requested * len(train))
-        if requested is not None and not 1 < size < len(left):
-            raise UserError(
-                f"--{name}_size {requested:g}: takes {counted(size, 'row')} of {len(train):,}, of "
-                f"which {len(train) - len(left):,} are taken; expected 2 or more, and fewer than "
-                "are left"
-            )
-        labels = strata[left["row"]]
+        size = round(0.2 * len(train) if name == "test" else min(0.1 * len(left), 10_000))
+        if requested is not None:
+            size = round(requested * (len(train) if requested < 1 else 1))
+            if not 1 < size < len(left):
+                raise UserError(
+                    f"--{name}_size {requested:g}: takes {size:,} of {len(train):,} rows, of which "
+                    f"{len(train) - len(left):,} are taken; expected 2 or more, and fewer than are "
+                    "left"
+                )
+        labels, seed = strata[left["row"]], plan.seed + (name == "validation")
         if kind == "group":
-            groups = pd.factorize(left["group"], sort=True)[0]
-            is_chosen = _split_groups(labels, groups, size, seed)
+            is_chosen = _split_groups(labels, pd.factorize(left["group"], sort=True)[0], size, seed)
         elif kind == "time":
-            is_chosen = _split_newest(left["time"].to_numpy(), size)
+            # rows of one time stay together, so that about ``size`` are split off
+            rows_since = left["time"].value_counts().sort_index(ascending=False).cumsum()[:-1]
+            newest = (rows_since - size).abs().idxmin() if len(rows_since) else np.inf
+            is_chosen = (left["time"] >= newest).to_numpy()
         else:
             is_chosen = _split_rows(labels, size, seed)
         if kind and not is_chosen.any():
@@ -120,9 +258,7 @@ def _divide(
     if kind == "time":
         return parts, f"{description}, the newest by '{column}'"
     description += ", stratified" if strata.any() else ", at random"
-    if kind == "group":
-        unit = f"'{column}'" if column else "text"
-        description += f", no {unit} in two splits"
+    description += f", no {column or 'text'} in two splits" * (kind == "group")
     return parts, f"{description} (seed {plan.seed})"
 
 
@@ -234,14 +370,3 @@ def _split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) 
         spare = np.flatnonzero(~has_all)
         chosen = spare[np.abs(sizes[spare] - size).argsort(kind="stable")[:1]].tolist()
     return np.isin(groups, chosen)
-
-
-def _split_newest(times: np.ndarray, size: int) -> np.ndarray:
-    """Return which rows are the newest, shape ``(rows,)``, of booleans.
-
-    Rows of one time stay together, so that about ``size`` are true; none if all times are equal.
-    """
-    rows_since = pd.Series(times).value_counts().sort_index(ascending=False).cumsum().iloc[:-1]
-    if rows_since.empty or not size:
-        return np.zeros(len(times), dtype=bool)
-    return np.asarray(times >= (rows_since - size).abs().idxmin())

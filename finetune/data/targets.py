@@ -22,17 +22,19 @@ from finetune.data import ROW, arrow
 
 def class_names(rows: Dataset) -> list[str]:
     """Return the names of the classes by their numbers; none if the labels are numbers."""
-    return list(_inner(rows).names) if are_classes(rows) else []
+    feature = rows.features["label"]
+    return list(getattr(feature.feature if isinstance(feature, List) else feature, "names", ()))
 
 
 def is_set(rows: Dataset) -> bool:
     """Return whether a row has any number of classes."""
-    return isinstance(rows.features["label"], List) and are_classes(rows)
+    feature = rows.features["label"]
+    return isinstance(feature, List) and isinstance(feature.feature, ClassLabel)
 
 
 def are_classes(rows: Dataset) -> bool:
     """Return whether a row has a class or any number of them, rather than numbers."""
-    return isinstance(_inner(rows), ClassLabel)
+    return is_set(rows) or isinstance(rows.features["label"], ClassLabel)
 
 
 def values(rows: Dataset) -> list[Any]:
@@ -65,6 +67,13 @@ def counts(rows: Dataset) -> dict[int, int]:
     return dict(zip(numbers.tolist(), frequencies.tolist(), strict=True))
 
 
+def _class_numbers(rows: Dataset) -> np.ndarray:
+    """Return the classes of all rows, one after the other."""
+    labels = arrow.column(rows, "label").combine_chunks()
+    numbers = labels.flatten() if is_set(rows) else labels
+    return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
 def source_rows(rows: Dataset) -> np.ndarray:
     """Return the number of each row in its split of the source, int64, shape ``(rows,)``."""
     if ROW not in rows.column_names:
@@ -77,23 +86,3 @@ def first_row(rows: Dataset, classes: Set[int]) -> list[int]:
     labels = values(rows) if is_set(rows) else zip(values(rows), strict=True)
     pairs = zip(source_rows(rows).tolist(), labels, strict=True)
     return [next(row for row, label in pairs if not classes.isdisjoint(label))]
-
-
-def constant(rows: Dataset) -> list[int]:
-    """Return the places of the numbers of a row that are the same in all rows; 0 of classes."""
-    if are_classes(rows):
-        return [0] if len(rows) and {*counts(rows).values()} <= {len(rows)} else []
-    labels = np.asarray(values(rows)).reshape(len(rows), -1)
-    return np.flatnonzero((labels == labels[:1]).all(axis=0)).tolist() if len(rows) else []
-
-
-def _inner(rows: Dataset) -> Any:
-    feature = rows.features["label"]
-    return feature.feature if isinstance(feature, List) else feature
-
-
-def _class_numbers(rows: Dataset) -> np.ndarray:
-    """Return the classes of all rows, one after the other."""
-    labels = arrow.column(rows, "label").combine_chunks()
-    numbers = labels.flatten() if is_set(rows) else labels
-    return np.asarray(numbers.to_numpy(zero_copy_only=False), dtype=np.int64)

@@ -2,6 +2,9 @@
 
 ``datasets.map`` does it, in several processes, under a lock: who comes second waits, and reads what
 is there. What is cached depends on nothing but the rows, the tokenizer and how texts are cut.
+
+Rows of several columns of text, such as a pair of sentences, have ``texts``, the parts that the
+model reads, beside ``text``, in which people and the bag of words read them joined by line breaks.
 """
 
 from __future__ import annotations
@@ -12,35 +15,72 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, arrow_dataset
+from datasets import Dataset, DatasetDict, Features, List, Value, arrow_dataset
 from datasets.fingerprint import Hasher
 from filelock import FileLock, Timeout
 from joblib import cpu_count
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from finetune.data import caches, parts
+from finetune.data import caches
 from finetune.data.digests import TEXTS, fingerprint
-from finetune.data.encoding import Encoder
-from finetune.data.windows import COLUMN, Windows, documents_of
-from finetune.errors import RunError
+from finetune.data.encoding import COLUMN, Encoder, Read, Windows, documents_of
+from finetune.errors import RunError, UserError
 from finetune.runtime import activity
 
 _VERSION = 3  # increment when the same rows should yield other files
 #: Rows that one process tokenizes in the time in which another starts; so many in memory, as those
 #: of a prediction, are not cached.
 _FEW = 5000
-#: How arguments of a tokenizer end that say where its files are.
-_PLACES = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
-_PARALLELISM = "TOKENIZERS_PARALLELISM"
 _FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
+
+
+def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
+    """Return ``dataset`` with ``text`` and ``texts`` instead of ``columns``, which are texts, none
+    missing, in the order in which the model reads them.
+    """
+
+    def combine(*texts: Sequence[str]) -> dict[str, list[Any]]:
+        rows = [list(row) for row in zip(*texts, strict=True)]
+        return {"text": ["\n".join(row) for row in rows], TEXTS: rows}
+
+    splits = DatasetDict()
+    for split, rows in dataset.items():
+        features = {name: kind for name, kind in rows.features.items() if name not in columns}
+        splits[split] = rows.map(
+            combine,
+            batched=True,
+            input_columns=[*columns],
+            remove_columns=[*columns],
+            features=Features({**features, "text": Value("string"), TEXTS: List(Value("string"))}),
+            new_fingerprint=Hasher.hash([rows._fingerprint, [*columns], "parts"]),
+        )
+    return splits
+
+
+def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
+    """Refuse rows of several texts where ``text_columns`` is not set, and of one where it is."""
+    if any((TEXTS in rows.column_names) != several for rows in dataset.values()):
+        raise UserError(
+            f"the recipe loads rows with{'out' if several else ''} the column '{TEXTS}' of several "
+            "texts: it needs --text_columns, and a load() that calls labelled()"
+        )
+
+
+def read_by_model(rows: dict[str, list[Any]] | Dataset, *, several: bool) -> list[Read]:
+    """Return what the model reads of raw rows: their ``text``, or their ``several`` texts."""
+    texts = list(rows[TEXTS if several else "text"][:])
+    if several and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
+        raise UserError(f"the recipe changes 'text' and not '{TEXTS}', which is tokenized")
+    return texts
 
 
 def tokenize(
@@ -86,7 +126,10 @@ def tokenize(
             with _lock(directory):
                 with contextlib.suppress(pa.ArrowInvalid, OSError):
                     tokenized[split] = _map(rows, encode, work, **options)
-                if split not in tokenized or _count_texts(tokenized[split]) != len(rows):
+                texts = len(tokenized.get(split, ()))
+                if (documents := documents_of(tokenized.get(split))) is not None:
+                    texts = len(np.unique(documents))
+                if texts != len(rows):
                     for path in directory.glob("*.arrow"):  # cut off by a crash of the machine
                         path.unlink()
                     tokenized[split] = _map(rows, encode, work, **options)
@@ -102,10 +145,9 @@ def _encode(
     targets: Callable[[Any], np.ndarray],
     windows: Windows | None,
 ) -> dict[str, Any]:
-    """Return the columns of a batch of raw rows, in this process or in one of several."""
     labels = targets(batch["label"])
     if windows is None:
-        columns: dict[str, Any] = dict(encoder(parts.read_by_model(batch, several=TEXTS in batch)))
+        columns: dict[str, Any] = dict(encoder(read_by_model(batch, several=TEXTS in batch)))
     else:
         places, rows = zip(*windows.rows(batch["text"]), strict=True)
         columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -113,24 +155,16 @@ def _encode(
     return {**columns, "labels": labels, "length": [*map(len, columns["input_ids"])]}
 
 
-def _count_texts(rows: Dataset) -> int:
-    documents = documents_of(rows)
-    return len(rows) if documents is None else len(np.unique(documents))
-
-
 @contextlib.contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    """Let one process at a time tokenize rows; the others wait, and say so."""
-    lock = FileLock(directory / ".lock", thread_local=False)
+    lock = FileLock(directory / ".lock")
     try:
-        lock.acquire(timeout=1)
+        acquired = lock.acquire(timeout=1)
     except Timeout:
         activity.say("another run is tokenizing the same rows; waiting for it")
-        lock.acquire()
-    try:
+        acquired = lock.acquire()
+    with acquired:
         yield
-    finally:
-        lock.release()
 
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -140,8 +174,9 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
         backend = json.loads(tokenizer.backend_tokenizer.to_str())
         facts.append({**backend, "padding": None, "truncation": None})
     else:  # where its files were found is no part of it
+        places = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
         arguments = tokenizer.init_kwargs.items()
-        kwargs = {name: value for name, value in arguments if not name.endswith(_PLACES)}
+        kwargs = {name: value for name, value in arguments if not name.endswith(places)}
         facts += [tokenizer.get_vocab(), kwargs]
     if tokenizer.split_special_tokens:
         facts.append("split_special_tokens")
@@ -149,32 +184,20 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:
-    """Return tokenized rows, those from the cache if they are there."""
     token = _FORKS_WORKERS.set(True)
-    environment, parallelism = os.environ, os.environ.get(_PARALLELISM)
+    environment, parallelism = os.environ, os.environ.get("TOKENIZERS_PARALLELISM")
     bar, done = arrow_dataset.hf_tqdm, 0
 
-    class Bar(contextlib.nullcontext[Any]):
-        """In place of the bar of ``datasets.map``, the only one that it tells how far it is."""
+    def update(count: int) -> None:
+        nonlocal done
+        done += count
+        activity.advance(work, done, len(rows))
 
-        def __init__(self, **options: Any) -> None:
-            super().__init__(self)
-
-        def update(self, count: int) -> None:
-            nonlocal done
-            done += count
-            activity.advance(work, done, len(rows))
-
-    arrow_dataset.hf_tqdm = Bar
+    # nothing else is told by `datasets.map` how far it is
+    arrow_dataset.hf_tqdm = lambda **_: contextlib.nullcontext(SimpleNamespace(update=update))
     try:
-        return rows.map(
-            encode,
-            with_indices=True,
-            batched=True,
-            remove_columns=rows.column_names,
-            load_from_cache_file=True,
-            **options,
-        )
+        options |= dict(with_indices=True, batched=True, load_from_cache_file=True)
+        return rows.map(encode, remove_columns=rows.column_names, **options)
     except Exception as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # after which datasets 5.2 times out
             raise error.__context__ from None
@@ -189,7 +212,7 @@ def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -
         _FORKS_WORKERS.reset(token)
         os.environ = environment  # noqa: B003  # which datasets 5.2 replaces by a copy
         if parallelism is None:
-            os.environ.pop(_PARALLELISM, None)
+            os.environ.pop("TOKENIZERS_PARALLELISM", None)
 
 
 def _end_with_parent() -> None:

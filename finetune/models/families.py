@@ -1,8 +1,8 @@
 """What the families of models in ``transformers`` do differently: positions, dropouts, padding.
 
-How their heads find the token that stands for a text was read in the library: the first one
-(BERT, RoBERTa, DeBERTa ...), the rightmost that is not padding (GPT-2, Llama, Qwen, Gemma), the
-last one (XLNet, which is padded on the left), the one that ends the text (T5, BART).
+Their heads read the token that stands for a text: the first one (BERT, RoBERTa, DeBERTa ...), the
+rightmost that is not padding (GPT-2, Llama, Qwen, Gemma), the last one (XLNet, which is padded on
+the left), the one that ends the text (T5, BART).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoModelForSequenceClassification,
     PretrainedConfig,
     PreTrainedModel,
@@ -26,6 +25,8 @@ from finetune.errors import UserError
 
 #: Weights of a family that its head leaves out; DDP would wait for their gradients.
 _UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
+#: Families that overflow in bf16 and fp16: DeBERTa (not v2 and v3) masks with fp32's lowest number.
+OVERFLOWING = frozenset({"deberta"})
 #: Dropouts, and those of heads and activations, which an option sets only where they are above 0.
 _DROPOUT = re.compile(r"dropout|pdrop")
 _HEAD_DROPOUT = re.compile(r"classif|cls|summary|pooler|activation|qa")
@@ -38,8 +39,11 @@ def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
         with torch.device("meta"):
             modules = auto.from_config(copy.deepcopy(config)).named_modules()
     except Exception as error:  # whatever is in config.json
+        reason = str(error).partition("\n")[0]
         raise UserError(
-            f"--model {config.name_or_path}: no model can be made of its config.json: {error}"
+            f"--model {config.name_or_path}: expected a text model that transformers has a head "
+            "for sequence classification on, of type bert or llama for instance; found type "
+            f"'{config.model_type}': {reason}"
         ) from error
     return [
         module
@@ -49,9 +53,11 @@ def _position_tables(config: PretrainedConfig) -> list[torch.nn.Embedding]:
 
 
 def positions(config: PretrainedConfig) -> int | None:
-    """Return the most tokens that a model has learned positions for; None where it has none.
+    """Return the most tokens that a model has learned positions for; None where it has none:
+    relative and rotary positions go on beyond those that were trained.
 
-    Relative and rotary positions go on beyond those that were trained.
+    Raises:
+        UserError: If ``transformers`` cannot make a classifier of texts of the configuration.
     """
     limits = [
         # the first position follows that of padding in RoBERTa, an offset in BART
@@ -63,32 +69,17 @@ def positions(config: PretrainedConfig) -> int | None:
     return min([*limits, getattr(config, "max_position_embeddings", limits[0])]) if limits else None
 
 
-def require_head(model: str, config: PretrainedConfig) -> None:
-    """Refuse a model of a family without a head for texts.
-
-    Raises:
-        UserError: If ``transformers`` has no ``ForSequenceClassification`` for it.
-    """
-    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise UserError(
-            f"--model {model}: transformers has no head for sequence classification on a model of "
-            f"type '{config.model_type}'; expected a text model, of type bert or llama for instance"
-        )
-
-
 def outputs_of_head(config: PretrainedConfig) -> list[str]:
     """Return the names of the outputs that a model was fine-tuned for; empty without a head."""
     heads = ("ForSequenceClassification", "ForImageClassification")
     if not any(name.endswith(heads) for name in config.architectures or []):
         return []
     names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
-    return [names[number] for number in sorted(names)]
+    return [name for _, name in sorted(names.items())]
 
 
 def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:
-    """Return the dropouts of a configuration by their names in the family: those of attention
-    weights for the option ``attention_dropout``, all others for ``hidden_dropout``.
-    """
+    """Return the dropouts of ``attention_dropout``, or ``hidden_dropout``, by their names here."""
     return {
         name: value
         for name, value in config.get_text_config().to_dict().items()
@@ -105,23 +96,21 @@ def set_dropout(config: PretrainedConfig, option: str, probability: float | None
     Raises:
         UserError: If it is above 0 and the family has no such dropout.
     """
+    text = config.get_text_config()
     names = [] if probability is None else list(dropouts(config, option))
     if probability and all(map(_HEAD_DROPOUT.search, names)):
-        present = filter(_DROPOUT.search, config.get_text_config().to_dict())
+        present = filter(_DROPOUT.search, text.to_dict())
         raise UserError(
             f"--{option} {probability}: a model of type '{config.model_type}' has no such dropout, "
             f"only {', '.join(sorted(present)) or 'none at all'}"
         )
     for name in names:
-        setattr(config.get_text_config(), name, probability)
+        setattr(text, name, probability)
 
 
 def set_up(config: PretrainedConfig, pad_token_id: int | None) -> None:
-    """Make a configuration that of a classifier whose outputs do not depend on the batch.
-
-    Args:
-        config: Changed in place.
-        pad_token_id: What batches are padded with; None for what the configuration says.
+    """Make a configuration, in place, that of a classifier whose outputs do not depend on the
+    batch, which is padded with ``pad_token_id``; None for what the configuration says.
     """
     text = config.get_text_config()
     if pad_token_id is not None and (
@@ -147,34 +136,6 @@ def freeze_unused(model: PreTrainedModel) -> None:
             parameter.requires_grad_(False)
 
 
-def overflows(config: PretrainedConfig) -> bool:
-    """Return whether a family cannot be trained in bf16 or fp16.
-
-    DeBERTa of the first version masks with the lowest number of fp32; v2 and v3 do not.
-    """
-    return bool(config.model_type == "deberta")
-
-
-def refuse_half_precision(model: torch.nn.Module, *, bf16: bool, fp16: bool) -> None:
-    """Refuse a precision that the family of a model overflows in.
-
-    Raises:
-        UserError: With the precision to use.
-    """
-    config = getattr(model, "config", None)
-    if (bf16 or fp16) and isinstance(config, PretrainedConfig) and overflows(config):
-        raise UserError(
-            f"--precision {'bf16' if bf16 else 'fp16'}: a model of type '{config.model_type}' "
-            "overflows in it; expected --precision fp32"
-        )
-
-
-def end_token(config: PretrainedConfig) -> int | None:
-    """Return the id of the token that every row must have equally often; None without such."""
-    text: Any = config.get_text_config()
-    return text.eos_token_id if config.is_encoder_decoder else None
-
-
 def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:
     """Return the keyword arguments of a tokenizer that the head of the family needs.
 
@@ -191,20 +152,20 @@ def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def set_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, model: str) -> None:
-    """Give a tokenizer without a padding token that of the configuration, or the one that ends a
-    text.
+    """Let a tokenizer without a padding token pad with that of the configuration, or with the one
+    that ends a text.
 
     Raises:
-        UserError: If there is no token to pad with.
+        UserError: If there is neither.
     """
     pad_token_id: Any = config.get_text_config().pad_token_id
     if tokenizer.pad_token is not None:
         return
     if pad_token_id is not None and 0 <= pad_token_id < len(tokenizer):
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
-    elif tokenizer.eos_token is not None:
-        tokenizer.pad_token = tokenizer.eos_token
     else:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
         raise UserError(
             f"--model {model}: its tokenizer has no padding token, and none that ends a text; "
             "add pad_token to its tokenizer_config.json"

@@ -1,5 +1,5 @@
-"""The last linear layer of a model, which makes its logits: what can be done to them afterwards is
-done there, so that a saved model needs nothing beside its weights.
+"""The last linear layer of a model, which makes its logits: what is done to them is done to its
+weights, so that a saved model needs nothing beside them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ from finetune.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: Powers of two that float32 has with room on both sides.
-_LARGEST_EXPONENT = 100
-
 
 def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear:
-    """Return the last linear layer with ``width`` outputs in the order in which ``model`` has its
-    modules, which in the classifiers of ``transformers`` makes the logits.
+    """Return the last linear layer with ``width`` outputs, in the order of the model's modules: in
+    the classifiers of ``transformers`` it makes the logits.
 
     Raises:
-        UserError: if no linear layer has so many outputs.
+        UserError: If there is none.
     """
     for layer in reversed(list(model.modules())):
         if isinstance(layer, torch.nn.Linear) and layer.out_features == width:
@@ -34,52 +31,38 @@ def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear:
 
 
 def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | None:
-    """Return the output of a trained head for each label: by name, or by place without names.
-
-    Args:
-        trained: The names of the outputs, ``LABEL_0`` and so on where they have none.
-        labels: The names that are needed, likewise.
-
-    Returns:
-        None if the head is for other labels, or another number of them.
+    """Return the output of a trained head for each label: by name or, where one side has no names
+    but ``LABEL_0`` and so on, by place; None if the head is for other labels.
     """
-    places = list(range(len(labels)))
-    unnamed = [f"LABEL_{place}" for place in places]
+    unnamed = [f"LABEL_{place}" for place in range(len(labels))]
     if len(trained) == len(labels) and unnamed in (list(trained), list(labels)):
-        return places
+        return [*range(len(labels))]
     if sorted(trained) != sorted(labels) or len(set(trained)) < len(trained):
         return None
     return [trained.index(label) for label in labels]
 
 
-def continue_head(
-    model: PreTrainedModel, trained: Sequence[str], labels: Sequence[str]
-) -> frozenset[str]:
-    """Order the outputs of a loaded head by the labels, or replace it where it is for others.
+def continue_head(model: PreTrainedModel, trained: Sequence[str], labels: Sequence[str]) -> bool:
+    """Order the outputs of a loaded head by the labels, in place, and return whether it is for
+    them: one for others is replaced by random weights.
 
     Args:
-        model: With as many outputs as there are labels, changed in place.
+        model: With as many outputs as there are labels.
         trained: The names of the outputs of the checkpoint; none if it had no head.
         labels: The names that are needed.
-
-    Returns:
-        The names of the weights that are replaced by random ones.
     """
     if len(trained) != len(labels):  # the library has made a new one
-        return frozenset()
+        return False
     layer, order = last_linear(model, len(labels)), match_outputs(trained, labels)
-    weights = [weight for weight in (layer.weight, layer.bias) if weight is not None]
     with torch.no_grad():
         if order is not None:
-            for weight in weights:
+            for weight in layer.parameters():
                 weight.copy_(weight[order].clone())
-            return frozenset()
+            return True
         torch.nn.init.normal_(layer.weight, std=getattr(model.config, "initializer_range", 0.02))
-        for bias in weights[1:]:
-            bias.zero_()
-    return frozenset(
-        n for n, weight in model.named_parameters() if any(weight is w for w in weights)
-    )
+        if has_bias(layer):
+            layer.bias.zero_()
+    return False
 
 
 def has_bias(layer: torch.nn.Linear) -> bool:
@@ -91,10 +74,7 @@ def has_bias(layer: torch.nn.Linear) -> bool:
 def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
     """Let ``layer`` return ``outputs * scale + shift`` from now on, by its weights; in place.
 
-    Args:
-        layer: With ``width`` outputs.
-        scale: Shape ``(width,)``; computed with in float64.
-        shift: Likewise.
+    Both have shape ``(outputs of the layer,)`` and are computed with in float64.
 
     Raises:
         UserError: If it has no bias and ``shift`` is not 0.
@@ -122,18 +102,14 @@ def _scaled(weights: Any, factor: torch.Tensor, summand: torch.Tensor | None = N
 
 def power_of_two(numbers: np.ndarray) -> np.ndarray:
     """Return the powers of two nearest to positive numbers: float32 is multiplied by them, and
-    divided again, without rounding.
+    divided again, without rounding, if there is room on both sides.
     """
-    exponents = np.round(np.log2(numbers))
-    return np.asarray(np.exp2(np.clip(exponents, -_LARGEST_EXPONENT, _LARGEST_EXPONENT)))
+    return np.asarray(np.exp2(np.clip(np.round(np.log2(numbers)), -100, 100)))
 
 
 def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
-    """Make ``layer`` a :class:`ScaledLinear`, in place; one that it is already is made anew.
-
-    Args:
-        layer: To be scaled. A subclass, which may compute something else, is left as it is.
-        scale: Powers of two, shape ``(width,)``.
+    """Make ``layer`` a :class:`ScaledLinear`, in place, also one that is already; another subclass,
+    which may compute something else, is left as it is. ``scale`` has powers of two, ``(outputs,)``.
     """
     unscale(layer)
     if type(layer) is torch.nn.Linear:

@@ -1,5 +1,8 @@
-"""Tokenizers and encoders of ``transformers``, from the Hub, a local directory or the embedded
-package.
+"""Models, tokenizers and image processors of ``transformers``: from the Hub, a local directory or
+an installed package.
+
+``embedded:minilm`` is an encoder of texts. ``embedded:vit`` is a small Vision Transformer that is
+built from a configuration: it needs no download and has learned nothing yet.
 """
 
 from __future__ import annotations
@@ -7,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
@@ -18,13 +21,18 @@ from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 from transformers import (
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BaseImageProcessor,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.hub import has_file
 
 from finetune.data import embedded
 from finetune.errors import UserError
@@ -37,13 +45,14 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 _VOCABULARIES = (
     *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "spm.model"),
 )
-#: The attribute of a model that names the weights that no checkpoint had.
-_FRESH = "_weights_without_checkpoint"
+#: Set on a model whose last layer is random: no checkpoint had it, or with another size.
+FRESH_HEAD = "_has_fresh_head"
+_SMALL_VIT = embedded.PREFIX + "vit"
+_SIDE, _CHANNELS = 28, 3  # pixels of its images; red, green and blue of all
 
 
 def load_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
-    """Return the configuration of ``model``, named and pinned as for :func:`load_classifier`, with
-    some attributes set.
+    """Return the configuration of ``model``, named and pinned as for :func:`load_classifier`.
 
     Raises:
         UserError: If it cannot be loaded, or asks for code from the Hub.
@@ -66,12 +75,9 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of ``model``, named and pinned as for :func:`load_classifier`.
 
-    Args:
-        model: Its name.
-        revision: On the Hub.
-        truncation_side: Where long texts are cut, ``right`` or ``left``; saved with the tokenizer.
-        max_length: Tokens that ``truncation=True`` leaves, saved with the tokenizer, so that a
-            ``pipeline()`` cuts where the training did; None for what the tokenizer says.
+    Texts are cut at the end or, with the ``truncation_side`` ``left``, at the beginning, to
+    ``max_length`` tokens (None: what the tokenizer says). Both are saved with the tokenizer, so
+    that a ``pipeline()`` cuts where the training did.
 
     Raises:
         UserError: If it cannot be loaded, or no file has its vocabulary.
@@ -80,37 +86,74 @@ def load_tokenizer(
     settings = families.tokenizer_settings(config)
     if max_length is not None:
         settings["model_max_length"] = max_length
-    files = [*_VOCABULARIES]
     with loading(model, revision) as source:
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                **source, truncation_side=truncation_side, **settings
-            )
-            files += tokenizer.vocab_files_names.values()  # of bytes there are none
-            needs_file = bool(tokenizer.vocab_files_names)
-        except (OSError, ValueError):
-            if _has_any(source, files):
-                raise
-            needs_file = True
-        # transformers 5 makes a tokenizer of five tokens without any of them, and says nothing
-        if needs_file and not _has_any(source, files):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            **source, truncation_side=truncation_side, **settings
+        )
+        # transformers 5 makes a tokenizer of five tokens without any file, and says nothing; one
+        # of bytes needs none
+        files = dict.fromkeys([*_VOCABULARIES, *tokenizer.vocab_files_names.values()])
+        name = source["pretrained_model_name_or_path"]
+        if tokenizer.vocab_files_names and not any(
+            has_file(name, file, revision, local_files_only=True) for file in files
+        ):
             raise UserError(
                 f"--model {model}: no file of a tokenizer is there (expected one of "
-                f"{', '.join(dict.fromkeys(files))}). Save the tokenizer that the model was "
-                "trained with beside its config.json: "
-                f"AutoTokenizer.from_pretrained(NAME).save_pretrained({model!r})"
+                f"{', '.join(files)}). Save the tokenizer that the model was trained with beside "
+                f"its config.json: AutoTokenizer.from_pretrained(NAME).save_pretrained({model!r})"
             )
         families.set_pad_token(tokenizer, config, model)
     return tokenizer
 
 
-def _has_any(source: Mapping[str, Any], files: Sequence[str]) -> bool:
-    """Return whether a model has one of these files, after ``transformers`` has looked for them."""
-    name, revision = source["pretrained_model_name_or_path"], source.get("revision")
-    if hub.names_repository(name):
-        paths = [try_to_load_from_cache(name, file, revision=revision) for file in files]
-        return any(isinstance(path, str) for path in paths)
-    return any((Path(name) / file).exists() for file in files)
+def load_processor(model: str, revision: str | None = None) -> BaseImageProcessor:
+    """Return the image processor of ``model``, on Pillow also where torchvision is installed.
+
+    Raises:
+        UserError: If it cannot be loaded, or there is none on Pillow.
+    """
+    if model == _SMALL_VIT:
+        from transformers import ViTImageProcessorPil
+
+        half, size = [0.5] * _CHANNELS, {"height": _SIDE, "width": _SIDE}
+        return ViTImageProcessorPil(size=size, image_mean=half, image_std=half)
+    auto: Any = AutoImageProcessor  # which has no annotations
+    with loading(model, revision) as source:
+        processor: BaseImageProcessor = auto.from_pretrained(**source, backend="pil")
+    return processor
+
+
+def load_image_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
+    """Return the configuration of ``model``, with some attributes set.
+
+    Raises:
+        UserError: If it cannot be loaded, or its family does not classify images.
+    """
+    if model == _SMALL_VIT:
+        config: PretrainedConfig = AutoConfig.for_model(
+            "vit",
+            image_size=_SIDE,
+            patch_size=7,
+            hidden_size=96,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=192,
+            initializer_range=0.1,  # it starts from nothing: with 0.02 it learns half as fast
+            **changes,
+        )
+        return config
+    config = load_config(model, revision, **changes)
+    if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        raise UserError(
+            f"--model {model}: a model of type '{config.model_type}' does not classify images; "
+            f"expected one like ViT, DeiT, Swin, ConvNeXT or ResNet, or {_SMALL_VIT}"
+        )
+    if (channels := getattr(config, "num_channels", _CHANNELS)) != _CHANNELS:
+        raise UserError(
+            f"--model {model}: it takes images of {channels} channels; images are read as RGB, "
+            f"which has {_CHANNELS}"
+        )
+    return config
 
 
 def load_classifier(
@@ -126,58 +169,66 @@ def load_classifier(
 
     Args:
         model: A name on the Hub, a local directory, or ``embedded:minilm``.
-        labels: The names of the outputs; they go into the configuration, for ``pipeline()``. A
-            single output without a name if there are none. A head that was trained for the same
-            names is continued, one for others is replaced.
+        labels: The names of the outputs, for ``pipeline()``; a single output without a name if
+            there are none. A head that was trained for the same names is continued, one for others
+            is replaced.
         revision: Commit, tag or branch on the Hub; the newest if None.
-        problem_type: What the labels are, ``single_label_classification`` for instance, as the
-            configuration has it; None for what it says.
+        problem_type: What the labels are; None for what the configuration says.
         hidden_dropout: Probability, or None for the model's own.
         attention_dropout: Likewise.
         pad_token_id: What batches are padded with, by which decoders find the end of a text; None
             for what the configuration says.
 
     Raises:
-        UserError: if the model cannot be loaded, has no head for texts or no such dropout.
+        UserError: If the model cannot be loaded, has no head for texts or no such dropout.
     """
-    config = load_config(model, revision, **outputs(labels, problem_type))
-    families.require_head(model, config)
+    config = load_config(model, revision, **_head_attributes(labels, problem_type))
     families.set_dropout(config, "hidden_dropout", hidden_dropout)
     families.set_dropout(config, "attention_dropout", attention_dropout)
     families.set_up(config, pad_token_id)
-    return load_with_head(AutoModelForSequenceClassification, model, config, revision)
+    return _load_with_head(AutoModelForSequenceClassification, model, config, revision)
 
 
-def outputs(labels: Sequence[str], problem_type: ProblemType | None) -> dict[str, Any]:
-    """Return the attributes of a configuration for a head with these labels."""
+def load_image_classifier(
+    model: str,
+    labels: Sequence[str],
+    revision: str | None = None,
+    problem_type: ProblemType | None = None,
+) -> PreTrainedModel:
+    """Return ``model``, which may be ``embedded:vit``, with a head as :func:`load_classifier` does.
+
+    Raises:
+        UserError: If it cannot be loaded, or does not classify images.
+    """
+    auto: Any = AutoModelForImageClassification  # which has no annotations
+    config = load_image_config(model, revision, **_head_attributes(labels, problem_type))
+    if model == _SMALL_VIT:
+        classifier: PreTrainedModel = auto.from_config(config)
+        return classifier
+    return _load_with_head(auto, model, config, revision)
+
+
+def _head_attributes(labels: Sequence[str], problem_type: ProblemType | None) -> dict[str, Any]:
     names = list(labels) or ["LABEL_0"]
-    attributes: dict[str, Any] = {
+    return {
         "num_labels": len(names),
         "id2label": dict(enumerate(names)),
         "label2id": {name: index for index, name in enumerate(names)},
+        **({} if problem_type is None else {"problem_type": problem_type}),
     }
-    return attributes if problem_type is None else {**attributes, "problem_type": problem_type}
 
 
-def load_with_head(
+def _load_with_head(
     auto: Any, model: str, config: PretrainedConfig, revision: str | None
 ) -> PreTrainedModel:
-    """Return ``model`` as a class ``auto`` loads it, with the head of a configuration, which
-    continues one for the same labels.
-    """
+    """Return ``model`` with the head of a configuration; one for the same labels is continued."""
     trained = families.outputs_of_head(load_config(model, revision))
     with loading(model, revision) as source:
-        classifier: PreTrainedModel
-        classifier, info = auto.from_pretrained(
-            **source,
-            config=config,
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
+        classifier: PreTrainedModel = auto.from_pretrained(
+            **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
         )
-    resized = (name for name, *_ in info["mismatched_keys"])
-    replaced = head.continue_head(classifier, trained, list((config.id2label or {}).values()))
-    setattr(classifier, _FRESH, replaced.union(info["missing_keys"], resized))
+    labels = list((config.id2label or {}).values())
+    setattr(classifier, FRESH_HEAD, not head.continue_head(classifier, trained, labels))
     families.freeze_unused(classifier)
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
@@ -191,25 +242,13 @@ def load_weights(model: torch.nn.Module, path: Path) -> torch.nn.Module:
     """Return ``model``, which may be none of the library's, with the weights of a safetensors file.
 
     Raises:
-        UserError: if the file is not there, is damaged, or is of another model.
+        UserError: If the file cannot be read or is of another model.
     """
     try:
         load_model(model, path)
     except (OSError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{path} cannot be loaded: {_reason(error)}") from error
     return model
-
-
-def is_fresh(model: torch.nn.Module, layer: torch.nn.Linear) -> bool:
-    """Return whether the weights of a layer are random: no checkpoint had them, or in another size.
-
-    Args:
-        model: From :func:`load_classifier`; of another that is taken for granted.
-        layer: Of the model.
-    """
-    names = (name for name, weight in model.named_parameters() if weight is layer.weight)
-    fresh = getattr(model, _FRESH, None)
-    return fresh is None or next(names) in fresh
 
 
 def identity(model: str) -> str:
@@ -239,17 +278,16 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
     source: str | Path = model
     if not model:
         raise UserError("--model: this recipe names no model of its own, give one")
-    if model == embedded.PREFIX + "minilm":
-        source = embedded.model_directory()
-    elif not hub.names_repository(model):
-        source = Path(model).expanduser()
+    if not hub.names_repository(model):
+        if revision is not None:
+            raise UserError(f"--model_revision {revision}: {model} is not from the Hub")
+        is_packaged = model == embedded.PREFIX + "minilm"
+        source = embedded.model_directory() if is_packaged else Path(model).expanduser()
         if not (source / "config.json").exists():
             raise UserError(
                 f"--model {model}: expected a directory that holds a config.json, or "
-                f"{embedded.PREFIX}minilm (texts) or {embedded.PREFIX}vit (images)"
+                f"{embedded.PREFIX}minilm (texts) or {_SMALL_VIT} (images)"
             )
-    if revision is not None and not hub.names_repository(model):
-        raise UserError(f"--model_revision {revision}: {model} is not from the Hub")
     pinned = {} if revision is None else {"revision": revision}
     try:
         yield {"pretrained_model_name_or_path": str(source), "trust_remote_code": False, **pinned}
@@ -260,17 +298,12 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _reason(error: Exception) -> str:
-    """Return in a line what is wrong with the files of a model."""
     if isinstance(error, pickle.UnpicklingError):
-        return (
-            "its weights are a pickle that holds more than tensors; nothing in it was run. "
-            "Expected model.safetensors"
-        )
+        return "its weights are a pickle of more than tensors, which is not run; use safetensors"
     if "trust_remote_code" in str(error):
         return (
             "it needs code of its own (auto_map in its configuration), which is never run; "
             "expected a model of a type that transformers has"
         )
     line = str(error).strip().partition("\n")[0]
-    is_plain = isinstance(error, (OSError, RuntimeError, ValueError))
-    return line if is_plain else f"{type(error).__name__}: {shorten(line, 200)}"
+    return shorten(f"{type(error).__name__}: {line}", 400)

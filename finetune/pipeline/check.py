@@ -5,20 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from finetune.checking.rows import check_deep
 from finetune.config.settings import Settings
 from finetune.data import targets
 from finetune.errors import Finding, Severity
-from finetune.models import families
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
-from finetune.runtime import extras
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from finetune.runtime import version
 
 #: The exit status of ``check`` for the worst finding, from the worst.
 STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
@@ -93,37 +89,44 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
     recipe, report, steps = chosen.recipe, chosen.report, None
     if deep:
         with report.collect():
-            extras.require("--deep", extras.NEAR, extras.LANGUAGES)
+            version.require_packages("--deep", version.NEAR, version.LANGUAGES)
     with telling(progress):
         values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)
         if is_read and values is not None and not report.has_errors:
             with report.collect():
-                _report_lengths(recipe)
                 in_windows = isinstance(recipe, TextRecipe) and recipe.long_texts == "windows"
+                if isinstance(recipe, TextRecipe) and recipe.token_sample and not in_windows:
+                    recipe.token_sample.report_lengths(recipe.max_length, report)
                 by_length = values.train_sampling_strategy == "group_by_length"
                 if not (in_windows or by_length or values.max_tokens_per_batch):
                     steps = preparation.count_steps(values, recipe.splits["train"])
                     preparation.report_few_steps(recipe, values, steps)
         if deep and is_read and not report.has_errors:
             read, plan = recipe.columns_read(), recipe.split_plan()
-            column = recipe.input_column
-            check_deep(recipe.source, recipe.splits, column, read, plan, report)
+            check_deep(recipe.source, recipe.splits, recipe.input_column, read, plan, report)
         elif deep:
             report.info("--deep looked no further: first fix what training refuses", name="deep")
     findings = [
         dataclasses.replace(finding, message=report.text(finding, fix=False))
-        for severity in STATUS
-        for finding in report.findings
-        if finding.severity == severity
+        for finding in sorted(
+            report.findings, key=lambda finding: [*STATUS].index(finding.severity)
+        )
     ]
+    if not is_read:
+        return Check(findings=findings, splits={}, command=chosen.command)
+    splits = {}
+    for name, rows in recipe.splits.items():
+        counts, labels = targets.counts(rows), targets.class_names(rows)
+        classes = {label: counts.get(number, 0) for number, label in enumerate(labels)}
+        splits[name] = SplitFacts(rows=len(rows), classes=classes)
     return Check(
         findings=findings,
-        splits={name: _count(rows) for name, rows in recipe.splits.items()} if is_read else {},
-        task=recipe.kind.name if is_read else "",
+        splits=splits,
+        task=recipe.kind.name,
         steps=steps,
         command=chosen.command,
-        split_how=recipe.split_how if is_read else "",
+        split_how=recipe.split_how,
     )
 
 
@@ -131,22 +134,6 @@ def refused(mistakes: Sequence[str]) -> Check:
     """Return the check of something that training refuses, for these reasons."""
     findings = [Finding(name="refused", severity="error", message=text) for text in mistakes]
     return Check(findings=findings, splits={})
-
-
-def _count(rows: Dataset) -> SplitFacts:
-    counts, names = targets.counts(rows), targets.class_names(rows)
-    classes = {name: counts.get(number, 0) for number, name in enumerate(names)}
-    return SplitFacts(rows=len(rows), classes=classes)
-
-
-def _report_lengths(recipe: Recipe) -> None:
-    """Report how long the texts are, if they are truncated and the recipe tokenizes as usual."""
-    if not isinstance(recipe, TextRecipe) or recipe.long_texts == "windows":
-        return
-    if recipe.token_sample is not None:
-        config = recipe.model_config
-        positions = None if config is None else families.positions(config)
-        recipe.token_sample.report_lengths(recipe.max_length, positions, recipe.report)
 
 
 def as_json(result: Check) -> dict[str, Any]:

@@ -106,8 +106,7 @@ def evaluate(
 
     def prepare() -> tuple[Recipe, int | None, list[str]]:
         notes = [run.unfinished] if run.unfinished else []
-        if unreachable := hub.unreachable(hub.missing(sources(run, data)), data="--data FILE"):
-            raise unreachable
+        hub.require(sources(run, data), data="--data FILE")
         if data is None:
             _require_same_data(run, recipe)
             _ = recipe.prepared
@@ -135,7 +134,7 @@ def evaluate(
     rows, metrics = len(evaluated.splits["test"]), scores(evaluated, "test", output, "test_")
     if data is None:
         return Evaluation(source, rows, metrics, recorded=run.metrics.test, notes=notes)
-    statistics = Statistics(**assess(evaluated, output).statistics(), beyond={})
+    statistics = Statistics(**evaluated.kind.statistics(*assess(evaluated, output)), beyond={})
     return Evaluation(source, rows, metrics, None, statistics, trained_on, notes)
 
 

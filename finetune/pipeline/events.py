@@ -186,7 +186,10 @@ def throttle(progress: Progress, kind: type[Event] = Advanced) -> Progress:
 def telling(progress: Progress) -> Iterator[Progress]:
     """Give ``progress`` as rank 0 calls it, and report long work inside the block to it."""
     report = on_rank_zero(throttle(progress))
-    with activity.listening(
-        lambda *work: report(Advanced(*work)), lambda text: report(Noted(text))
-    ):
+    token = activity.listener.set(
+        lambda *facts: report(Advanced(*facts) if len(facts) > 1 else Noted(*facts))
+    )
+    try:
         yield report
+    finally:
+        activity.listener.reset(token)

@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
-import contextlib
 import reprlib
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from finetune.errors import UserError
+from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
-from finetune.predicting.options import find_mistakes
-from finetune.runs.run import Run
+from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
-from finetune.runtime.formats import SEPARATORS
+from finetune.runtime.formats import QUOTING, SEPARATORS
+from finetune.training.manifest import MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
+
+
+#: Suffixes of the files that can be written.
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
+#: Options of a recipe that say how an input is read; those of the run by default.
+READING = (
+    *("text_column", "text_columns", "image_column"),
+    *("csv_quoting", "csv_separator", "encoding", "sheet"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a prediction: those in :data:`READING`, and how it is computed and written.
+
+    Attributes:
+        all_probabilities: Whether to add the probability of every class.
+        calibrated: Whether to divide logits by the temperature of the run.
+        precision: ``fp32`` or ``bf16``; None for bf16 in text classification where the device
+            supports it natively, else fp32.
+        cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
+        batch_tokens: Tokens per batch, padding included; None for 1024 on a CPU, 65536 on a GPU.
+        csv_safe: Whether to escape what a spreadsheet would run as a formula.
+    """
+
+    text_column: str | None = None
+    text_columns: str | None = None
+    image_column: str | None = None
+    csv_quoting: str | None = None
+    csv_separator: str | None = None
+    encoding: str | None = None
+    sheet: str | None = None
+    all_probabilities: bool = False
+    calibrated: bool = False
+    precision: str | None = None
+    cpu_kernels: str | None = None
+    batch_tokens: int | None = None
+    csv_safe: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,9 +100,9 @@ def predict(
             if there is one, else ``text``, or ``image`` or ``file``). Of a run that reads several
             columns: a frame, tuples, or rows as mappings, with ``text_columns`` (default: those of
             the run).
-        trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
+        trust_recipe: See :meth:`Run.load`.
         progress: Called with :class:`~finetune.pipeline.events.Predicted`.
-        **options: Those of :class:`~finetune.predicting.options.Options`.
+        **options: Those of :class:`Options`.
 
     Returns:
         A copy with the columns ``label`` and ``probability`` added (in a regression
@@ -81,18 +120,20 @@ def predict(
 
     if options.get("csv_safe"):
         raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
+    if mistakes := _find_mistakes(options):
+        raise UserError(*mistakes)
     loaded = Run.load(run, trust_recipe=trust_recipe)
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
     elif memory.is_table(data):  # of polars, for instance
         frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
     else:
-        frame = _frame(data, text_names(loaded.recipe(scores=False), options))
+        frame = _frame(data, text_names(loaded.recipe(scores=False), Options(**options)))
         if isinstance(data, pd.Series):
             frame.index = data.index
-    request = Request(loaded, frame, options)
-    report = _row_counter(progress, request.total)
-    tables = [added for *_, added in request.predict(report)]
+    request = Request(loaded, frame, Options(**options))
+    chunks = request.predict(lambda rows: progress(Predicted(rows, request.total)))
+    tables = [added for *_, added in chunks]
     for name in request.added:
         frame[name] = [value for table in tables for value in table.column(name).to_pylist()]
     return frame
@@ -113,95 +154,81 @@ def predict_file(
     Each process predicts every n-th chunk, and rank 0 joins what they wrote.
 
     Args:
-        run: A run with a model, or its directory.
+        run: As in :func:`predict`.
         source: A file of rows that training reads (:data:`finetune.data.read.READABLE`), a
             ``.txt`` file, an image, a folder of images, or ``-`` for standard input.
         output: A ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet`` file; it is there once all is done.
             Or a file that is open: rows are written to it in the format of the source as they are
             done, in one process.
         resume: Whether to continue an interrupted prediction.
-        trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
-        progress: Called with :class:`~finetune.pipeline.events.Predicted`, on rank 0.
-        **options: Those of :class:`~finetune.predicting.options.Options`.
+        trust_recipe: As in :func:`predict`.
+        progress: Likewise, on rank 0.
+        **options: Likewise.
 
     Raises:
         UserError: If the input, the output or the options cannot be used.
     """
     import torch
 
-    from finetune.predicting import output as writing
-    from finetune.predicting.inputs import STANDARD_INPUT
-    from finetune.predicting.request import Request
+    from finetune.predicting.output import Parts, open_writer, refuse_bytes
+    from finetune.predicting.request import STANDARD_INPUT, Request
 
-    file = None if isinstance(output, (str, Path)) else output
-    path = Path(output).expanduser() if isinstance(output, (str, Path)) else Path("-")
-    if mistakes := find_mistakes(options, source, path if file is None else None):
+    target = Path(output).expanduser() if isinstance(output, (str, Path)) else output
+    path = target if isinstance(target, Path) else None
+    if mistakes := _find_mistakes(options, source, path):
         raise UserError(*mistakes)
     ranks, csv_safe = distributed.ranks(), bool(options.get("csv_safe"))
 
-    def prepare() -> tuple[Request, str, writing.Parts | None, dict[int, int]]:
-        request = Request(Run.load(run, trust_recipe=trust_recipe), source, options)
-        suffix = path.suffix
-        if file is not None:  # in the format of the input
-            formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
-            suffix = formats.get(request.kind, ".csv")
+    def prepare() -> tuple[Request, str, Parts | None, dict[int, int]]:
+        loaded = Run.load(run, trust_recipe=trust_recipe)
+        request = Request(loaded, source, Options(**options))
+        formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
+        suffix = path.suffix if path else formats.get(request.kind, ".csv")
         if csv_safe and suffix not in SEPARATORS:
             raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
         if suffix != ".parquet":
-            writing.refuse_bytes(request.rows)
-        if file is not None or request.total is None:  # standard input is read only once
+            refuse_bytes(request.rows)
+        if path is None or request.total is None:  # standard input is read only once
             return request, suffix, None, {}
-        parts = writing.Parts(path, request.facts())
+        parts = Parts(path, request.facts())
         if ranks.rank == 0:
-            parts.begin(resume)
+            parts.refuse_others(resume)
         return request, suffix, parts, parts.complete(request.total)
 
     use_cpu = not torch.accelerator.is_available()
     distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
     request, suffix, parts, complete = distributed.main_process_first(prepare, share=False)
-    before, missing, rows, started = sum(complete.values()), 0, 0, time.perf_counter()
-    report = _row_counter(on_rank_zero(progress), request.total, before, ranks.world_size)
+    before, missing, started = sum(complete.values()), 0, time.perf_counter()
+    rows, show = 0 if parts is None else len(request.rows), on_rank_zero(progress)
+
+    def report(rows_done: int) -> None:  # the other processes have done about as many
+        done = before + rows_done * ranks.world_size
+        show(Predicted(min(done, request.total or done), request.total))
+
     if parts is None:
-        writer: contextlib.AbstractContextManager[writing.Writer]
-        writer = writing.open_writer(path, request.columns, csv_safe)
-        if file is not None:
-            text_writer = writing.text_writer(file, suffix, request.columns, csv_safe)
-            writer = contextlib.nullcontext(text_writer)
-        with writer as write:
+        with open_writer(target, suffix, request.columns, csv_safe) as write:
             for _, chunk, added in request.predict(report):
                 write(chunk, added)
                 rows, missing = rows + len(added), missing + added.column(0).null_count
-                if file is not None:
-                    file.flush()
+                if not isinstance(target, Path):
+                    target.flush()
         seconds = time.perf_counter() - started
     else:
-        rows = request.total or 0
-        try:
-            for number, _, added in request.predict(report, ranks.rank, ranks.world_size, complete):
-                parts.write(number, added)
-        except UserError:
-            if ranks.rank == 0:
-                parts.remove_if_empty()
-            raise
+        for number, _, added in request.predict(report, ranks.rank, ranks.world_size, complete):
+            parts.write(number, added)
         distributed.gather(None)  # wait for the others
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
             missing = parts.join(request.rows, request.columns, csv_safe)
-    speed = (rows - before) / seconds
-    return FilePrediction(path, rows, before, speed, request.precision, request.notes(missing))
-
-
-def _row_counter(
-    progress: Progress, total: int | None, before: int = 0, world_size: int = 1
-) -> Callable[[int], object]:
-    """Return what reports the rows that one of several processes has done as those of all."""
-
-    def report(rows_done: int) -> object:
-        rows = before + rows_done * world_size
-        return progress(Predicted(rows if total is None else min(total, rows), total))
-
-    return report
+    return FilePrediction(
+        output=path or Path("-"),
+        rows=rows,
+        rows_before=before,
+        samples_per_second=(rows - before) / seconds,
+        precision=request.precision,
+        notes=request.notes(missing),
+    )
 
 
 def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
@@ -213,15 +240,43 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
             f"expected texts, rows or a frame, found {reprlib.repr(data)}: put one text or row "
             "into a list, columns into a frame; for a file there is finetune.predict_file"
         )
-    rows = [None if pd.api.types.is_scalar(row) and pd.isna(row) else row for row in data]
+    rows = list(data)
     if rows and all(isinstance(row, Mapping) for row in rows):
         return pd.DataFrame(rows)
+    if len(columns) == 1:
+        return pd.DataFrame({columns[0]: pd.Series(rows, dtype=object)})
     for number, row in enumerate(rows, 1):
-        is_right = row is None or isinstance(row, str)
-        if len(columns) > 1:
-            is_right = isinstance(row, tuple) and len(row) == len(columns)
-        if not is_right:
-            kind = "a text" if len(columns) == 1 else f"a tuple of texts ({', '.join(columns)})"
-            raise UserError(f"the data, row {number}: expected {kind}, found {reprlib.repr(row)}")
-    lines = rows if len(columns) > 1 else [(row,) for row in rows]
-    return pd.DataFrame(lines, columns=columns, dtype=object)
+        if not isinstance(row, tuple) or len(row) != len(columns):
+            expected = f"a tuple of texts ({', '.join(columns)})"
+            found = reprlib.repr(row)
+            raise UserError(f"the data, row {number}: expected {expected}, found {found}")
+    return pd.DataFrame(rows, columns=columns, dtype=object)
+
+
+def _find_mistakes(
+    options: Mapping[str, Any], source: str | Path = "", output: Path | None = None
+) -> list[str]:
+    """Return a line for each unknown option, invalid value, and reason against an output file."""
+    names = [option.name for option in fields(Options)]
+    mistakes = [
+        f"unknown option '{name}' (available: {', '.join(names)})"
+        for name in options
+        if name not in names
+    ]
+    for name, choices in CHOICES.items():
+        if options.get(name) not in (None, *choices):
+            mistakes.append(f"--{name} {options[name]}: expected {' or '.join(choices)}")
+    if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
+        mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
+    if output is not None:
+        folder, other = output.parent, Path(source).expanduser()
+        if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
+            mistakes.append(
+                f"--output {output}: expected a file ending in {', '.join(SUFFIXES)}, in a "
+                "directory that exists"
+            )
+        elif (output.name == PREDICTIONS and (folder / MANIFEST).exists()) or (
+            output.exists() and other.exists() and output.samefile(other)
+        ):
+            mistakes.append(f"--output {output} is the input or part of a run: name another file")
+    return mistakes

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from finetune.config.settings import Settings
 from finetune.data import ROW
-from finetune.data.label_columns import list_names
+from finetune.data.labels import list_names
 from finetune.errors import UserError, counted
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
@@ -216,10 +216,9 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     recipe, report = settings.recipe, settings.report
     # an unknown option may be meant to say where data and model are
     has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
-    missing = [] if has_unknown else hub.missing(vars(recipe))
-    packaged = recipe.packaged_model
-    if unreachable := hub.unreachable(missing, embedded=bool(recipe.embedded), packaged=packaged):
-        report.error(str(unreachable))
+    options = {} if has_unknown else vars(recipe)
+    with report.collect():
+        hub.require(options, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
     if not (report.has_errors and hub.missing({**vars(recipe), "dataset": None})):
         with report.collect():
             recipe.check()

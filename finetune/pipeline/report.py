@@ -18,12 +18,17 @@ from finetune.data.prediction_columns import DIGEST
 from finetune.errors import RunError, UserError, counted
 from finetune.pipeline.events import Finished, Interrupted, Progress
 from finetune.recipe.scoring import without_counted
-from finetune.reporting import html, tables, wording
-from finetune.reporting.html import Cell, Section, Table, estimates
+from finetune.reporting import tables
+from finetune.reporting.tables import Cell, Table, estimates
 from finetune.runs.run import Run
 from finetune.statistics.estimates import McNemar, holm, mcnemar
+from finetune.statistics.metrics import (
+    estimate,
+    estimate_difference,
+    recipe_metrics,
+    with_standard,
+)
 from finetune.statistics.scored import distances
-from finetune.tasks.assessment import compared
 from finetune.tasks.base import Task
 
 
@@ -151,6 +156,10 @@ def compare(
     # its recipe may not be importable
     compute_metrics = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
     scored_rows, differences = [first.scored(frames[0])], []
+    metrics_of_recipe = recipe_metrics(
+        scored_rows[0], scoring, lambda output: compute_metrics()(output)
+    )
+    all_metrics = with_standard(task.label_kind, metrics_of_recipe)
     metrics: list[Mapping[str, Any]] = [first.statistics.metrics]
     for run in loaded[1:]:
         frame, both = run.predicted_rows, f"{first.path} and {run.path} have"
@@ -168,24 +177,21 @@ def compare(
                 f"{both} different labels for the same rows: compare runs with the same "
                 "--label_column or --label_columns, and the same --label_map"
             )
-        values, gaps = compared(
-            task, scored_rows[0], rows, scoring, lambda prediction: compute_metrics()(prediction)
-        )
         frames.append(frame)
         scored_rows.append(rows)
-        metrics.append(values)
-        differences.append(gaps)
+        metrics.append(estimate(rows, all_metrics))
+        differences.append(estimate_difference(scored_rows[0], rows, all_metrics))
     others = scored_rows[1:]
     tests = [mcnemar(scored_rows[0].right, rows.right) for rows in others if task.has_probabilities]
     apart = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
-    better, is_several = wording.directions(first.manifest), len(differences) > 1
+    better, is_several = tables.directions(first.manifest), len(differences) > 1
     p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
     p_values_of_tests = holm([test.p_value for test in tests])
     note = f" after Holm's correction for {len(differences)} comparisons" * is_several
     verdicts = []
     for number, (name, gaps) in enumerate(zip(names[1:], differences, strict=True)):
         is_chance = is_several and p_values[number] >= 0.05
-        verdict = wording.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
+        verdict = tables.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
         if tests:
             test, p_value = tests[number], p_values_of_tests[number]
             verdict += (
@@ -238,7 +244,7 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     rows, has_text = [], "text" in frames[0]
     for index in comparison.disagreements[:30]:
         first = frames[0].iloc[index]
-        cells = [Cell(str(first["id"])), *([html.excerpt(first["text"])] if has_text else [])]
+        cells = [Cell(str(first["id"])), *([tables.excerpt(first["text"])] if has_text else [])]
         cells.append(Cell(task.describe_row(first)[0]))
         for frame in frames:
             _, prediction, is_right = task.describe_row(frame.iloc[index])
@@ -248,9 +254,9 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     count = f"Predictions differ on {len(comparison.disagreements):,} of {comparison.rows:,} rows."
     settings = tables.settings(names, comparison.settings)
     examples = Table("Most confident disagreements", header, rows)
-    sections = [
-        Section("Scores", [comparison.scores(shared)]),
-        Section("Settings", [settings if comparison.settings else "All are the same."]),
-        Section("Disagreements", [count, examples] if rows else [count]),
-    ]
-    html.write(page, f"{len(frames)} runs on the same rows", comparison.verdicts, sections)
+    sections: dict[str, list[Any]] = {
+        "Scores": [comparison.scores(shared)],
+        "Settings": [settings if comparison.settings else "All are the same."],
+        "Disagreements": [count, examples] if rows else [count],
+    }
+    tables.write_page(page, f"{len(frames)} runs on the same rows", comparison.verdicts, sections)

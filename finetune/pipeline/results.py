@@ -31,9 +31,9 @@ from finetune.runs.run import LOGITS, PREDICTIONS, Run
 from finetune.runtime import distributed, files
 from finetune.runtime.importing import HOUSE
 from finetune.runtime.version import __version__
-from finetune.statistics import baselines, calibration, mistakes
+from finetune.statistics import baselines, calibration, metrics, mistakes
 from finetune.statistics.baselines import Source
-from finetune.tasks.assessment import Assessment
+from finetune.statistics.scored import to_float16
 from finetune.training.arguments import shards
 from finetune.training.manifest import Data, Launch, Manifest, Metrics, Process, Statistics
 
@@ -167,8 +167,8 @@ def write(
     if task.has_one_class:
         outputs = np.asarray(validation.predictions), np.asarray(validation.label_ids)
         temperature = calibration.fit_temperature(*outputs)
-    assessment = assess(recipe, test._replace(predictions=stored))
-    fields = assessment.statistics(temperature)
+    rows, recipe_metrics = assess(recipe, test._replace(predictions=stored))
+    fields = task.statistics(rows, recipe_metrics, temperature)
     if task.has_one_class:
         fields["calibration"]["temperature"] = temperature
     started, notes = time.perf_counter(), fields["notes"]
@@ -182,9 +182,10 @@ def write(
     baseline_scores, differences = {}, {}
     for name, predicted in task.baselines(source):
         try:
-            prediction = EvalPrediction(predictions=predicted, label_ids=assessment.labels)
+            prediction = EvalPrediction(predictions=predicted, label_ids=np.asarray(test.label_ids))
             computed = recipe.compute_metrics(prediction)
-            differences[name] = assessment.compare_to_baseline(predicted)
+            baseline = task.scored(np.asarray(test.label_ids), predicted)
+            differences[name] = metrics.estimate_difference(baseline, rows, recipe_metrics)
             baseline_scores[name] = computed
         except Exception as error:  # of a recipe's own metrics; the run has its own scores
             notes.append(baselines.failed(name, error))
@@ -211,7 +212,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     """
     task, rows = recipe.kind, recipe.splits["test"]
     logits: np.ndarray = np.asarray(outputs)
-    stored = task.compress_outputs(logits)
+    stored = to_float16(logits) if task.has_outputs_file else None
     (directory / LOGITS).unlink(missing_ok=True)
     if stored is not None:
         logits = stored
@@ -280,12 +281,9 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
     }
 
 
-def assess(recipe: Recipe, output: PredictionOutput) -> Assessment:
-    """Return what computes the statistics of the outputs of a model for labelled rows."""
-    return Assessment(
-        task=recipe.kind,
-        outputs=np.asarray(output.predictions),
-        labels=np.asarray(output.label_ids),
-        scoring=recipe.known_scoring,
-        compute=without_counted(recipe.compute_metrics, recipe.known_scoring, recipe.kind),
-    )
+def assess(recipe: Recipe, output: PredictionOutput) -> tuple[Any, metrics.Metrics]:
+    """Return labelled rows with the outputs of a model, and the metrics of the recipe."""
+    task, arguments = recipe.kind, recipe.known_scoring
+    rows = task.scored(np.asarray(output.label_ids), np.asarray(output.predictions))
+    compute = without_counted(recipe.compute_metrics, arguments, task)
+    return rows, metrics.recipe_metrics(rows, arguments, compute)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,9 +30,8 @@ _MISTAKES = 50
 def of_run(run: Run) -> Path | None:
     """Write the test rows of a run that may have a wrong label, then its most confident mistakes.
 
-    Returns:
-        The file in its directory, which stays as it is if a person has written into it; None
-        where no row is suspected, or the task has no classes.
+    Return the file in its directory, which stays as it is if a person has written into it; None
+    where no row is suspected, or the task has no classes.
     """
     table, path = run.predicted_rows, run.path / FILE
     if path.exists() and corrections.has_new_labels(path):
@@ -44,14 +45,10 @@ def of_run(run: Run) -> Path | None:
     reasons = dict.fromkeys(suspected, "label may be wrong")
     further = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
     reasons |= dict.fromkeys(further[:_MISTAKES], "confident mistake")
-    if not reasons:
-        return None
-    data = run.predictions
-    user_columns = data.attrs.get(USER_COLUMNS, [])
-    written = []
+    data, written = run.predictions, []
     for number, reason in reasons.items():
         row, user_values = table.iloc[number], data.iloc[number]
-        text = row["text"] if "text" in table else None
+        text = row.get("text")
         written.append(
             {
                 "split": run.manifest.data.tested_in,
@@ -64,7 +61,9 @@ def of_run(run: Run) -> Path | None:
                 "user": user_values.where(user_values.notna(), None),
             }
         )
-    return corrections.write_suspects(path, written, user_columns)
+    if not written:
+        return None
+    return corrections.write_suspects(path, written, data.attrs.get(USER_COLUMNS, []))
 
 
 def refuse_path(path: Path) -> None:
@@ -72,34 +71,25 @@ def refuse_path(path: Path) -> None:
     suspects, or into which a person has written.
     """
     if path.suffix.lower() != ".csv" or path.is_dir() or not path.absolute().parent.is_dir():
-        raise UserError(
-            f"--suspects {path}: expected the name of a .csv in a directory that is there"
-        )
-    try:
-        is_edited = path.exists() and corrections.has_new_labels(path)
-    except UserError:
-        is_edited = True
+        raise UserError(f"--suspects {path}: expected the name of a .csv in an existing directory")
+    is_edited = path.exists()
+    with contextlib.suppress(UserError):
+        is_edited = is_edited and corrections.has_new_labels(path)
     if is_edited:
         raise UserError(f"--suspects {path}: is no list of suspects, or edited: name another file")
 
 
 def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
-    """Write the rows that findings suspect, each once, with all reasons.
+    """Write the rows that findings suspect, each once, with all reasons; return how many.
 
-    Args:
-        path: Of the file; one that is there is replaced, or removed if no row is suspected.
-        findings: From the worst.
-        recipe: Which read the rows.
-
-    Returns:
-        How many.
+    A file that is there is replaced, or removed if no row is suspected.
     """
-    suspects: dict[str, dict[int, list[tuple[str, Suspect]]]] = {}  # by split and row
-    for finding in findings:
+    suspects: dict[str, dict[int, list[tuple[str, Suspect]]]] = defaultdict(dict)
+    for finding in findings:  # by split and row
         for suspect in finding.suspects:
-            of_row = suspects.setdefault(finding.split, {}).setdefault(suspect.row, [])
-            of_row.append((f"{finding.name}: {suspect.reason}", suspect))
-    written, user_columns = [], list[str]()
+            reason = f"{finding.name}: {suspect.reason}"
+            suspects[finding.split].setdefault(suspect.row, []).append((reason, suspect))
+    written, user_columns = [], dict[str, None]()
     for split, of_split in suspects.items():
         rows, numbers = recipe.source[split], [*of_split]
         own_columns = [
@@ -109,11 +99,11 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
             and isinstance(feature, Value)
             and "binary" not in feature.dtype
         ]
-        user_columns += [name for name in own_columns if name not in user_columns]
+        user_columns |= dict.fromkeys(own_columns)
         columns = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
         contents = rows.select_columns(columns).select(numbers)
         keys = corrections.row_digests(rows.select(numbers), recipe.input_column)
-        places = [recipe.report.locate(split, [row]) for row in numbers]
+        places = [f"row {number + 1}" for number in numbers]
         if recipe.row_source is not None:
             places = recipe.row_source.list_places(split, numbers)
         for row, content, digest, place in zip(numbers, contents, keys, places, strict=True):
@@ -133,5 +123,5 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
             )
     path.unlink(missing_ok=True)
     if written:
-        corrections.write_suspects(path, written, user_columns)
+        corrections.write_suspects(path, written, [*user_columns])
     return len(written)

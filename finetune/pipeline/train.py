@@ -23,7 +23,7 @@ import numpy as np
 from transformers import EvalPrediction, PrinterCallback, ProgressCallback
 
 from finetune.config.settings import Settings
-from finetune.data import windows
+from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import head
 from finetune.pipeline import events, results
@@ -137,7 +137,8 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                 gc.collect()
                 distributed.leave()  # the other processes are done
                 if recording.run is not None:
-                    signals.heed()
+                    if name := signals.requested():  # meanwhile
+                        raise Stopped(name)
                     with explained(settings.arguments, "writing the results"):
                         results.write(recording.run, settings, report_event, *outputs)
             if recording.run is not None:
@@ -158,7 +159,7 @@ def _show(prepared: Prepared, progress: Progress) -> Run:
         if prepared.checkpoint is not None:
             progress(Noted(f"would resume from {prepared.checkpoint}"))
         rows = recipe.prepared["train"]
-        unused = {arguments.length_column_name, windows.COLUMN} & {*rows.column_names}
+        unused = {arguments.length_column_name, COLUMN} & {*rows.column_names}
         rows = rows.remove_columns([*unused])
         rows = rows.select(range(min(arguments.per_device_train_batch_size or 1, len(rows))))
         progress(events.Collated(recipe.data_collator()(list(rows))))
@@ -209,8 +210,8 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
         """Return the metrics of what would be saved: they choose the best checkpoint."""
         assert compute_metrics is not None
         outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
-        affine = task.fit(outputs, targets)
-        fitted = affine(outputs) if affine else outputs
+        shift = task.fit(outputs, targets)
+        fitted = outputs if shift is None else (outputs + shift).astype(outputs.dtype)
         return compute_metrics(
             EvalPrediction(fitted, targets, prediction.inputs, prediction.losses)
         )
@@ -223,14 +224,14 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     layer, thresholds = None, None
     try:
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-        affine = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
-        if affine is not None:
+        shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
+        if shift is not None:
             assert trainer.model is not None
             layer = head.last_linear(trainer.model, task.width)
             weights = copy.deepcopy(layer.state_dict())
-            head.fold(layer, affine.scale, affine.shift)
+            head.fold(layer, np.ones(task.width), shift)
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-            thresholds = task.thresholds_of(affine)
+            thresholds = task.thresholds_of(shift)
         with explained(trainer.args, "writing the model"):
             trainer.save_model()
         test = trainer.predict(recipe.prepared["test"])

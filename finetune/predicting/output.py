@@ -23,69 +23,47 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from finetune.errors import UserError
-from finetune.predicting.inputs import CHUNK_ROWS, Rows, cells
+from finetune.predicting.request import CHUNK_ROWS, cells
 from finetune.runtime.files import refuse_link, replacing, to_json, write_whole
 from finetune.runtime.formats import SEPARATORS, escape_formula
 
 #: Writes rows, with the columns that are added to them.
 Writer = Callable[[pa.Table, pa.Table], object]
-_MANIFEST = "manifest.json"
 _CHUNKS_AT_ONCE = 16  # in memory; one row group of parquet
 
 
 class Parts:
     """The predictions of the chunks of an input, on the disk of the output until it is written.
 
-    Args:
-        output: The file that they will become.
-        facts: Everything that the predictions depend on, by names that a user knows.
+    ``facts`` are everything that they depend on, by names that a user knows.
     """
 
     def __init__(self, output: Path, facts: Mapping[str, Any]) -> None:
-        self.output, self.directory = output, output.with_name(f"{output.name}.part")
-        self._facts: dict[str, Any] = json.loads(to_json(facts))
+        self._output, self._directory = output, output.with_name(f"{output.name}.part")
+        self._manifest, self._facts = self._directory / "manifest.json", to_json(facts, indent=2)
 
-    def begin(self, resume: bool) -> None:
-        """Create the directory, or check the one that an interrupted prediction left.
-
-        Args:
-            resume: Whether to continue an interrupted prediction.
-
-        Raises:
-            UserError: If there is an interrupted prediction, and ``resume`` is false or it differs.
-        """
-        refuse_link(self.directory)
-        manifest = self.directory / _MANIFEST
-        if self.directory.exists() and not resume:
+    def refuse_others(self, resume: bool) -> None:
+        """Refuse what an interrupted prediction left, unless it is to be resumed and the same."""
+        refuse_link(self._directory)
+        if self._directory.exists() and not resume:
             raise UserError(
-                f"{self.directory} holds an interrupted prediction: add --resume to continue it, "
+                f"{self._directory} holds an interrupted prediction: add --resume to continue it, "
                 "or remove that directory"
             )
-        if not manifest.exists():
-            self.directory.mkdir(exist_ok=True)
-            write_whole(manifest, to_json(self._facts, indent=2) + "\n")
-            return
-        recorded = json.loads(manifest.read_text(encoding="utf-8"))
-        if changes := [
-            f"--resume: {name} has changed (was {recorded.get(name)}, is {value}); remove "
-            f"{self.directory} to start again"
-            for name, value in self._facts.items()
-            if value != recorded.get(name)
-        ]:
-            raise UserError(*changes)
-
-    def remove_if_empty(self) -> None:
-        """Remove the directory if it has no part: nothing would be gained by a resume."""
-        if not any(self.directory.glob("[0-9]*.parquet")):
-            shutil.rmtree(self.directory)
+        if self._manifest.exists():
+            recorded = json.loads(self._manifest.read_text(encoding="utf-8"))
+            if changes := [
+                f"--resume: {name} has changed (was {recorded.get(name)}, is {value}); remove "
+                f"{self._directory} to start again"
+                for name, value in json.loads(self._facts).items()
+                if value != recorded.get(name)
+            ]:
+                raise UserError(*changes)
 
     def complete(self, total: int) -> dict[int, int]:
         """Return the number of rows of each chunk that is done, by the number of the chunk.
 
         A part that cannot be read, or has another number of rows, is predicted again.
-
-        Args:
-            total: The rows of the input.
         """
         complete = {}
         for number, start in enumerate(range(0, total, CHUNK_ROWS)):
@@ -96,79 +74,74 @@ class Parts:
         return complete
 
     def write(self, number: int, predictions: pa.Table) -> None:
-        """Write the predictions of a chunk."""
+        """Write the predictions of a chunk; of the first one, also what they depend on."""
+        if not self._manifest.exists():
+            self._directory.mkdir(exist_ok=True)
+            write_whole(self._manifest, self._facts)
         with replacing(self._path(number)) as new:
             pq.write_table(predictions, new)
             _flush(new)
 
-    def join(self, rows: Rows, columns: Sequence[str], csv_safe: bool) -> int:
-        """Write the output, some chunks in memory at a time, and remove the parts.
-
-        Args:
-            rows: Of the input; every chunk is done.
-            columns: Of the input and added.
-            csv_safe: See :func:`text_writer`.
-
-        Returns:
-            The number of rows without a prediction.
+    def join(self, rows: pa.Table, columns: Sequence[str], csv_safe: bool) -> int:
+        """Write the rows of the input with their predictions, some chunks in memory at a time, and
+        remove the parts. Return the number of rows without a prediction.
         """
-        missing, size = 0, CHUNK_ROWS * _CHUNKS_AT_ONCE
-        assert isinstance(rows, pa.Table)
-        with open_writer(self.output, columns, csv_safe, self.directory) as write:
+        missing, size, output = 0, CHUNK_ROWS * _CHUNKS_AT_ONCE, self._output
+        with open_writer(output, output.suffix, columns, csv_safe, self._directory) as write:
             for start in range(0, len(rows), size):
                 some = rows.slice(start, size)
                 numbers = range(start // CHUNK_ROWS, -(-(start + len(some)) // CHUNK_ROWS))
                 predictions = pa.concat_tables(pq.read_table(self._path(n)) for n in numbers)
                 write(some, predictions)
                 missing += predictions.column(0).null_count
-        shutil.rmtree(self.directory)
+        shutil.rmtree(self._directory)
         return missing
 
     def _path(self, number: int) -> Path:
-        return self.directory / f"{number:08d}.parquet"
+        return self._directory / f"{number:08d}.parquet"
 
 
 @contextlib.contextmanager
 def open_writer(
-    output: Path, columns: Sequence[str], csv_safe: bool, directory: Path | None = None
+    output: Path | IO[str],
+    suffix: str,
+    columns: Sequence[str],
+    csv_safe: bool,
+    directory: Path | None = None,
 ) -> Iterator[Writer]:
-    """Give what writes rows into a file that appears when all are written.
+    """Give what writes rows into an open file, or into one that appears when all are written.
 
     Args:
-        output: The file.
+        output: A path, or a file that was opened with ``newline=""``.
+        suffix: ``.csv``, ``.tsv``, ``.jsonl`` or, of a path, ``.parquet``.
         columns: Of the input and added.
-        csv_safe: See :func:`text_writer`.
+        csv_safe: Whether to put an apostrophe before what a spreadsheet would run as a formula.
         directory: Of the unfinished file, on the same disk; that of ``output`` if None.
     """
+    if not isinstance(output, Path):
+        yield _text_writer(output, suffix, columns, csv_safe)
+        return
     with replacing(output, directory) as new:
         with contextlib.ExitStack() as stack:
-            if output.suffix == ".parquet":
+            if suffix == ".parquet":
                 yield _parquet_writer(new, stack)
             else:
                 file = stack.enter_context(new.open("w", encoding="utf-8", newline=""))
-                yield text_writer(file, output.suffix, columns, csv_safe)
+                yield _text_writer(file, suffix, columns, csv_safe)
         _flush(new)
 
 
-def text_writer(
-    file: IO[str], suffix: str, columns: Sequence[str], csv_safe: bool = False
-) -> Writer:
-    """Return what writes rows as text; the names of the columns are written now.
-
-    Args:
-        file: Opened with ``newline=""``.
-        suffix: ``.csv``, ``.tsv`` or ``.jsonl``.
-        columns: Of the input and added.
-        csv_safe: Whether to put an apostrophe before what a spreadsheet would run as a formula.
-    """
-
+def _text_writer(file: IO[str], suffix: str, columns: Sequence[str], csv_safe: bool) -> Writer:
     def lines(rows: pa.Table, added: pa.Table) -> Iterator[tuple[Any, ...]]:
         values = [cells(table, name) for table in (rows, added) for name in table.column_names]
         return zip(*values, strict=True)
 
+    def as_json(value: Any) -> str:  # dates and decimal numbers are text
+        return to_json(value, ensure_ascii=False, default=str)
+
     if suffix == ".jsonl":
         return lambda rows, added: file.writelines(
-            _json(dict(zip(columns, line, strict=True))) + "\n" for line in lines(rows, added)
+            as_json(dict(zip(columns, line, strict=True))) + "\n" for line in lines(rows, added)
         )
     # the writer quotes fields that hold a character of its line end; a newline alone is written
     newlines = SimpleNamespace(write=lambda line: file.write(line.removesuffix("\r\n") + "\n"))
@@ -176,18 +149,17 @@ def text_writer(
     escape = escape_formula if csv_safe else lambda cell: cell
     table.writerow(map(escape, columns))
     return lambda rows, added: table.writerows(
-        [escape(_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]
+        [escape(as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]
         for line in lines(rows, added)
     )
 
 
 def _parquet_writer(path: Path, stack: contextlib.ExitStack) -> Writer:
-    """Return what writes rows as parquet, in which JSON is text."""
     file: pq.ParquetWriter | None = None
 
     def write(rows: pa.Table, added: pa.Table) -> None:
         nonlocal file
-        columns = [
+        columns = [  # JSON is text
             column.cast(pa.string()) if column.type == pa.json_() else column
             for column in (*rows.columns, *added.columns)
         ]
@@ -199,9 +171,9 @@ def _parquet_writer(path: Path, stack: contextlib.ExitStack) -> Writer:
     return write
 
 
-def refuse_bytes(rows: Rows) -> None:
+def refuse_bytes(rows: pa.Table) -> None:
     """Raise a ``UserError`` for a column of bytes, which a file of text cannot hold."""
-    for column in rows.schema if isinstance(rows, pa.Table) else ():
+    for column in rows.schema:
         if re.search(r"binary(?!:)", str(column.type)):  # a field of a structure may be called so
             raise UserError(
                 f"the column '{column.name}' holds bytes: write parquet, e.g. --output "
@@ -213,7 +185,3 @@ def _flush(path: Path) -> None:
     """Put the content of a file on the disk before it gets its name."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-def _json(value: Any) -> str:
-    return to_json(value, ensure_ascii=False, default=str)  # dates and decimal numbers are text

@@ -20,13 +20,12 @@ import torch
 from finetune.data import ROW
 from finetune.data.batches import cut, split
 from finetune.data.digests import TEXTS
-from finetune.data.encoding import characters
-from finetune.data.windows import Pool, documents_of
+from finetune.data.encoding import Pool, characters, documents_of
 from finetune.errors import UserError
-from finetune.models.cpu import kernels
+from finetune.models import cpu
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, precision, threads
+from finetune.runtime import distributed, hardware
 
 #: Tokens of a batch. On a CPU the activations of a layer then nearly fit into its cache.
 TOKENS_ON_CPU, TOKENS_ON_ACCELERATOR = 1024, 65_536
@@ -40,13 +39,8 @@ _Inputs = tuple[Sequence[Mapping[str, Any]], np.ndarray, Sequence[int]]
 
 
 class Predictor:
-    """The model of a run, ready to predict.
-
-    Args:
-        run: A run that holds a model.
-        precision: ``fp32`` or ``bf16``.
-        batch_tokens: Tokens per batch, padding included; None for the default of the device.
-        cpu_kernels: ``auto`` or ``off``.
+    """The model of a run, ready to predict; ``batch_tokens`` are those of a batch, padding
+    included, and None is the default of the device.
     """
 
     def __init__(
@@ -59,7 +53,7 @@ class Predictor:
         # a new thread of torch starts with as many threads of its own as there are cores
         self._executor = partial(
             ThreadPoolExecutor,
-            threads.use(None) if on_cpu else 1,
+            hardware.use_threads(None) if on_cpu else 1,
             initializer=partial(torch.set_num_threads, 1) if on_cpu else None,
         )
         model = self._recipe.load_model(run.path, run.labels).eval()
@@ -68,7 +62,7 @@ class Predictor:
         if self._bf16:
             model.to(torch.bfloat16)
         if on_cpu and cpu_kernels == "auto":
-            kernels.for_inference(model, bf16=self._bf16)
+            cpu.for_inference(model, bf16=self._bf16)
         self._model = model.to(self._device)
         self._collate = self._recipe.data_collator()
 
@@ -83,11 +77,8 @@ class Predictor:
             chunks: Rows as the recipe reads them: texts, or tuples of their parts where it reads
                 several columns; else the values of its ``input_column``.
             reads_ahead: Whether to read and tokenize the next chunk while the model computes.
-
-        Raises:
-            UserError: If the memory of the device is too small, or a row cannot be prepared.
         """
-        # batches of rows of chunks; one without logits comes after the last one of its chunk
+        # the pool of a chunk, rows of it and their logits; without these the chunk is complete
         waiting: deque[tuple[Pool | None, np.ndarray, Future[np.ndarray] | None]] = deque()
         rows_waiting = 0
         pooling = self._recipe.pooling if isinstance(self._recipe, TextRecipe) else "mean"
@@ -130,7 +121,8 @@ class Predictor:
                 yield self._prepare_by_recipe(rows)
             return
         by_length = np.argsort([-characters(row) for row in rows], kind="stable")
-        inputs = _encode(recipe, [rows[number] for number in by_length])
+        texts = [rows[number] for number in by_length]
+        inputs = recipe.windows.rows(texts) if recipe.windows else _encode(recipe, texts)
         while some := list(islice(inputs, _TOKENIZED_AT_ONCE)):
             numbers, tokens = zip(*some, strict=True)
             yield tokens, by_length[list(numbers)], [len(row["input_ids"]) for row in tokens]
@@ -152,9 +144,8 @@ class Predictor:
         for number in (ROW, "id"):  # which recipes have from `load` and may remove again
             rows = rows.add_column(number, np.arange(len(values)))
         prepared = self._recipe.prepare(DatasetDict(test=rows))["test"]
-        documents = documents_of(prepared)
-        if documents is None:
-            documents = np.arange(len(prepared))
+        windows_of = documents_of(prepared)
+        documents = np.arange(len(prepared)) if windows_of is None else windows_of
         if len(np.unique(documents)) != len(values):
             raise UserError("the recipe's prepare() leaves out rows that are to be predicted")
         if self._removes_columns:
@@ -184,10 +175,6 @@ class Predictor:
 
 
 def _encode(recipe: TextRecipe, texts: list[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the number of a text and its tokens, or those of each of its windows."""
-    if recipe.windows is not None:
-        yield from recipe.windows.rows(texts)
-        return
     encoder = recipe.encoder()
     for start in range(0, len(texts), _TOKENIZED_AT_ONCE):
         columns = encoder(texts[start : start + _TOKENIZED_AT_ONCE])
@@ -202,7 +189,7 @@ def default_precision(run: Run) -> str:
     """
     if not run.kind.has_probabilities or not isinstance(run.recipe(scores=False), TextRecipe):
         return "fp32"
-    return "bf16" if precision.prefers_bf16(_device().type) else "fp32"
+    return "bf16" if hardware.prefers_bf16(_device().type) else "fp32"
 
 
 def _device() -> torch.device:

@@ -196,13 +196,13 @@ class Recipe(RecipeOptions):
         evaluation of a run calls it with what :meth:`load_model` returned: a recipe that adds
         parameters here loads them there, and does not add them twice.
         """
-        from finetune.models.cpu import kernels
+        from finetune.models import cpu
 
         model = self.kind.scaled(model)
         is_on = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and is_on:
             recomputes = bool(arguments.activation_checkpointing)
-            kernels.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
+            cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
         return model
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
@@ -263,10 +263,10 @@ class Recipe(RecipeOptions):
     def splits(self) -> DatasetDict:
         """The raw splits, corrected and checked, with the rows in the order of the source."""
         from finetune.checking.rows import check_rows
-        from finetune.data import columns, corrections, labels
+        from finetune.data import columns, corrections
 
         source, report = self.source, self.report
-        labels.check_names(source, self.unmapped_labels, report)
+        columns.check_names(source, self.unmapped_labels, report)
         report.raise_errors()
         dataset = self.split(source)
         if any((files := self.correction_files()).values()):
@@ -326,7 +326,7 @@ class Recipe(RecipeOptions):
     @property
     def presumed_kind(self) -> Task[Any]:
         """:attr:`kind`; before the data is loaded, one class a row."""
-        from finetune.tasks.single_label import SingleLabel
+        from finetune.tasks.classes import SingleLabel
 
         return self.kind if "splits" in vars(self) else SingleLabel()
 
@@ -352,7 +352,7 @@ class Recipe(RecipeOptions):
         """The weight of each class in the loss, shape ``(classes,)``; None if all are alike."""
         import numpy as np
 
-        from finetune.data.label_columns import list_names
+        from finetune.data.labels import list_names
 
         if (text := self.class_weights) == "none":
             return None

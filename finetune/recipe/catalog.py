@@ -82,24 +82,22 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
     Raises:
         UserError: If the recipe is neither installed nor imported by this process.
     """
-    if name in names():
-        return find(name)
-    if not _is_file(name):
+    if _is_file(name):
+        refuse_untrusted([Path(name)], "recipe", manifest)
+        if module := imported(Path(name).resolve()):
+            return _only_recipe(module, name)
+    if name not in names():
         raise UserError(
             f"{manifest} names the recipe '{name}', not installed (available: {', '.join(names())})"
         )
-    refuse_untrusted([Path(name)], "recipe", manifest)
-    module = imported(Path(name).resolve())
-    assert module is not None  # or it was refused
-    return _only_recipe(module, name)
+    return find(name)
 
 
 def origin(recipe: type[Recipe]) -> str:
     """Return the name by which :func:`find` finds this class, for the manifest of a run."""
     for point in entry_points(group=ENTRY_POINTS):
-        attributes = (None, "", recipe.__qualname__)
-        is_registered = point.module == recipe.__module__ and point.attr in attributes
-        if is_registered and point.name not in _shipped():
+        is_class = (point.attr or recipe.__qualname__) == recipe.__qualname__
+        if is_class and point.module == recipe.__module__ and point.name not in _shipped():
             return point.name
     file = getattr(sys.modules.get(recipe.__module__), "__file__", None)
     if file is None:  # defined in a notebook

@@ -15,7 +15,7 @@ from finetune.errors import Report, UserError
 from finetune.training.options import find_type_mistake, merge_options
 
 if TYPE_CHECKING:
-    from finetune.data.row_index import Plan
+    from finetune.data.splits import Plan
 
 
 def option(default: Any, help: str, form: str | None = None, *, group: str = "") -> Any:
@@ -82,7 +82,7 @@ class RecipeOptions:
 
     def split_plan(self) -> Plan:
         """Return how the options split rows."""
-        from finetune.data.row_index import Plan
+        from finetune.data.splits import Plan
 
         names = {field.name for field in dataclasses.fields(Plan)} & vars(self).keys()
         return Plan(
@@ -150,12 +150,6 @@ class ImageOptions(ModelOptions):
     image_column: str = _image("", "column of images or paths (unset: one with a usual name)")
     crop_scale: float = _image(0.5, "least share of the area that crops keep (1: no crops)")
     horizontal_flip: bool = _image(True, "mirror every other training image (not digits or text)")
-
-
-def comma_lists(recipe: Any) -> dict[str, str]:
-    """Return how the options that take several values are written, by name."""
-    forms = {field.name: field.metadata.get("metavar", "") for field in dataclasses.fields(recipe)}
-    return {name: form for name, form in forms.items() if "," in form}
 
 
 # ---- the class of a recipe -----------------------------------------------------------------------
@@ -237,11 +231,12 @@ def validate(recipe: Any) -> None:
         from finetune.data import memory
 
         recipe.dataset = memory.store(recipe.dataset)
-    report, hints, forms = Report(), get_type_hints(type(recipe)), comma_lists(recipe)
+    report, hints = Report(), get_type_hints(type(recipe))
     fields = {field.name: field for field in dataclasses.fields(recipe)}
-    for name in fields:
+    for name, field in fields.items():
         with report.collect():
-            value = format_option(getattr(recipe, name), forms.get(name, ""), f"--{name}")
+            form = field.metadata.get("metavar", "")
+            value = format_option(getattr(recipe, name), form, f"--{name}")
             value = os.fspath(value) if isinstance(value, os.PathLike) else value
             setattr(recipe, name, value)
             expected, is_allowed = _RANGES.get(name, ("", lambda _: True))
@@ -271,11 +266,7 @@ def validate(recipe: Any) -> None:
     for name, value in (("long_texts", "windows"), ("truncation", "head_tail")):
         if values.get("text_columns") and values[name] == value:
             report.error(f"--{name} {value}: reads one column, not --text_columns")
-    if (order := values.get("label_order")) is not None:
-        names = split_values(order)
-        if values["task"] not in ("auto", "ordinal") or len({*names}) < max(3, len(names)):
-            report.error(
-                f"--label_order {order}: expected --task ordinal, and three different classes or "
-                "more, with commas"
-            )
+    order = split_values(values.get("label_order") or "")
+    if len({*order}) < len(order):
+        report.error(f"--label_order {values['label_order']}: names a class twice")
     report.raise_errors()

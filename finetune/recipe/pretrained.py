@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
 
     from finetune.checking.texts import TokenSample
-    from finetune.data.encoding import Encoder, Rows
-    from finetune.data.image_batches import Augmentation
-    from finetune.data.label_columns import LabelOptions
-    from finetune.data.windows import Windows
+    from finetune.data.batches import Augmentation
+    from finetune.data.encoding import Encoder, Rows, Windows
+    from finetune.data.labels import LabelOptions
 
 
 class TextRecipe(Recipe, TextOptions):
@@ -46,8 +45,9 @@ class TextRecipe(Recipe, TextOptions):
         """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
         several columns of text, ``texts`` has the parts. Other columns stay.
         """
-        from finetune.data import columns, parts, sources
-        from finetune.tasks import decision
+        from finetune.data import columns, sources
+        from finetune.data.tokenize import combined
+        from finetune.tasks import kinds
 
         named = {"text": self.columns_read(), "label": [*self.label_options().columns]}
         texts, labels = columns.find_columns(dataset["train"], named)
@@ -76,13 +76,13 @@ class TextRecipe(Recipe, TextOptions):
         dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
         if not is_one and "label" in texts:
             raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
-        options, is_open = self.label_options(), self.task == decision.AUTO
+        options, is_open = self.label_options(), self.task == kinds.AUTO
         label_columns = columns.read_label_columns(dataset, texts, options, self.report)
         if is_open:
-            decided = decision.decide_task(label_columns["train"], options, self.report)
-            self.task, self.task_reason = decided
+            decided = kinds.decide_task(label_columns["train"], options, self.report)
+            self.task, self.task_reason = decided  # type: ignore[assignment]
             options = self.label_options()
-        encoded = decision.encode_labels(label_columns, options, self.report)
+        encoded = kinds.encode_labels(label_columns, options, self.report)
         self.label_name, self.unmapped_labels = labels[0], encoded.unmapped
         if self.label_columns and self.task == "regression":
             self.target_names = labels
@@ -92,13 +92,13 @@ class TextRecipe(Recipe, TextOptions):
         dataset = encoded.added_to(dataset)
         if is_open and self.task == "single_label" and super().is_ordinal(dataset["train"]):
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
-        return dataset if is_one else parts.combined(dataset, texts)
+        return dataset if is_one else combined(dataset, texts)
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.tasks import decision
+        from finetune.tasks import kinds
 
         if self.task == "ordinal":
-            decision.check_order(dataset, self.label_options(), self.report)
+            kinds.check_order(dataset, self.label_options(), self.report)
             self.report.raise_errors()
         return super().split(dataset)
 
@@ -110,7 +110,7 @@ class TextRecipe(Recipe, TextOptions):
     def label_options(self) -> LabelOptions:
         """Return how labels are written."""
         from finetune.data.columns import parse_names
-        from finetune.data.label_columns import LabelOptions, parse_label_map
+        from finetune.data.labels import LabelOptions, parse_label_map
 
         return LabelOptions(
             columns=parse_names("--label_columns", self.label_columns) or [self.label_column],
@@ -150,7 +150,6 @@ class TextRecipe(Recipe, TextOptions):
         if type(self).build_model is not TextRecipe.build_model:
             return None
         config = load_config(self.model, self.model_revision)
-        families.require_head(self.model, config)
         positions = families.positions(config)
         if positions is not None and self.max_length > positions:
             limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"
@@ -206,7 +205,7 @@ class TextRecipe(Recipe, TextOptions):
 
         defaults = super().training_defaults(user_options)
         config = self.model_config if self.model and "splits" in vars(self) else None
-        if config is not None and families.overflows(config):
+        if config is not None and config.model_type in families.OVERFLOWING:
             defaults["precision"] = "fp32"
         return defaults
 
@@ -230,27 +229,25 @@ class TextRecipe(Recipe, TextOptions):
     def encoder(self) -> Encoder:
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
-        from finetune.models import families
 
-        tokenizer, config = self.processing_class(), self.model_config
-        end = None if config is None else families.end_token(config)
-        # the token that every row must have equally often, where the family has one
+        tokenizer, config, end = self.processing_class(), self.model_config, None
+        if config is not None and config.is_encoder_decoder:  # every row must have it equally often
+            end = getattr(config.get_text_config(), "eos_token_id", None)
         end_token = None if end is None else (end, str(tokenizer.convert_ids_to_tokens(end)))
         return Encoder(tokenizer, self.max_length, self.truncation, end_token)
 
     @property
     def windows(self) -> Windows | None:
         """What cuts texts into windows; None if they are truncated."""
-        from finetune.data.windows import Windows
+        from finetune.data.encoding import Windows
 
         return None if self.long_texts == "cut" else Windows(self.encoder(), self.stride)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data import parts
-        from finetune.data.tokenize import tokenize
+        from finetune.data.tokenize import refuse_others, tokenize
         from finetune.tasks import kinds
 
-        parts.refuse_others(dataset, several=self.text_columns is not None)
+        refuse_others(dataset, several=self.text_columns is not None)
         return tokenize(
             dataset,
             self.encoder(),
@@ -262,7 +259,7 @@ class TextRecipe(Recipe, TextOptions):
     def whole_lengths(self, split: str) -> list[int] | None:
         import numpy as np
 
-        from finetune.data.windows import first_lengths
+        from finetune.data.encoding import first_lengths
 
         if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
             return None
@@ -282,10 +279,10 @@ class TextRecipe(Recipe, TextOptions):
 
     def _reader(self, split: str) -> Rows:
         """Return a function from row numbers to these rows of a split, as the model reads them."""
-        from finetune.data import parts
+        from finetune.data.tokenize import read_by_model
 
         rows, has_parts = self.splits[split], self.text_columns is not None
-        return lambda numbers: parts.read_by_model(rows.select(numbers), several=has_parts)
+        return lambda numbers: read_by_model(rows.select(numbers), several=has_parts)
 
 
 class ImageRecipe(Recipe, ImageOptions):
@@ -307,8 +304,8 @@ class ImageRecipe(Recipe, ImageOptions):
         from datasets import DatasetDict
 
         from finetune.data import columns, images
-        from finetune.data.label_columns import LabelOptions, parse_label_map
-        from finetune.tasks import decision
+        from finetune.data.labels import LabelOptions, parse_label_map
+        from finetune.tasks import kinds
 
         named = {"image": [self.image_column], "label": [self.label_column]}
         (image,), (label,) = columns.find_columns(dataset["train"], named)
@@ -330,17 +327,17 @@ class ImageRecipe(Recipe, ImageOptions):
             drop_invalid=self.drop_invalid,
         )
         label_columns = columns.read_label_columns(dataset, (), options, self.report)
-        encoded = decision.encode_labels(label_columns, options, self.report)
+        encoded = kinds.encode_labels(label_columns, options, self.report)
         self.label_name, self.unmapped_labels = label, encoded.unmapped
         return encoded.added_to(dataset.remove_columns(label))
 
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
         """The configuration of the model, as it is stored; None if the recipe builds its own."""
-        from finetune.models import vision
+        from finetune.models.pretrained import load_image_config
 
         is_custom = type(self).build_model is not ImageRecipe.build_model
-        return None if is_custom else vision.load_config(self.model, revision=self.model_revision)
+        return None if is_custom else load_image_config(self.model, self.model_revision)
 
     def check(self) -> None:
         if self.model_config is not None:
@@ -350,7 +347,7 @@ class ImageRecipe(Recipe, ImageOptions):
         """Return the images as they are stored; they are decoded as they are collated."""
         from datasets import Image
 
-        from finetune.data.image_batches import DRAWN_FROM
+        from finetune.data.batches import DRAWN_FROM
 
         prepared = dataset.cast_column("image", Image(decode=False))
         if "train" in prepared:
@@ -362,33 +359,33 @@ class ImageRecipe(Recipe, ImageOptions):
 
     @functools.cached_property
     def _processor(self) -> BaseImageProcessor:
-        from finetune.models.vision import load_processor
+        from finetune.models.pretrained import load_processor
 
         return load_processor(self.model, self.model_revision)
 
     @functools.cached_property
     def augmentation(self) -> Augmentation:
         """The random crops and flips of training."""
-        from finetune.data.image_batches import Augmentation
+        from finetune.data.batches import Augmentation
 
         return Augmentation(self.crop_scale, self.horizontal_flip)
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.vision import batch_norms, load_classifier
+        from finetune.models.pretrained import load_image_classifier
 
         problem_type = self.presumed_kind.problem_type
-        model = load_classifier(self.model, labels, self.model_revision, problem_type)
-        if count := batch_norms(model):
+        model = load_image_classifier(self.model, labels, self.model_revision, problem_type)
+        if count := sum("BatchNorm" in type(module).__name__ for module in model.modules()):
             self.note(f"{count} layers of BatchNorm: results depend on the number of processes")
         return model
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.vision import load_classifier
+        from finetune.models.pretrained import load_image_classifier
 
-        return load_classifier(str(directory), labels)
+        return load_image_classifier(str(directory), labels)
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-        from finetune.data.image_batches import Collator
+        from finetune.data.batches import Collator
 
         return Collator(self.processing_class(), self.augmentation, self.presumed_kind.targets)
 

@@ -19,9 +19,10 @@ from finetune.errors import Report, UserError, suggestion
 from finetune.recipe.catalog import import_file, is_path
 from finetune.runtime.importing import HOUSE, describe_error, only_class, path_below_cwd
 from finetune.statistics import metrics
-from finetune.statistics.metrics import AVERAGED, DIRECTIONS, MODULE
+from finetune.statistics.functions import AVERAGED
+from finetune.statistics.metrics import DIRECTIONS, MODULE
 from finetune.tasks.base import OF_LABEL_SETS, Task
-from finetune.tasks.single_label import SingleLabel
+from finetune.tasks.classes import SingleLabel
 
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
@@ -59,36 +60,36 @@ class Scoring:
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:
         self.arguments: dict[str, Mapping[str, Any]] = dict(arguments)
-        report, folders = Report(), shipped()
-        names = sorted({*folders, *_VARIANTS})
+        mistakes, folders = list[str](), shipped()
         for name, options in arguments.items():
             module = str(options.get(MODULE, name))
             if is_path(module):
                 path = _absolute(module)
                 self.arguments[name] = {**options, MODULE: str(path)}
                 if not path.is_file():
-                    report.error(f"{module}: expected a .py file, found no {path_below_cwd(path)}")
+                    mistakes.append(f"--metrics {module}: no file {path_below_cwd(path)}")
             elif module not in folders:
-                report.error(
-                    f"no metric '{module}'{suggestion(module, names)} (available: "
+                names = sorted({*folders, *_VARIANTS})
+                mistakes.append(
+                    f"--metrics {module}: no such metric{suggestion(module, names)} (available: "
                     f"{', '.join(names)}; a custom module is named by its path: ./NAME.py)"
                 )
-        report.raise_errors()
+        if mistakes:
+            raise UserError(*mistakes)
 
     @classmethod
     def of_names(cls, names: str) -> Scoring:
         """Return the metrics of ``--metrics``: ``accuracy,f1_micro,./cost.py``."""
-        report, arguments = Report(), dict[str, Mapping[str, Any]]()
+        arguments = dict[str, Mapping[str, Any]]()
         for word in split_values(names):
             name, options = word, _VARIANTS.get(word, {})
             if is_path(word):
                 name, options = Path(word).stem, {MODULE: word}
             if arguments.setdefault(name, options) != options:
-                report.error(f"two metrics have the name '{name}': rename {word}")
-        with report.collect():
-            scoring = cls(**arguments)
-        report.raise_errors(prefix="--metrics: ")
-        return scoring
+                raise UserError(f"--metrics: two metrics have the name '{name}': rename {word}")
+        if not arguments:
+            raise UserError(f"--metrics '{names}': expected names of metrics, accuracy,f1")
+        return cls(**arguments)
 
     def __call__(
         self, prediction: EvalPrediction, task: Task[Any] | None = None

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from finetune.data.comma_list import split_values
 from finetune.errors import counted
-from finetune.reporting import tables, wording
+from finetune.reporting import tables
 from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
@@ -19,33 +18,28 @@ from finetune.training.manifest import Manifest
 
 CARD = "README.md"
 _TEMPLATE = Path(__file__).with_name("templates") / "card.md.jinja"
-_EMBEDDED_BASE = "sentence-transformers/all-MiniLM-L6-v2"
+#: Code, in which HTML stays as it is, and what begins HTML elsewhere, as in the name of a file.
+_CODE_OR_HTML = re.compile(r"^```.*?^```$|^    .*?$|`[^`]*`|<", re.M | re.S)
 
 
 def write(run: Run) -> Path:
     """Write the card of a finished run; one that is there is replaced."""
     manifest, headline = run.manifest, run.headline
-    code, reading = _describe_use(run)
     card = ModelCard.from_template(
         _metadata(run),
         template_path=str(_TEMPLATE),
         name=Path(manifest.recipe).stem,
-        verdicts=wording.verdicts(run.statistics, headline, wording.directions(manifest)),
+        verdicts=tables.verdicts(run.statistics, headline, tables.directions(manifest)),
         rows=run.statistics.rows,
         scores=tables.scores(run.metrics, headline).markdown(),
         facts={"splits": "", **provenance(manifest), "data": _source(run)},
         fingerprint=manifest.data.fingerprint,
         notes=[*manifest.data.notes, *run.statistics.notes],
-        code=code,
-        reading=reading,
+        code=_code(run),
         command=manifest.command,
     )
-    # HTML, as in the name of a file, is text; code stays as it is
-    code_blocks = r"(?ms)^```.*?^```$|^    .*?$|`[^`]*`"
-    card.text = re.sub(
-        rf"{code_blocks}|<",
-        lambda match: r"\<" if match[0] == "<" else match[0],
-        visible(card.text),
+    card.text = _CODE_OR_HTML.sub(
+        lambda match: r"\<" if match[0] == "<" else match[0], visible(card.text)
     )
     path = run.path / CARD
     write_whole(path, f"{card.content.rstrip()}\n")
@@ -87,72 +81,43 @@ def _source(run: Run) -> str:
     return path.name if path.is_absolute() else str(run.manifest.data.source)
 
 
-def _describe_use(run: Run) -> tuple[str, str]:
-    """Return the code that loads the model, and what it reads of a long text."""
-    options = run.manifest.options
+def _code(run: Run) -> str:
+    """Return code that uses the model: ``pipeline()`` where it reads what the training read."""
+    options, name = run.manifest.options, run.path.name
     if "model" not in options:
-        return f'from finetune import Run\n\nmodel = Run.load("{run.path.name}").model()', ""
-    most, is_text = options.get("max_length"), "max_length" in options
-    task, arguments = run.kind.on_hub(is_text=is_text), {"truncation": True} if is_text else {}
-    arguments |= run.kind.pipeline_arguments
-    written = "".join(f", {name}={value}" for name, value in arguments.items())
-    code = (
+        return f'from finetune import Run\n\nmodel = Run.load("{name}").model()'
+    joins_parts = options.get("long_texts") == "windows" or options.get("truncation") == "head_tail"
+    if joins_parts or options.get("text_columns"):
+        row = '("a text", "another text")' if options.get("text_columns") else '"a long text"'
+        return f'import finetune\n\nfinetune.predict("{name}", [{row}])'
+    is_text = "max_length" in options
+    arguments = {**({"truncation": True} if is_text else {}), **run.kind.pipeline_arguments}
+    return (
         "from transformers import pipeline\n\n"
-        f'classify = pipeline("{task}", model="{run.path.name}"{written})'
+        f'classify = pipeline("{run.kind.on_hub(is_text=is_text)}", model="{name}"'
+        f"{''.join(f', {name}={value}' for name, value in arguments.items())})"
     )
-    if columns := options.get("text_columns"):
-        code += f"\n{_call_with_columns(run, split_values(columns))}"
-    if most is None:
-        return code, ""
-    cut = "windows" if options.get("long_texts") == "windows" else options.get("truncation", "head")
-    part = {
-        "head": f"its first {most:,} tokens",
-        "tail": f"its last {most:,} tokens",
-        "windows": f"overlapping windows of {most:,} tokens, whose logits were pooled",
-    }.get(cut, f"{most:,} tokens of its beginning and its end")
-    pipeline = "and so does" if cut in ("head", "tail") else "but not"
-    reading = f"Of a long text the model was trained on {part}: `python -m finetune predict` reads "
-    return code, f"{reading}the same, {pipeline} this `pipeline()`."
 
 
-def _call_with_columns(run: Run, columns: list[str]) -> str:
-    """Return how to hand several columns to ``pipeline()`` so that the tokens are those of the
-    training: as a pair where the tokenizer knows pairs, else joined.
-    """
-    from finetune.data.encoding import is_pair, separator
-    from finetune.models.pretrained import load_tokenizer
-
-    tokenizer = load_tokenizer(str(run.path))
-    names = [name if name.isidentifier() else f"text_{n}" for n, name in enumerate(columns, 1)]
-    if is_pair(tokenizer, len(columns)):
-        return f'classify({{"text": {names[0]}, "text_pair": {names[1]}}})'
-    return f"classify({separator(tokenizer)!r}.join([{', '.join(names)}]))"
-
-
-# ---- where a run comes from ----------------------------------------------------------------------
-
-
-def provenance(manifest: Manifest) -> dict[str, str | tuple[str, str]]:
-    """Return what made a run, by name: texts, or a text and the address of a page about it."""
-    launch, data, base = manifest.launch, manifest.data, _base_on_hub(manifest)
-    facts: dict[str, str | tuple[str, str]] = {
-        "base model": Path(str(manifest.options.get("model") or "")).name,
+def provenance(manifest: Manifest) -> dict[str, str]:
+    """Return what made a run, by name."""
+    launch, data = manifest.launch, manifest.data
+    base = _base_on_hub(manifest) or Path(str(manifest.options.get("model") or "")).name
+    if manifest.model_revision and base:
+        base = f"{base} at {manifest.model_revision[:12]}"
+    facts = {
+        "base model": base,
         "trained": f"{manifest.finished[:16].replace('T', ', ')} UTC" if manifest.finished else "",
         "data": f"{data.source}, fingerprint {data.fingerprint}",
         "rows": ", ".join(f"{count:,} {name}" for name, count in data.rows.items()),
         "splits": data.split_how,
         "training": f"{manifest.steps:,} steps in {manifest.train_seconds:,.1f} s",
-        "throughput": wording.speed(manifest.speed),
+        "throughput": tables.speed(manifest.speed),
         "launch": f"{launch.parallel_mode}, {counted(launch.world_size, 'process')}, "
         f"{launch.device}, {launch.precision}",
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
         "revision": manifest.git_revision or "not from a checkout",
     }
-    if base:
-        revision = manifest.model_revision if base != _EMBEDDED_BASE else None
-        tree = f"/tree/{revision}" if revision else ""
-        name = f"{base} at {revision[:12]}" if revision else base
-        facts["base model"] = name, f"https://huggingface.co/{base}{tree}"
     return {name: fact for name, fact in facts.items() if fact}
 
 
@@ -160,5 +125,5 @@ def _base_on_hub(manifest: Manifest) -> str | None:
     """Return the name on the Hub of the model that was fine-tuned, if it is from there."""
     name = manifest.options.get("model")
     if name == "embedded:minilm":
-        return _EMBEDDED_BASE
+        return "sentence-transformers/all-MiniLM-L6-v2"
     return str(name) if hub.names_repository(name) else None

@@ -7,31 +7,32 @@ statistics of the task take them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import base64
+import itertools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
 
 from finetune.data.prediction_columns import LABEL, PREDICTION, THUMBNAIL
-from finetune.reporting import html, plots, tables, wording
+from finetune.reporting import plots, tables
 from finetune.reporting.card import provenance
-from finetune.reporting.html import Cell, Section, Table, count, estimated, excerpt, inlined
-from finetune.reporting.plots import Plot
+from finetune.reporting.tables import Cell, Table, count, estimates, excerpt
 from finetune.runs.run import Run
 from finetune.runtime.files import refuse_link
 from finetune.statistics import mistakes
 from finetune.statistics.metrics import MOST_CONFUSED
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
-from finetune.training.manifest import METRICS
 
 PAGE, PLOTS = "report.html", "plots"
-_MISTAKES, _SLICES, _TARGETS, _CLASSES = 20, 10, 6, 50
-#: Of more classes those with the lowest F1 are shown.
-_MOST_SHOWN = 200
+_MISTAKES, _SLICES, _TARGETS = 20, 10, 6
+_LARGEST_IMAGE = 16_384  # bytes
 
 
+@matplotlib.rc_context(plots.STYLE)
 def write(run: Run) -> Path:
     """Write the page and the plots of a finished run; what was there is replaced.
 
@@ -45,35 +46,39 @@ def write(run: Run) -> Path:
     if (further := tables.metrics("Other scores of the model", statistics, headline)).rows:
         blocks.append(further)
     blocks.append("The intervals cover the sampling of the test rows, not another training run.")
-    sections = [Section("Scores", blocks)]
+    sections = {"Scores": blocks}
     for name in run.kind.sections:
-        sections.append(Section(name.capitalize(), _SECTIONS[name](run, table, rows)))
-    sections.append(Section("Provenance", [manifest.command, provenance(manifest)]))
-    scores = "; ".join(wording.score(name, statistics.metrics[name]) for name in headline)
-    verdicts = wording.verdicts(statistics, headline, wording.directions(manifest))
+        sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
+    sections["Provenance"] = [manifest.command, provenance(manifest)]
+    scores = "; ".join(tables.score(name, statistics.metrics[name]) for name in headline)
+    verdicts = tables.verdicts(statistics, headline, tables.directions(manifest))
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
     warnings = [*manifest.data.notes, *statistics.notes]
-    html.write(run.path / PAGE, title, [scores, *verdicts], sections, warnings)
-    figures = {plot.name: plot for section in sections for plot in section.plots}
+    tables.write_page(run.path / PAGE, title, [scores, *verdicts], sections, warnings)
     directory = run.path / PLOTS
     refuse_link(directory)
     directory.mkdir(exist_ok=True)
     for path in directory.glob("*.png"):  # what this run has too few rows or steps for
-        if path.stem not in figures:
-            path.unlink()
-    for name, plot in figures.items():
-        plot.save(directory / f"{name}.png")
+        path.unlink()
+    for block in itertools.chain(*sections.values()):
+        for plot in block if isinstance(block, list) else ():
+            plot.save(directory / f"{plot.name}.png")
     return run.path / PAGE
 
 
 def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
-    """Return which labels of the test rows may be wrong; none if the run beats no baseline."""
-    better = wording.directions(run.manifest)
-    beats = wording.beats_a_baseline(run.statistics, run.headline, better)
-    return mistakes.suspicion(rows) if beats else None
+    """Return which labels of the test rows may be wrong; none if the run is significantly better
+    than no baseline, by the first metric of the headline of which it is known what is better.
+    """
+    better = tables.directions(run.manifest)
+    metric = next((name for name in run.headline if name in better), "")
+    gaps = [gaps[metric] for gaps in run.statistics.beyond.values() if metric in gaps]
+    if any(tables.sign(gap) == better[metric] for gap in gaps):
+        return mistakes.suspicion(rows)
+    return None
 
 
-def _figures(*figures: Plot | None) -> list[list[Plot]]:
+def _figures(*figures: plots.Plot | None) -> list[list[plots.Plot]]:
     """Return a block of the plots that there are."""
     block = [plot for plot in figures if plot is not None]
     return [block] if block else []
@@ -87,10 +92,10 @@ def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> lis
     """Show predicted against true numbers, of the first targets."""
     figures = []
     for place, name in enumerate(run.labels[:_TARGETS] or [""]):
-        true, predicted = rows.targets[:, place], rows.outputs[:, place]
         suffix = f"_{place + 1}" if name else ""
+        true, predicted = rows.targets[:, place], rows.outputs[:, place]
         figures.append(plots.numbers(true, predicted, name or "value", suffix))
-    return _figures(*figures)
+    return [figures]
 
 
 def _show_targets(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
@@ -99,58 +104,45 @@ def _show_targets(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[An
 
 def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     """Show how well each class is found, and with which it is confused."""
-    scores = run.statistics.classes or {}
     blocks: list[Any] = [tables.classes(run.statistics)]
-    if len(scores) > _MOST_SHOWN:
-        lowest = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_CLASSES]
-        blocks = [tables.classes(run.statistics, lowest), f"All classes are in {METRICS}."]
     if len(rows.names) <= MOST_CONFUSED:  # a plot of more would be too fine to be read
-        blocks += _figures(plots.confusion(rows.confusion, rows.names))
+        blocks.append([plots.confusion(rows.confusion, rows.names)])
     return blocks
 
 
 def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
-    """Show how well each label is found, of those that a row has any number of, and the mistakes
-    that the model is most confident about.
-    """
+    """Show how well each of any number of labels of a row is found, and confident mistakes."""
     blocks: list[Any] = [
         f"{rows.right.sum():,} of {len(rows):,} rows are given exactly the labels they have."
     ]
     if run.statistics.thresholds:
         blocks.append(
-            "A label is given above a probability of one half; for that the outputs were shifted "
-            "by thresholds fitted on the validation rows, so the scores of these are a little too "
-            "good."
+            "A label is given above a probability of one half, to which its threshold, fitted on "
+            "the validation rows, was moved: their scores are a little too good."
         )
     blocks.append(tables.classes(run.statistics))
     examples = []
     for index in mistakes.farthest(rows)[:_MISTAKES]:
         names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
         examples.append([*_row(table, index), *map(Cell, names)])
-    if examples:
-        header = _header(table, "labels", "predicted")
-        blocks.append(Table("The most confident mistakes", header, examples))
-    return blocks
+    return [*blocks, *_examples("The most confident mistakes", table, "labels predicted", examples)]
 
 
 def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     """Show what the probabilities are worth."""
-    statistics = run.statistics
+    statistics, name = run.statistics, "expected_calibration_error"
     errors = statistics.calibration
     declared = (arguments.get("pos_label") for arguments in run.manifest.scoring.values())
     positive = next((int(number) for number in declared if number is not None), 1)
     curves = plots.ranking(rows, statistics.classes or {}, positive)
     if not errors:
         return _figures(*curves)
-    name = "expected_calibration_error"
     sentence = (
         "The expected calibration error, the mean gap between confidence and accuracy, is "
         f"{errors[name]:.3f}; of a calibrated model it is below {errors['calibrated']:.3f} on 95 "
         "of 100 sets of as many rows."
     )
-    if "temperature" in errors and errors["temperature"] is None:
-        sentence += " No temperature that was fitted on the validation rows improves it."
-    elif "after" in errors:
+    if "after" in errors:
         sentence += (
             f" With the temperature fitted on the validation rows, {errors['temperature']:.2f} "
             f"(python -m finetune predict --calibrated), it is {errors['after'][name]:.3f}."
@@ -173,7 +165,7 @@ def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
         [
             Cell(part["name"]),
             count(part["rows"]),
-            estimated(part["accuracy"]),
+            *estimates(part, ["accuracy"]),
             Cell("lower than on all rows" * part["lower"], kind="bad"),
         ]
         for part in mistakes.worst_slices(rows, table, _SLICES)
@@ -185,6 +177,7 @@ def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     """Show the most confident mistakes, and labels that may be wrong."""
     wrong, suspects = mistakes.most_confident(rows), suspicion(run, rows)
+    summary, names = rows.summary, rows.names
     suspected = suspects.rows if suspects else np.array([], dtype=np.int64)
     sentence = f"{len(wrong):,} of {len(rows):,} rows are wrong. "
     if suspects is None:
@@ -197,39 +190,30 @@ def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]
             "contradict the label, which may be wrong: check these rows by hand. At most about "
             f"{part.value:.1%} of all labels are wrong (95% CI {part.low:.1%} to {part.high:.1%})."
         )
-    further = suspected[~np.isin(suspected, wrong[:_MISTAKES])][:_MISTAKES]
-    header, blocks = _header(table, "label", "predicted", "probability"), list[Any]([sentence])
+    blocks: list[Any] = [sentence]
+    further = suspected[~np.isin(suspected, wrong[:_MISTAKES])]
     for caption, chosen in (
-        ("The most confident mistakes", wrong[:_MISTAKES]),
+        ("The most confident mistakes", wrong),
         ("Other rows whose label may be wrong", further),
     ):
-        if len(chosen):
-            blocks.append(Table(caption, header, _examples(rows, table, chosen, suspected)))
+        examples = []
+        for index in chosen[:_MISTAKES]:
+            note = f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected)
+            label = Cell(names[rows.labels[index]], note)
+            confidence = Cell(f"{summary.confidence[index]:.1%}", kind="number")
+            prediction = Cell(names[rows.classes[index]])
+            examples.append([*_row(table, index), label, prediction, confidence])
+        blocks += _examples(caption, table, "label predicted probability", examples)
     return blocks
 
 
 def _examples(
-    rows: ScoredRows, table: pd.DataFrame, chosen: Iterable[int], suspected: np.ndarray
-) -> list[list[Cell]]:
-    """Return the rows of a table of mistakes; a label that is ``suspected`` is marked."""
-    summary, names = rows.summary, rows.names
-    return [
-        [
-            *_row(table, index),
-            Cell(
-                names[rows.labels[index]],
-                f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected),
-            ),
-            Cell(names[rows.classes[index]]),
-            Cell(f"{summary.confidence[index]:.1%}", kind="number"),
-        ]
-        for index in chosen
-    ]
-
-
-def _header(table: pd.DataFrame, *names: str) -> list[str]:
+    caption: str, table: pd.DataFrame, columns: str, rows: list[list[Cell]]
+) -> list[Table]:
+    """Return a table of rows, of the cells of :func:`_row` and these columns, if there are any."""
     inputs = {"text": "text", THUMBNAIL: "image"}
-    return ["row", *(title for column, title in inputs.items() if column in table), *names]
+    titles = [title for column, title in inputs.items() if column in table]
+    return [Table(caption, ["row", *titles, *columns.split()], rows)] if rows else []
 
 
 def _row(table: pd.DataFrame, index: int) -> list[Cell]:
@@ -239,7 +223,10 @@ def _row(table: pd.DataFrame, index: int) -> list[Cell]:
     if "text" in table:
         cells.append(excerpt(row["text"]))
     if THUMBNAIL in table:
-        cells.append(Cell("", str(row.get("file", "")), image=inlined(row[THUMBNAIL])))
+        jpeg, address = row[THUMBNAIL], ""
+        if isinstance(jpeg, bytes) and len(jpeg) <= _LARGEST_IMAGE:
+            address = f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+        cells.append(Cell("", str(row.get("file", "")), image=address))
     return cells
 
 

@@ -1,30 +1,155 @@
-"""The results as tables, which the terminal, the page and the model card show alike."""
+"""The results as tables and sentences, which the terminal, the page and the model card show alike,
+and pages of them that need nothing but themselves: no network, no script, every text escaped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from finetune.reporting.html import Cell, Table, count, estimated, estimates, number
-from finetune.training.manifest import Metrics, Statistics
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
-_AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
+from finetune.runtime.files import write_whole
+from finetune.statistics.metrics import DIRECTIONS
+from finetune.training.manifest import Manifest, Metrics, Statistics
+
+AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
+#: Of more classes those with the lowest F1 are shown.
+_MOST_CLASSES = 200
+_VERBS = {1: "is better than", -1: "is worse than", 0: "is not better than"}
+_LONGEST_TEXT = 1200
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        text: The text.
+        note: A smaller text after it, such as an interval.
+        kind: Its class in the style sheet: ``number``, ``text`` (of any length), ``good``, ``bad``.
+        image: The address of an image before the text.
+    """
+
+    text: str
+    note: str = ""
+    kind: str = ""
+    image: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, whose first column names the rows, of which there is at least one. Cells of the
+    header are empty where the columns have no names.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The class of each column: ``number``, ``text`` or none."""
+        return [cell.kind if cell.kind in ("number", "text") else "" for cell in self.rows[0]]
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        lines = [self.header, ["---"] * len(self.header)]
+        for row in self.rows:
+            lines.append([f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row])
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def write_page(
+    path: Path,
+    title: str,
+    verdicts: Sequence[str],
+    sections: Mapping[str, Sequence[Any]],
+    warnings: Sequence[str] = (),
+) -> None:
+    """Write a page, whole or not at all: title, verdicts, warnings that stand out, and sections.
+
+    These are blocks by title: sentences, tables, mappings of facts, and lists of
+    :class:`~finetune.reporting.plots.Plot`. One without blocks is left out.
+    """
+    environment = Environment(
+        loader=PackageLoader("finetune.reporting", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections = {name: blocks for name, blocks in sections.items() if blocks}
+    page = environment.get_template("page.html.jinja").render(
+        title=title, verdicts=verdicts, warnings=warnings, sections=sections
+    )
+    write_whole(path, page)
+
+
+def number(value: float, digits: int = 4, *, signed: bool = False) -> str:
+    """Return a score: digits after the point, or four in all of a large one or a tiny one."""
+    if math.isnan(value):
+        return "undefined"
+    form = f".{digits}f" if 0.001 <= abs(value) < 1e6 or value == 0 else f".{digits}g"
+    return f"{value:{'+' * signed}{form}}"
+
+
+def _interval(estimate: Mapping[str, float], signed: bool) -> str:
+    """Return the ends of a 95% confidence interval; nothing where there is none."""
+    if not estimate["low"] < estimate["high"]:
+        return ""
+    return " to ".join(number(estimate[end], 3, signed=signed) for end in ("low", "high"))
+
+
+def score(metric: str, estimate: Mapping[str, float], *, signed: bool = False) -> str:
+    """Return a score with its 95% confidence interval."""
+    ends = _interval(estimate, signed)
+    return f"{metric} {number(estimate['value'], signed=signed)}" + f", 95% CI {ends}" * bool(ends)
+
+
+def count(value: int) -> Cell:
+    """Return a cell with a number of rows."""
+    return Cell(f"{value:,}", kind="number")
+
+
+def estimates(
+    scores: Mapping[str, Any], names: Iterable[str], *, signed: bool = False
+) -> list[Cell]:
+    """Return the cells of scores, with their intervals where they have one."""
+    cells = []
+    for name in names:
+        estimate = scores.get(name)
+        if estimate is None:
+            cells.append(Cell("", kind="number"))
+        elif isinstance(estimate, (int, float)):
+            cells.append(Cell(number(estimate), kind="number"))
+        else:
+            value = number(estimate["value"], signed=signed)
+            cells.append(Cell(value, _interval(estimate, signed), kind="number"))
+    return cells
+
+
+def excerpt(text: str) -> Cell:
+    """Return the first 1,200 characters, without blank lines; a page shows line breaks."""
+    text = re.sub(r"\s*\n\s*", "\n", text)
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
+    return Cell(text, kind="text")
 
 
 def scores(results: Metrics, names: Sequence[str]) -> Table:
-    """Return the scores of a run beside those of the baselines, and the differences.
-
-    Args:
-        results: Of the run, with statistics.
-        names: The metrics to show.
-    """
+    """Return scores of a run with statistics beside those of the baselines, and differences."""
     statistics = results.statistics
     assert statistics is not None
     rows = [[Cell("fine-tuned"), *estimates(statistics.metrics, names)]]
-    rows.append([Cell("on validation rows"), *_values(results.validation, names)])
+    rows.append([Cell("on validation rows"), *estimates(results.validation, names)])
     for baseline, values in results.baseline.items():
         gaps = statistics.beyond.get(baseline, {})
-        rows.append([Cell(baseline), *_values(values, names)])
+        rows.append([Cell(baseline), *estimates(values, names)])
         rows.append([Cell("difference to baseline"), *estimates(gaps, names, signed=True)])
     caption = f"Test set, {statistics.rows:,} rows, 95% confidence intervals"
     return Table(caption, ["", *names], rows)
@@ -34,30 +159,25 @@ def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) 
     """Return the scores beside those of a headline, a row each."""
     values = {**statistics.metrics, **(statistics.ordered or {})}
     values |= {f"top-{k} accuracy": value for k, value in (statistics.top_k or {}).items()}
-    rows = [[Cell(name), estimated(values[name])] for name in values if name not in headline]
+    rows = [[Cell(name), *estimates(values, [name])] for name in values if name not in headline]
     return Table(caption, ["", ""], rows)
 
 
-def classes(statistics: Statistics, some: Sequence[str] | None = None) -> Table:
-    """Return the scores of each class against the rest, or of ``some`` of them."""
-    all_scores = statistics.classes or {}
-    names, header = list(some or all_scores), ["class", "rows", "precision", "recall", "F1"]
-    if areas := [name for name in _AREAS if any(name in row for row in all_scores.values())]:
-        header += [_AREAS[name] for name in areas]
-    rows = [
-        [
-            Cell(name),
-            count(all_scores[name]["support"]),
-            *estimates(all_scores[name], ("precision", "recall", "f1", *areas)),
-        ]
-        for name in names
-    ]
-    if thresholds := statistics.thresholds or {}:
-        header.append("threshold")
-        for row, name in zip(rows, names, strict=True):
-            row.append(Cell(number(thresholds[name]), kind="number"))
-    caption = "Each class against the rest" + f", {len(names)} with the lowest F1" * bool(some)
-    return Table(caption, header, rows)
+def classes(statistics: Statistics) -> Table:
+    """Return the scores of each class against the rest, of 200 at most."""
+    scores, thresholds = statistics.classes or {}, statistics.thresholds or {}
+    areas = [name for name in AREAS if any(name in row for row in scores.values())]
+    names, caption = [*scores], "Each class against the rest"
+    if len(scores) > _MOST_CLASSES:
+        names = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_MOST_CLASSES]
+        caption += f", the {_MOST_CLASSES} of {len(scores):,} with the lowest F1"
+    rows = []
+    for name in names:
+        values = estimates(scores[name], ("precision", "recall", "f1", *areas))
+        fitted = estimates(thresholds, [name]) if thresholds else []
+        rows.append([Cell(name), count(scores[name]["support"]), *values, *fitted])
+    header = ["class", "rows", "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
+    return Table(caption, [*header, *["threshold"] * bool(thresholds)], rows)
 
 
 def targets(statistics: Statistics) -> Table:
@@ -74,6 +194,75 @@ def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> Table
     return Table("Settings that differ", ["", *names], rows)
 
 
-def _values(values: Mapping[str, float], names: Sequence[str]) -> list[Cell]:
-    """Return the cells of scores without an interval."""
-    return [Cell(number(values[name]) if name in values else "", kind="number") for name in names]
+def speed(rates: Mapping[str, Any]) -> str:
+    """Return the throughput of the steps of a run, from ``speed`` of its ``run.json``."""
+    if not rates:
+        return "no step was done"
+    text = f"{rates['rows_per_second']:,.1f} samples/s"
+    if rates.get("tokens_per_second") is not None:
+        text += f", {rates['tokens_per_second']:,.0f} tokens/s"
+    return text
+
+
+def directions(manifest: Manifest) -> dict[str, int]:
+    """Return 1 where more is better and -1 where less is, by metric: those of
+    :data:`DIRECTIONS`, and the one by which the run chose its checkpoint.
+    """
+    arguments = manifest.arguments
+    chosen = str(arguments.get("metric_for_best_model")).removeprefix("eval_")
+    is_lower_better = str(arguments.get("greater_is_better")) == "False"
+    return {chosen: -1 if is_lower_better else 1, **DIRECTIONS}
+
+
+def verdicts(
+    statistics: Statistics, headline: Sequence[str], better: Mapping[str, int]
+) -> list[str]:
+    """Return a sentence for each baseline: whether the model beats it, see :func:`judge`."""
+    return [
+        judge("The model", f"the baseline '{baseline}'", gaps, headline, better)
+        for baseline, gaps in statistics.beyond.items()
+        if headline and headline[0] in gaps
+    ]
+
+
+def judge(
+    subject: str,
+    other: str,
+    gaps: Mapping[str, Mapping[str, float]],
+    headline: Sequence[str],
+    better: Mapping[str, int],
+    *,
+    is_chance: bool = False,
+) -> str:
+    """Return whether one model is better than another, by the intervals of the differences.
+
+    The first metric of the headline decides, the one that the best checkpoint was chosen by; any
+    other that is significantly worse is named.
+
+    Args:
+        subject: The one.
+        other: The other.
+        gaps: How much more of each metric the one has.
+        headline: See :attr:`~finetune.runs.run.Run.headline`.
+        better: See :func:`directions`.
+        is_chance: Whether a difference may be chance although its interval is without 0.
+    """
+    metric = headline[0]
+    gap = gaps.get(metric, dict.fromkeys(("value", "low", "high"), math.nan))
+    amount = score(metric, gap, signed=True)
+    if metric not in better or math.isnan(gap["low"]):
+        return f"{subject} against {other}: difference in {amount}."
+    verdict = 0 if is_chance else sign(gap) * better[metric]
+    worse = [
+        score(name, gaps[name], signed=True)
+        for name in headline[1:]
+        if name in gaps and name in better and sign(gaps[name]) == -better[name]
+    ]
+    chance = "; the difference may be chance" * (verdict == 0)
+    sentence = f"{subject} {_VERBS[verdict]} {other} (difference in {amount}){chance}."
+    return sentence + f" It is significantly worse in {' and '.join(worse)}." * bool(worse)
+
+
+def sign(gap: Mapping[str, float]) -> int:
+    """Return 1 or -1 if the whole interval is above or below 0, else 0."""
+    return int(gap["low"] > 0) - int(gap["high"] < 0)

@@ -86,27 +86,6 @@ class Run:
         files += scoring.files_in_option(manifest.options.get("metrics"))
         catalog.trust(manifest.recipe, files, tell)
 
-    def require_model(self) -> None:
-        """Refuse a run whose training has left no model.
-
-        Raises:
-            UserError: With the command that continues it.
-        """
-        patterns = ("*.safetensors*", "pytorch_model*.bin*")
-        if not any(any(self.path.glob(pattern)) for pattern in patterns):
-            raise UserError(
-                f"{self.path} has no model (status '{self.status}'): expected a finished run; "
-                f"{self._next_command}"
-            )
-
-    @property
-    def _next_command(self) -> str:
-        """How a run that is not finished is resumed, or trained where nothing was saved."""
-        command = self.manifest.command
-        if not any(self.path.glob("checkpoint-*")):
-            return f"to train it: {command}"
-        return f"to resume it: {command}, with --resume and --output_dir {self.path}"
-
     @property
     def status(self) -> str:
         """The status in ``run.json``; ``stale`` of a running one whose process is gone."""
@@ -114,46 +93,14 @@ class Run:
         return "stale" if status == "running" and not lock.is_held(self.path) else status
 
     @property
-    def manifest(self) -> Manifest:
-        """``run.json``.
-
-        Raises:
-            UserError: If it cannot be read.
+    def _state(self) -> str:
+        """The status, and how a run that is not finished is resumed, or trained where nothing was
+        saved.
         """
-        return Manifest.read(self.path)
-
-    @property
-    def metrics(self) -> Metrics:
-        """``metrics.json``: of validation, of test, and of the baselines on the same test rows.
-
-        Raises:
-            UserError: If it is not there, or cannot be read.
-        """
-        if not (self.path / METRICS).exists():
-            raise UserError(
-                f"{self.path} has no {METRICS} (status '{self.status}'); {self._next_command}"
-            )
-        return Metrics.read(self.path)
-
-    @property
-    def statistics(self) -> Statistics:
-        """The statistics of the test rows in ``metrics.json``.
-
-        Raises:
-            UserError: If it has none: the run did not finish, or is of an older release.
-        """
-        statistics = self.metrics.statistics
-        if statistics is None:
-            raise UserError(f"{self.path / METRICS} has no statistics; {self._next_command}")
-        return statistics
-
-    @property
-    def headline(self) -> list[str]:
-        """The metrics of the recipe that have an interval, first ``metric_for_best_model``."""
-        metrics = self.statistics.metrics
-        chosen = str(self.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
-        names = [name for name in self.metrics.test if name in metrics]
-        return sorted(names, key=lambda name: name != chosen)
+        command, verb = self.manifest.command, "train it"
+        if any(self.path.glob("checkpoint-*")):
+            command, verb = f"{command}, with --resume and --output_dir {self.path}", "resume it"
+        return f"its status is '{self.status}'; to {verb}: {command}"
 
     @property
     def unfinished(self) -> str | None:
@@ -161,39 +108,47 @@ class Run:
         if self.manifest.steps is not None or not (self.path / METRICS).exists():
             return None
         return (
-            f"{self.path}: its training was continued and has not ended (status '{self.status}'), "
-            f"the model and its results are those of before; {self._next_command}"
+            f"{self.path}: its training was continued and has not ended, the model and its results "
+            f"are those of before; {self._state}"
         )
 
-    @property
-    def labels(self) -> list[str]:
-        """The names of the classes, in the order of their numbers."""
-        return list(self.manifest.labels)
+    def require_model(self) -> None:
+        """Raise a ``UserError`` with the command to type if the training has left no model."""
+        patterns = ("*.safetensors*", "pytorch_model*.bin*")
+        if not any(any(self.path.glob(pattern)) for pattern in patterns):
+            raise UserError(f"{self.path} has no model: {self._state}")
 
     @property
-    def kind(self) -> Task[Any]:
-        """What follows from the kind of its labels."""
-        from finetune.tasks import kinds
+    def manifest(self) -> Manifest:
+        """``run.json``; a ``UserError`` if it cannot be read, as for the other files."""
+        return Manifest.read(self.path)
 
-        manifest, facts = self.manifest, self.manifest.task_facts
-        ordered = manifest.ordered_labels
-        return kinds.from_manifest(manifest.task, manifest.labels, ordered=ordered, facts=facts)
+    @property
+    def metrics(self) -> Metrics:
+        """``metrics.json``: of validation, of test, and of the baselines on the same test rows."""
+        if not (self.path / METRICS).exists():
+            raise UserError(f"{self.path} has no {METRICS}: {self._state}")
+        return Metrics.read(self.path)
+
+    @property
+    def statistics(self) -> Statistics:
+        """The statistics of the test rows in ``metrics.json``."""
+        statistics = self.metrics.statistics
+        if statistics is None:  # it did not finish, or is of an older release
+            raise UserError(f"{self.path / METRICS} has no statistics: {self._state}")
+        return statistics
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """The test rows with what the model predicted.
-
-        Raises:
-            UserError: If they cannot be read.
-        """
+        """The test rows with what the model predicted."""
         import pandas as pd
 
         path = self.path / PREDICTIONS
         try:
             return pd.read_parquet(path)
         except (OSError, ValueError) as error:
-            reason = f"{path} cannot be read, the status of the run is '{self.status}'"
-            raise UserError(f"{reason}: {str(error).splitlines()[0]}") from error
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{path} cannot be read, {reason}: {self._state}") from error
 
     @property
     def predicted_rows(self) -> pd.DataFrame:
@@ -205,6 +160,38 @@ class Run:
         renamed = table.attrs.get(RENAMED, {})
         of_data = {name: f"{name} (data)" for name in renamed}
         return table.rename(columns=of_data | {new: name for name, new in renamed.items()})
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of ``run.json``; a ``RunError`` if it was removed."""
+        if not (self.path / MANIFEST).exists():
+            raise RunError(f"{self.path / MANIFEST} was removed while the run was in progress")
+        dataclasses.replace(self.manifest, **changes).write(self.path)
+
+    @property
+    def headline(self) -> list[str]:
+        """The metrics of the recipe that have an interval, first ``metric_for_best_model``."""
+        metrics = self.statistics.metrics
+        chosen = str(self.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
+        names = [name for name in self.metrics.test if name in metrics]
+        return sorted(names, key=lambda name: name != chosen)
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the classes, in the order of their numbers."""
+        return list(self.manifest.labels)
+
+    @property
+    def kind(self) -> Task[Any]:
+        """What follows from the kind of its labels."""
+        from finetune.tasks import kinds
+
+        manifest = self.manifest
+        return kinds.from_manifest(
+            manifest.task,
+            manifest.labels,
+            ordered=manifest.ordered_labels,
+            facts=manifest.task_facts,
+        )
 
     def scored(self, table: pd.DataFrame, task: Task[Any] | None = None) -> Any:
         """Return the test rows as the statistics of a task take them.
@@ -222,7 +209,7 @@ class Run:
 
         kind = self.kind
         task = task or kind
-        if not kind.needs_outputs(table):
+        if not kind.has_outputs_file:
             return task.scored_in(table)
         path, shape, logits = self.path / LOGITS, (len(table), kind.width), np.array([])
         with contextlib.suppress(OSError, ValueError):
@@ -249,21 +236,20 @@ class Run:
         """
         from finetune.recipe import catalog, scoring
 
-        manifest = self.manifest
+        manifest, path = self.manifest, self.path / MANIFEST
         options = dict(manifest.options)
         if scores:
             files = scoring.files_in_option(options.get("metrics"))
-            catalog.refuse_untrusted(files, "metric", self.path / MANIFEST)
+            catalog.refuse_untrusted(files, "metric", path)
         elif options.get("metrics"):
             options["metrics"] = None
         if "model" in options:
             options |= {"model": str(self.path), "model_revision": None}
-        recipe = catalog.of_run(manifest.recipe, self.path / MANIFEST)
-        names = {option.name for option in dataclasses.fields(recipe)}
-        if unknown := sorted(options.keys() - names):
+        recipe = catalog.of_run(manifest.recipe, path)
+        if unknown := sorted(options.keys() - {field.name for field in dataclasses.fields(recipe)}):
             raise UserError(
-                f"{self.path / MANIFEST} names options that the recipe '{manifest.recipe}' has "
-                f"not: {', '.join(unknown)}"
+                f"{path} names options that the recipe '{manifest.recipe}' has not: "
+                f"{', '.join(unknown)}"
             )
         return recipe(**options)
 
@@ -281,13 +267,3 @@ class Run:
     def model(self) -> torch.nn.Module:
         """Return the model of the run, in evaluation mode."""
         return self.recipe(scores=False).load_model(self.path, self.labels).eval()
-
-    def update(self, **changes: Any) -> None:
-        """Change fields of ``run.json``.
-
-        Raises:
-            RunError: If it was removed.
-        """
-        if not (self.path / MANIFEST).exists():
-            raise RunError(f"{self.path / MANIFEST} was removed while the run was in progress")
-        dataclasses.replace(self.manifest, **changes).write(self.path)

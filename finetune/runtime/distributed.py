@@ -21,33 +21,26 @@ from finetune.errors import RunError, UserError
 
 Result = TypeVar("Result")
 _LONGEST_PREPARATION = timedelta(days=1)
-#: The variables of torchrun, and their names under Open MPI.
-_OPEN_MPI = {
-    "RANK": "OMPI_COMM_WORLD_RANK",
-    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
-    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
-    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
-}
 
 
 @dataclass(frozen=True)
 class Ranks:
     """Rank and world size of this process, in the job and on this machine (local)."""
 
-    rank: int = 0
-    local_rank: int = 0
-    world_size: int = 1
-    local_world_size: int = 1
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
 
 
 def ranks() -> Ranks:
     """Return the ranks that ``torchrun``, ``accelerate launch`` or an MPI has set."""
     variables = {**os.environ, **_open_mpi()}
-    world_size = int(variables.get("WORLD_SIZE", 1))
+    world_size = variables.get("WORLD_SIZE", "1")
     return Ranks(
         rank=int(variables.get("RANK", 0)),
         local_rank=int(variables.get("LOCAL_RANK", 0)),
-        world_size=world_size,
+        world_size=int(world_size),
         local_world_size=int(variables.get("LOCAL_WORLD_SIZE", world_size)),
     )
 
@@ -61,7 +54,8 @@ def _open_mpi() -> dict[str, str]:
     """Return the variables of ``torchrun`` as an MPI set them; none under another launcher."""
     if "RANK" in os.environ or "OMPI_COMM_WORLD_SIZE" not in os.environ:
         return {}
-    return {name: os.environ[mpi_name] for name, mpi_name in _OPEN_MPI.items()}
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return {name: os.environ[f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"] for name in names}
 
 
 def machines() -> int:
@@ -114,21 +108,14 @@ def devices_in_training(use_cpu: bool) -> int:
     import torch
 
     world_size = ranks().world_size
-    if world_size > 1 or use_cpu:
-        return world_size
-    return max(1, torch.cuda.device_count())
+    return world_size if world_size > 1 or use_cpu else max(1, torch.cuda.device_count())
 
 
 def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
     """Create the process group of a job of several processes.
 
     The library ignores ``ddp_timeout`` on CPU, but uses a group that is there. On an accelerator
-    the group also has gloo, for objects that are gathered on the CPU.
-
-    Args:
-        backend: Of ``torch.distributed``; None for that of the device.
-        timeout_seconds: After which a process that waits for another one gives up.
-        use_cpu: Whether to train on the CPU where there is an accelerator.
+    the group also has gloo, for objects that are gathered on the CPU. None is the device's backend.
     """
     import torch
     import torch.distributed as dist
@@ -184,16 +171,12 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
     machine, which finds in the caches what it shares with rank 0.
 
     The other processes of a machine get a copy from its first one, or prepare for themselves if
-    the result cannot be pickled. Several processes need the process group.
-
-    Args:
-        prepare: May take a day. It may fork: gloo's threads hold nothing that a child needs
-            (docs/decisions/process-group-first.md).
-        share: Whether to copy the result; otherwise every process prepares for itself.
+    the result cannot be pickled or is not to be shared. Several processes need the process group.
+    ``prepare`` may take a day. It may fork: gloo's threads hold nothing that a child needs
+    (docs/decisions/process-group-first.md).
 
     Raises:
-        UserError: On every rank, if it was raised on one.
-        RunError: Likewise.
+        UserError: On every rank, if it was raised on one; a ``RunError`` likewise.
     """
     me = ranks()
     if me.world_size == 1:
@@ -201,78 +184,67 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
     import torch.distributed as dist
 
     waiting = dist.new_group(backend="gloo", timeout=_LONGEST_PREPARATION)
-    prepares = me.local_rank == 0 or not share
     results: list[Result] = []
-    for is_my_turn in (me.rank == 0, me.rank > 0 and prepares):
+    for is_my_turn in (me.rank == 0, me.rank > 0 and (me.local_rank == 0 or not share)):
         failure: Exception | None = None
         if is_my_turn:
             try:
                 results.append(prepare())
             except (UserError, RunError) as error:
                 failure = error
-        for rank, other in enumerate(gather(failure, waiting)):
-            if failure is None and isinstance(other, UserError):
+        failures = gather(failure, waiting)
+        if failure is not None:
+            raise failure
+        for rank, other in enumerate(failures):
+            if isinstance(other, UserError):
                 raise UserError(*(f"rank {rank}: {mistake}" for mistake in other.mistakes))
-            if failure or other:
-                raise failure or other
-    if not share:
-        return results[0]
+            if other is not None:
+                raise other
     pickled: bytes | None = None
-    # a recipe of the user's may put something else into the result
-    with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
-        pickled = pickle.dumps(results[0]) if results else None
-    pickled = gather(pickled, waiting)[me.rank - me.local_rank]
+    if share:
+        # a recipe of the user's may put something else into the result
+        with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
+            pickled = pickle.dumps(results[0]) if results else None
+        pickled = gather(pickled, waiting)[me.rank - me.local_rank]
     if results:
         return results[0]
     return prepare() if pickled is None else pickle.loads(pickled)
 
 
 def refuse_disagreement(facts: Mapping[str, Any]) -> None:
-    """Refuse machines that differ; every rank calls it, inside the process group.
+    """Refuse machines that differ, on every rank; all call it, inside the process group.
 
     Each machine has its own command line, its own libraries and perhaps its own disk. If they
     differ, the library carries on regardless, with other rows on each machine.
-
-    Raises:
-        UserError: On every rank, with a line for each of the ``facts`` that differs.
     """
     first, *facts_of_others = gather(dict(facts))
-    mistakes = {
-        name: f"the machines differ in {name}: rank 0 has {first.get(name, 'nothing')!r}, rank "
-        f"{rank} has {other.get(name, 'nothing')!r}; start every machine with the same flags, data "
-        "and libraries"
-        for rank, other in reversed([*enumerate(facts_of_others, start=1)])
-        for name in {**first, **other}
-        if first.get(name, "nothing") != other.get(name, "nothing")
-    }
-    if mistakes:
-        raise UserError(*mistakes.values())
+    for rank, other in enumerate(facts_of_others, start=1):
+        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+        mistakes = [
+            f"the machines differ in {name}: rank 0 has {first.get(name, 'nothing')!r}, rank "
+            f"{rank} has {other.get(name, 'nothing')!r}; start every machine with the same flags, "
+            "data and libraries"
+            for name in names
+        ]
+        if mistakes:
+            raise UserError(*mistakes)
 
 
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
-    """Refuse ``--save_on_each_node`` with a shared output directory, and its absence without one.
-
-    Every rank calls it, inside the process group; the directory need not exist.
-
-    Raises:
-        UserError: On every rank.
+    """Refuse ``--save_on_each_node`` with a shared output directory, and its absence without one,
+    on every rank; all call it, inside the process group. The directory need not exist.
     """
     path = directory.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
-    with contextlib.ExitStack() as stack:
-        name = None
-        if is_main_process():
-            probe = tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing)  # noqa: SIM115
-            name = Path(stack.enter_context(probe).name).name
-        is_shared = all(gather((existing / gather(name)[0]).exists()))
-    if not is_shared and not save_on_each_node:
-        raise UserError(
-            f"--output_dir {directory}: the machines do not share it, so the others could neither "
-            "load the best model nor resume; use a shared directory, or add --save_on_each_node "
-            "to write the whole run on each machine"
+    with tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing) as probe:
+        name = gather(Path(probe.name).name)[0]  # that of rank 0
+        is_shared = all(gather((existing / name).exists()))
+    if is_shared == save_on_each_node:
+        reason = (
+            "the machines share it and would overwrite each other's files; leave "
+            "--save_on_each_node out"
+            if is_shared
+            else "the machines do not share it, so the others could neither load the best model "
+            "nor resume; use a shared directory, or add --save_on_each_node"
         )
-    if is_shared and save_on_each_node:
-        raise UserError(
-            f"--save_on_each_node: the machines share {directory} and would overwrite each "
-            "other's files; leave it out"
-        )
+        raise UserError(f"--output_dir {directory}: {reason}")

@@ -82,9 +82,7 @@ def stop(error: Exception) -> int:
     if is_timeout:
         message = f"error: rank {rank} timed out waiting for another rank (--ddp_timeout): {line}"
     elif is_lost:
-        message = (
-            f"error: rank {rank} lost the connection to another rank, which has exited: {line}"
-        )
+        message = f"error: rank {rank} lost the connection to another rank, which exited: {line}"
     elif isinstance(error, RunError):
         message = f"error: {error}"
     else:

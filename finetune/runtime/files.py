@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from finetune.errors import UserError
 
-#: Bytes that are kept beside a run's files, so that its status can be written on a full disk.
-_RESERVE, _RESERVED = ".reserve", 1 << 18
+#: Holds bytes beside a run's files, so that its status can be written on a full disk.
+_RESERVE = ".reserve"
 
 
 @contextlib.contextmanager
@@ -57,11 +56,7 @@ def apply_umask(directory: Path, pattern: str) -> None:
 
 
 def refuse_link(directory: Path) -> None:
-    """Refuse a directory to write into that is a link to another one.
-
-    Raises:
-        UserError: if it is a link.
-    """
+    """Raise a ``UserError`` for a directory to write into that is a link to another one."""
     if directory.is_symlink():
         raise UserError(
             f"{directory} is a link to {os.readlink(directory)}, where nothing is written: remove "
@@ -72,7 +67,7 @@ def refuse_link(directory: Path) -> None:
 def reserve(directory: Path) -> None:
     """Take some bytes of the disk, for when it is full."""
     with contextlib.suppress(OSError), replacing(directory / _RESERVE) as new:
-        new.write_bytes(os.urandom(_RESERVED))  # zeros might take no space
+        new.write_bytes(os.urandom(1 << 18))  # zeros might take no space
 
 
 def release(directory: Path) -> None:
@@ -86,21 +81,9 @@ def is_full(error: OSError) -> bool:
 
 
 def to_json(content: Any, **options: Any) -> str:
-    """Return JSON in which numbers that are not finite, which JSON lacks, are null.
-
-    Args:
-        content: What ``json.dumps`` takes.
-        **options: Of ``json.dumps``.
-    """
+    """Return what ``json.dumps`` does, but null for numbers that are not finite: JSON has none."""
     try:
         return json.dumps(content, allow_nan=False, **options)
     except ValueError:
-        return json.dumps(_finite(content), allow_nan=False, **options)
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, Mapping):
-        return {_finite(name): _finite(value) for name, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(item) for item in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+        text = json.dumps(content, **options)
+        return json.dumps(json.loads(text, parse_constant=lambda name: None), **options)

@@ -20,9 +20,8 @@ COMPRESSIONS = (".gz", ".bz2", ".zst", ".zip")
 
 
 def suffix(path: str | Path) -> str:
-    """Return the suffix of a file in lower case, without that of a compression.
-
-    ``tickets.CSV.gz`` is a ``.csv``; a compressed file that is no text keeps both, ``.parquet.gz``.
+    """Return the suffix of a file in lower case, without that of a compression: ``.csv`` of
+    ``tickets.CSV.gz``. A compressed file that is no text keeps both, ``.parquet.gz``.
     """
     outer = Path(path).suffix.lower()
     if outer not in COMPRESSIONS:

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,6 @@ from finetune.errors import UserError
 from finetune.runtime import formats
 
 _SECONDS = 1.0
-_KINDS = {"dataset": "data set", "model": "model"}
 #: Of which one file each makes a cached model complete.
 _MODEL_FILES = (
     ("config.json",),
@@ -38,17 +37,14 @@ def names_repository(name: str | None) -> bool:
 
 
 def missing(options: Mapping[str, Any]) -> list[str]:
-    """Return what is on the Hub and not in the cache, for people.
-
-    Args:
-        options: Of which ``dataset``, ``model``, ``dataset_revision``, ``model_revision`` and
-            ``dataset_config`` count.
+    """Return what is on the Hub and not in the cache, for people, of the options ``dataset``,
+    ``model``, ``dataset_revision``, ``model_revision`` and ``dataset_config``.
     """
     names = []
-    for kind, noun in _KINDS.items():
-        name, revision = options.get(kind), options.get(f"{kind}_revision")
-        config = options.get(f"{kind}_config")
-        if name and names_repository(name) and not _is_cached(kind, name, revision, config):
+    for option, noun in (("dataset", "data set"), ("model", "model")):
+        name, revision = options.get(option), options.get(f"{option}_revision")
+        config = options.get(f"{option}_config")
+        if name and names_repository(name) and not _is_cached(option, name, revision, config):
             names.append(f"the {noun} '{name}'" + (f" at revision '{revision}'" * bool(revision)))
     return names
 
@@ -61,50 +57,40 @@ def go_offline() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def unreachable(
-    names: Sequence[str],
+def require(
+    options: Mapping[str, Any],
     *,
     embedded: bool = False,
     packaged: str = "",
     data: str = "--dataset FILE",
-) -> UserError | None:
-    """Refuse what is :func:`missing`, if the Hub does not answer within a second.
+) -> None:
+    """Require that the Hub answers within a second, if something is :func:`missing`.
 
-    Args:
-        names: Of :func:`missing`.
-        embedded: Whether ``--embedded`` is a way out.
-        packaged: The model that needs no Hub, if there is one of the kind.
-        data: The flag that names other data.
+    Raises:
+        UserError: With the alternatives: ``--embedded``, a ``packaged`` model, other ``data``.
     """
+    names = missing(options)
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
     if not names or (not is_offline and _answers(endpoint)):
-        return None
-    needs_model = any(name.startswith("the model") for name in names)
-    flags = [data] if any(name.startswith("the data set") for name in names) else []
-    flags += ["--model DIRECTORY"] * needs_model
-    options = ["--embedded: data and model from installed packages"] * embedded
-    if needs_model and packaged:
-        options.append(f"--model {packaged}: a small model, no download")
-    reason = "HF_HUB_OFFLINE is set" if is_offline else f"{endpoint} does not answer"
-    variable = "HF_HUB_OFFLINE=0" if is_offline else "HF_ENDPOINT=https://a.mirror"
-    lines = [
-        f"{' and '.join(names)} cannot be loaded: {reason}. Options:",
-        *options,
-        f"{' '.join(flags)}: your own files",
-        f"{variable} or HF_HOME=/a/filled/cache before the command",
+        return
+    flags = {"the data set": data, "the model": "--model DIRECTORY"}
+    flags = {noun: flag for noun, flag in flags.items() if noun in "".join(names)}
+    alternatives = ["--embedded: data and model from installed packages"] * embedded
+    if packaged and "the model" in flags:
+        alternatives.append(f"--model {packaged}: a small model, no download")
+    alternatives += [
+        f"{' '.join(flags.values())}: your own files",
+        "HF_ENDPOINT=https://a.mirror, HF_HUB_OFFLINE=0 or HF_HOME=/a/filled/cache before the "
+        "command",
     ]
-    return UserError("\n  ".join(lines))
+    reason = "HF_HUB_OFFLINE is set" if is_offline else f"{endpoint} does not answer"
+    message = f"{' and '.join(names)} cannot be loaded: {reason}. Options:"
+    raise UserError("\n  ".join([message, *alternatives]))
 
 
-def require(options: Mapping[str, Any], *, embedded: bool, packaged: str = "") -> None:
-    """Raise what :func:`unreachable` says of what is :func:`missing`."""
-    if refusal := unreachable(missing(options), embedded=embedded, packaged=packaged):
-        raise refusal
-
-
-def _is_cached(kind: str, name: str, revision: str | None, config: str | None) -> bool:
-    if kind == "model":
+def _is_cached(option: str, name: str, revision: str | None, config: str | None) -> bool:
+    if option == "model":
         repository = caches()["hub"] / f"models--{name.replace('/', '--')}"
         commit, reference = revision or "*", repository / "refs" / (revision or "*")
         if reference.is_file():  # the commit that a branch was when it was fetched

@@ -31,16 +31,11 @@ def read_source(path: Path, kind: str) -> tuple[bytes, str]:
 
 
 def import_source(name: str, path: Path, source: bytes, name_in_messages: str) -> ModuleType:
-    """Import the source of a file as the module ``name``; a compiled copy beside it is not run.
-
-    Args:
-        name: The module's name in ``sys.modules``.
-        path: The file.
-        source: What was read from it, so that what is hashed is what is run.
-        name_in_messages: What a message calls the file.
+    """Import the source of a file as the module ``name``: what was hashed is what is run, and no
+    compiled copy beside it.
 
     Raises:
-        UserError: If it cannot be imported.
+        UserError: If it cannot be imported; the message calls the file by ``name_in_messages``.
     """
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -50,20 +45,17 @@ def import_source(name: str, path: Path, source: bytes, name_in_messages: str) -
         exec(compile(source, path, "exec"), vars(module))
     except BaseException as error:
         del sys.modules[name]
-        if not isinstance(error, (Exception, SystemExit)):
-            raise
-        messages = [describe_error(error, path, name_in_messages)]
         if isinstance(error, UserError):
             messages = [f"{name_in_messages}: {mistake}" for mistake in error.mistakes]
-        raise UserError(*messages) from error
+            raise UserError(*messages) from error
+        if isinstance(error, (Exception, SystemExit)):
+            raise UserError(describe_error(error, path, name_in_messages)) from error
+        raise
     return module
 
 
 def describe_error(error: BaseException, path: Path, name_in_messages: str) -> str:
     """Return what went wrong in a file, with the line: ``mine.py, line 3: KeyError: 'a'``."""
-    if isinstance(error, SyntaxError) and error.filename:
-        place = name_in_messages if error.filename == str(path) else error.filename
-        return f"{place}, line {error.lineno}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     line = f", line {lines[-1]}" if lines else ""
@@ -77,13 +69,9 @@ def only_class(module: ModuleType, base: type[T], name_in_messages: str) -> type
     Raises:
         UserError: If it defines none, or several.
     """
-    classes = [
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, base)
-        and value.__module__ == module.__name__
-    ]
+    values = [value for value in vars(module).values() if isinstance(value, type)]
+    values = [value for value in values if value.__module__ == module.__name__]
+    classes = [value for value in values if issubclass(value, base)]
     if len(classes) != 1:
         names = ", ".join(cls.__name__ for cls in classes) or "none"
         raise UserError(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import platform
+import time
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 NAME = ".lock"
-#: Of this process, by the directory as it was when it was locked.
-_LOCKS: dict[Path, FileLock] = {}
+_EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB
+#: The files that this process has locked, by the directory as it was then.
+_DESCRIPTORS: dict[Path, int] = {}
 
 
 def acquire(directory: Path) -> None:
@@ -22,36 +23,36 @@ def acquire(directory: Path) -> None:
         OSError: If the file cannot be made or the file system has no locks.
     """
     path = directory.resolve()
-    if path in _LOCKS:
+    if path in _DESCRIPTORS:
         return
-    lock = FileLock(path / NAME, timeout=1, thread_local=False)  # another may look who has it
-    try:
-        if is_held(path):  # `acquire` would first empty the file, which names the holder
-            raise Timeout(str(path / NAME))
-        lock.acquire()
-    except Timeout as error:
-        raise BlockingIOError(f"{path / NAME} is held by another process") from error
-    except NotImplementedError as error:
-        raise OSError(str(error)) from error
-    _LOCKS[path] = lock
-    (path / NAME).write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+    descriptor = os.open(path / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, _EXCLUSIVE)
+        except BlockingIOError:
+            time.sleep(0.2)  # a process that only looks has it for a moment, see `is_held`
+            fcntl.flock(descriptor, _EXCLUSIVE)
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
+        stack.pop_all()
+    _DESCRIPTORS[path] = descriptor
 
 
 def release(directory: Path) -> None:
     """Release the lock of a directory, if this process has it."""
-    if lock := _LOCKS.pop(directory.resolve(), None):
-        lock.release()
+    if descriptor := _DESCRIPTORS.pop(directory.resolve(), None):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # for forked processes, too
+        os.close(descriptor)
 
 
 def is_mine(directory: Path) -> bool:
     """Return whether this process has the lock of a directory."""
-    return directory.resolve() in _LOCKS
+    return directory.resolve() in _DESCRIPTORS
 
 
 def is_held(directory: Path) -> bool:
     """Return whether a process, perhaps this one, has the lock of a directory of any user."""
-    if is_mine(directory):
-        return True
     try:
         descriptor = os.open(directory / NAME, os.O_RDONLY | os.O_NONBLOCK)  # even if it is a pipe
         try:

@@ -7,6 +7,7 @@ to save first. A second signal ends the process at once, and so does the end of 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -19,10 +20,9 @@ STATUS = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 #: Launchers pass on what a terminal sent to all: within so many seconds it is the same request.
 _SAME_REQUEST = 2.0
-_POLL_PARENT, _WITHOUT_PARENT = 1.0, 7.0  # seconds
+_SIGNAL_AT_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _request: tuple[str, float] | None = None  # the name of a signal, and when it came
 _deferral: tuple[float, Callable[[str], object]] | None = None  # the arguments of `deferred`
-_timer: threading.Timer | None = None  # of the grace period
 
 
 class Stopped(KeyboardInterrupt):
@@ -55,16 +55,6 @@ def handled() -> Iterator[None]:
         _request = None
 
 
-def heed() -> None:
-    """Stop now if a signal asked for it meanwhile.
-
-    Raises:
-        Stopped: If one did.
-    """
-    if _request is not None:
-        raise Stopped(_request[0])
-
-
 @contextlib.contextmanager
 def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator[None]:
     """Only note a signal inside the block, whose code looks at :func:`requested`.
@@ -79,30 +69,17 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
         yield
     finally:
         _deferral = None
-        if _timer is not None:
-            _timer.cancel()
 
 
 def leave_with_parent() -> None:
-    """End this process soon after its launcher, which may be killed without passing that on.
-
-    It is asked to stop as by SIGTERM, and has less time to save than from a scheduler.
-    """
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_POLL_PARENT)
-        os.write(2, b"error: the launcher is gone: this process stops\n")
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_WITHOUT_PARENT)
-        os._exit(STATUS)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """Get SIGTERM when the launcher ends, which may be killed without passing that on; on Linux."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_SIGNAL_AT_DEATH_OF_PARENT, signal.SIGTERM)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    global _request, _timer
+    global _request
     time_of_signal = time.monotonic()
     if _request is not None:
         if time_of_signal - _request[1] > _SAME_REQUEST:
@@ -111,16 +88,16 @@ def _handle(number: int, frame: FrameType | None) -> None:
         return
     name = signal.Signals(number).name
     _request = name, time_of_signal
-    if _deferral is None:
+    if (deferral := _deferral) is None:
         raise Stopped(name)
-    grace_seconds, give_up = _deferral
 
-    def end() -> None:
+    def end_after_grace() -> None:
+        time.sleep(deferral[0])
+        if _deferral is not deferral:
+            return
         try:
-            give_up(name)
+            deferral[1](name)
         finally:
             os._exit(STATUS)
 
-    _timer = threading.Timer(grace_seconds, end)
-    _timer.daemon = True
-    _timer.start()
+    threading.Thread(target=end_after_grace, daemon=True).start()

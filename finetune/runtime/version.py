@@ -1,5 +1,23 @@
-"""The version and the name of the distribution: written here, and read from here by all others."""
+"""The version and the name of the distribution, and what its extra ``check`` installs."""
+
+from importlib.util import find_spec
+
+from finetune.errors import UserError
 
 __version__ = "0.1.0"
 #: The name to install by; on the package index `finetune` is another project.
 DISTRIBUTION = "trainer-recipes"
+#: Packages of the extra ``check``, which the base does not install.
+NEAR, LANGUAGES = "datasketch", "py3langid"
+
+
+def require_packages(flag: str, *packages: str) -> None:
+    """Refuse a flag that needs packages which are not installed.
+
+    Raises:
+        UserError: With the command that installs them.
+    """
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise UserError(
+            f"{flag} needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[check]'"
+        )

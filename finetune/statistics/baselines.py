@@ -13,7 +13,7 @@ from datasets import DatasetDict, Value
 from scipy.special import logit
 
 from finetune.data import targets
-from finetune.statistics.probabilities import slices
+from finetune.statistics.scored import slices
 
 #: More rows take scikit-learn longer than the training of the model itself.
 MOST_ROWS = 100_000
@@ -23,9 +23,7 @@ MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
 #: Of more classes logistic regression would have to leave out rows, and would still take a minute:
 #: naive Bayes counts, with these terms times classes.
 MOST_OF_REGRESSION, MOST_COUNTS = 200, 20_000_000
-#: Outputs of classes, of which more are kept as float32.
-_MOST_DOUBLE = 50_000_000
-_BATCH = 1000  # texts
+_MOST_DOUBLE = 50_000_000  # outputs of classes; more are kept as float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +44,6 @@ def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]
     labels = np.asarray(source.splits["train"]["label"][:])
     shares = np.bincount(labels, minlength=classes) / len(labels)
     yield "majority class", np.broadcast_to(_logs(shares), (len(source.splits["test"]), classes))
-    name = "naive Bayes" if classes > MOST_OF_REGRESSION else "logistic regression"
 
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
         predict = classifier(train, labels[rows], classes)
@@ -56,6 +53,7 @@ def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]
             outputs[chosen] = _logs(predict(test[chosen]))
         return outputs
 
+    name = "naive Bayes" if classes > MOST_OF_REGRESSION else "logistic regression"
     yield from _bag_of_words(source, name, ["test"], bounds(classes), fit)
 
 
@@ -155,12 +153,8 @@ def _bag_of_words(
     rows = np.random.default_rng(source.seed).permutation(len(train))[:most_rows]
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most_terms)
     # a batch at a time: a column reads whole
-    texts = (
-        text
-        for column in (source.splits[name][source.column] for name in splits)
-        for start in range(0, len(column), _BATCH)
-        for text in column[start : start + _BATCH]
-    )
+    columns = (source.splits[name].select_columns([source.column]) for name in splits)
+    texts = (text for rows in columns for batch in rows.iter(1000) for text in batch[source.column])
     try:
         terms = vectorizer.fit_transform(train[source.column][rows.tolist()])
         outputs = fit(terms, vectorizer.transform(texts), rows)
@@ -180,8 +174,7 @@ def failed(name: str, error: Exception) -> str:
 
 def _logs(probabilities: np.ndarray) -> np.ndarray:
     """Return logarithms, rounded and finite."""
-    logs: np.ndarray = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
-    return logs.round(6)
+    return np.asarray(np.log(np.maximum(probabilities, np.finfo(np.float64).tiny)).round(6))
 
 
 def _logits(probabilities: np.ndarray) -> np.ndarray:

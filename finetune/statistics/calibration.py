@@ -9,11 +9,9 @@ import pandas as pd
 from scipy.optimize import minimize_scalar
 from scipy.stats import chi2
 
-from finetune.statistics.probabilities import Probabilities
-from finetune.statistics.scored import ScoredRows
+from finetune.statistics.scored import Probabilities, ScoredRows
 
-BINS, LOWEST, HIGHEST = 15, 0.05, 20.0
-_NEAR_AN_END, _DRAWS = 1.01, 2000
+_BINS, _LOWEST, _HIGHEST = 15, 0.05, 20.0
 
 
 def describe_calibration(rows: ScoredRows) -> dict[str, Any]:
@@ -25,10 +23,10 @@ def describe_calibration(rows: ScoredRows) -> dict[str, Any]:
     100 sets of as many rows.
     """
     confidence, right = rows.summary.confidence, rows.right
-    number = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = np.bincount(number, weights=right - confidence, minlength=BINS)
-    variances = np.bincount(number, weights=confidence * (1 - confidence), minlength=BINS)
-    normal = np.random.default_rng(0).normal(size=(_DRAWS, BINS))
+    number = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(number, right - confidence, _BINS)
+    variances = np.bincount(number, confidence * (1 - confidence), _BINS)
+    normal = np.random.default_rng(0).normal(size=(2000, _BINS))
     chance = np.abs(normal * np.sqrt(np.maximum(variances, 0))).sum(axis=1)
     table = pd.DataFrame({"confidence": confidence, "accuracy": right.astype(float), "rows": 1})
     bins = table.groupby(number).agg({"confidence": "mean", "accuracy": "mean", "rows": "sum"})
@@ -61,9 +59,9 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
         highest, total = Probabilities(logits, "softmax", temperature).normalizers
         return float((highest + np.log(total) - of_label / temperature).mean())
 
-    best = minimize_scalar(loss, bounds=(np.log(LOWEST), np.log(HIGHEST)), method="bounded")
+    best = minimize_scalar(loss, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded")
     temperature = float(np.exp(best.x))
-    if not LOWEST * _NEAR_AN_END < temperature < HIGHEST / _NEAR_AN_END:
+    if not _LOWEST * 1.01 < temperature < _HIGHEST / 1.01:
         return None
     gain = 2 * len(labels) * (loss(0.0) - float(best.fun))
     return temperature if gain > chi2.ppf(0.95, 1) else 1.0

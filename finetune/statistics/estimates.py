@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import binomtest, norm, t
@@ -40,25 +40,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of a metric, and a transformation after which its error is about symmetric."""
+    """The range of a metric; outside of two ends a transformation that makes its error symmetric,
+    and the way back.
+    """
 
     lowest: float
     highest: float
     forward: Function | None = None
-    back: Function | None = None
-
-
-#: A share of the rows, whose interval needs no jackknife.
-PROPORTION = Scale(0.0, 1.0)
-SHARE = Scale(0.0, 1.0)
-AGREEMENT = Scale(-1.0, 1.0)
-CORRELATION = Scale(-1.0, 1.0, np.arctanh, np.tanh)
-ERROR = Scale(0.0, math.inf, np.log, np.exp)
-EXPLAINED = Scale(-math.inf, 1.0, lambda value: np.log(1 - value), lambda log: 1 - np.exp(log))
-NUMBER = Scale(-math.inf, math.inf)
-
-
-# ---- replicates ----------------------------------------------------------------------------------
+    back: Function = np.positive
 
 
 def group_rows(rows: int) -> np.ndarray:
@@ -81,9 +70,9 @@ def leave_out(sums: np.ndarray) -> np.ndarray:
 
 def replicate_mean(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return the replicates of the mean of one value a row, shape ``(rows,)``."""
-    sums = leave_out(np.bincount(groups, weights=values))
     with np.errstate(invalid="ignore"):  # without the only row
-        return np.asarray(sums / leave_out(np.bincount(groups)))
+        means = leave_out(np.bincount(groups, values)) / leave_out(np.bincount(groups))
+    return np.asarray(means)
 
 
 def replicate(function: Function, groups: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
@@ -99,9 +88,6 @@ def replicate(function: Function, groups: np.ndarray, *arrays: np.ndarray) -> np
     return np.array(values)
 
 
-# ---- intervals -----------------------------------------------------------------------------------
-
-
 def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
     """Return the value with its interval.
 
@@ -115,27 +101,27 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
         scale: Of the metric.
         rows: The most that the effective sample size may be.
     """
-    value, error, quantile = float(replicates[0]), _error(replicates), _quantile(replicates, rows)
+    value, quantile = float(replicates[0]), _quantile(replicates, rows)
     if rows < 1 or not np.isfinite(replicates).all():
         return Estimate(value)
-    if scale.forward is None and math.isfinite(scale.lowest + scale.highest):
+    if scale.forward is None:
         width = scale.highest - scale.lowest
-        middle = (value - _bias(replicates) - scale.lowest) / width
-        share, variance = (value - scale.lowest) / width, (error / width) ** 2
-        size = min(rows, share * (1 - share) / variance) if variance > 0 else rows
-        low, high = wilson(np.clip(middle, 0, 1), size if size > 0 else rows, quantile)
+        share, error = (value - scale.lowest) / width, _error(replicates) / width
+        size = min(rows, share * (1 - share) / error**2) if error > 0 else rows
+        middle = np.clip(share - _bias(replicates) / width, 0, 1)
+        low, high = wilson(middle, size if size > 0 else rows, quantile)
         ends = np.array([low, high]) * width + scale.lowest
         return Estimate(value, min(value, float(ends[0])), max(value, float(ends[1])))
     if rows < FEWEST_ROWS:
         return Estimate(value)
     reach = np.array([-quantile, quantile])
-    if scale.forward is not None and scale.back is not None:
-        with np.errstate(all="ignore"):
-            scaled = scale.forward(replicates)
-        if np.isfinite(scaled).all():
-            ends = np.sort(scale.back(scaled[0] + _error(scaled) * reach))
-            return Estimate(value, float(ends[0]), float(ends[1]))
-    return _clipped(value, value + error * reach, scale)
+    with np.errstate(all="ignore"):
+        scaled = scale.forward(replicates)
+    if np.isfinite(scaled).all():
+        ends = np.sort(scale.back(scaled[0] + _error(scaled) * reach))
+    else:  # as of an error of 0
+        ends = np.clip(value + _error(replicates) * reach, scale.lowest, scale.highest)
+    return Estimate(value, float(ends[0]), float(ends[1]))
 
 
 def difference(
@@ -147,7 +133,7 @@ def difference(
         first: The replicates of the first model, shape ``(1 + groups,)``.
         second: Those of the second.
         scale: Of the metric.
-        rows: How many there are.
+        rows: Of the test set.
         different: The rows with different predictions, where these alone matter; of few, 0 is in
             the interval.
     """
@@ -163,16 +149,11 @@ def difference(
     if different is not None and different < FEWEST_DIFFERENT:
         ends = np.array([min(ends[0], 0.0), max(ends[1], 0.0)])
     width = scale.highest - scale.lowest
-    return _clipped(value, ends, Scale(-width, width))
-
-
-def _clipped(value: float, ends: np.ndarray, scale: Scale) -> Estimate:
-    low, high = np.clip(ends, min(value, scale.lowest), max(value, scale.highest))
+    low, high = np.clip(ends, min(value, -width), max(value, width))
     return Estimate(value, float(low), float(high))
 
 
 def _error(replicates: np.ndarray) -> float:
-    """Return the standard error."""
     count = len(replicates) - 1
     return float(np.sqrt((count - 1) * replicates[1:].var())) if count else 0.0
 
@@ -211,29 +192,21 @@ def shares(hits: Any, rows: Any) -> list[Estimate]:
 
 
 def share(hits: float, rows: float) -> Estimate:
-    """Return the estimate of one share of rows; see :func:`shares`."""
+    """Return one estimate of :func:`shares`."""
     return shares([hits], [rows])[0]
-
-
-# ---- two models on the same rows -----------------------------------------------------------------
 
 
 def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
     """Return how much more often the second of two models is right, with Newcombe's interval for
-    paired shares (Statistics in Medicine 17, 1998, method 10).
-
-    Args:
-        first: Whether the first model is right, of booleans, shape ``(rows,)``.
-        second: Whether the second is.
+    paired shares (Statistics in Medicine 17, 1998, method 10); booleans of the same rows.
     """
-    rows = len(first)
-    both_right, neither = int((first & second).sum()), int((~first & ~second).sum())
-    first_right, other = int(first.sum()), int(second.sum())
-    before, after = shares([first_right, other], [rows, rows])
-    together = both_right * neither - (first_right - both_right) * (other - both_right)
+    rows, both = len(first), int((first & second).sum())
+    right, other = int(first.sum()), int(second.sum())
+    before, after = shares([right, other], [rows, rows])
+    together = both * (rows - right - other + both) - (right - both) * (other - both)
     if together > 0:  # the correction for continuity of the correlation
         together = max(0, together - rows // 2)
-    margins = float(first_right) * (rows - first_right) * other * (rows - other)
+    margins = float(right) * (rows - right) * other * (rows - other)
     correlation = together / math.sqrt(margins) if margins else 0.0
 
     def reach(up: float, down: float) -> float:
@@ -247,8 +220,7 @@ def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
     )
 
 
-@dataclass(frozen=True)
-class McNemar:
+class McNemar(NamedTuple):
     """How many rows one of two models alone gets right, and how probable a split at least as uneven
     is if neither is better.
     """
@@ -259,9 +231,7 @@ class McNemar:
 
 
 def mcnemar(first: np.ndarray, second: np.ndarray) -> McNemar:
-    """Return the exact test of McNemar (Psychometrika 12, 1947) for a difference in how often two
-    models are right; arguments are those of :func:`newcombe`.
-    """
+    """Return the exact test of McNemar (Psychometrika 12, 1947); booleans of the same rows."""
     only_first, only_second = int((first & ~second).sum()), int((~first & second).sum())
     count = only_first + only_second
     p_value = float(binomtest(only_first, count).pvalue) if count else 1.0
@@ -273,8 +243,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     1979).
     """
     order = np.argsort(p_values, kind="stable")
-    corrected, highest = np.zeros(len(order)), 0.0
-    for place, number in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - place) * p_values[number]))
-        corrected[number] = highest
-    return corrected.tolist()
+    factors = np.arange(len(order), 0, -1)
+    highest = np.maximum.accumulate(np.minimum(np.array(p_values)[order] * factors, 1))
+    return list(highest[np.argsort(order)].tolist())

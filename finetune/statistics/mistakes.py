@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +12,8 @@ from finetune.data.prediction_columns import is_predicted
 from finetune.statistics.estimates import Estimate, share
 from finetune.statistics.scored import ScoredLabels, ScoredRows
 
-_FEWEST_IN_SLICE, _MOST_VALUES, _LENGTH_GROUPS = 20, 30, 4
-_TENTH, _FEWEST_TO_SUSPECT, _MOST_CONTRADICTED = 10, 100, 1 / 3
+_FEWEST_IN_SLICE, _MOST_VALUES = 20, 30
+_FEWEST_TO_SUSPECT, _MOST_CONTRADICTED = 100, 1 / 3
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
     wrong = ~rows.right
     if len(rows) < _FEWEST_TO_SUSPECT or wrong.mean() > _MOST_CONTRADICTED:
         return None
-    confident = len(rows) // _TENTH
+    confident = len(rows) // 10
     order = np.argsort(-rows.summary.confidence, kind="stable")[:confident]
     suspected = order[wrong[order]]
     return Suspicion(suspected, confident, share(len(suspected), confident))
@@ -73,36 +72,25 @@ def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[
             values.
         most: How many slices; those of fewer than 20 rows are left out.
     """
-    names = []  # of the slice of each row, by what it is sliced
-    if "tokens" in table:
-        names.append(_by_length(table["tokens"]))
+    names = [_by_length(table["tokens"])] if "tokens" in table else []  # the slice of each row
     for column in table.columns:
         if not is_predicted(column) and 1 < table[column].nunique() <= _MOST_VALUES:
             names.append(f"{column} = " + table[column].astype("string"))
-    names.append(
-        pd.Series(rows.labels).map(dict(enumerate(rows.names))).map("true class '{}'".format)
-    )
+    names.append(pd.Series([f"true class '{rows.names[label]}'" for label in rows.labels]))
     slices, overall = list[dict[str, Any]](), float(rows.right.mean())
     for slice_of_row in names:
         by_slice = pd.Series(rows.right).groupby(slice_of_row.to_numpy(), sort=False)
         for name, right in by_slice:
             if _FEWEST_IN_SLICE <= len(right) < len(rows):
                 accuracy = share(int(right.sum()), len(right))
-                slices.append(
-                    {
-                        "name": name,
-                        "rows": len(right),
-                        "accuracy": asdict(accuracy),
-                        "lower": accuracy.high < overall,
-                    }
-                )
+                facts = {"name": name, "rows": len(right), "accuracy": asdict(accuracy)}
+                slices.append({**facts, "lower": accuracy.high < overall})
     return sorted(slices, key=lambda part: float(part["accuracy"]["value"]))[:most]
 
 
 def _by_length(tokens: pd.Series[int]) -> pd.Series[str]:
     """Return the group of each row by its tokens: quarters of all rows."""
-    edges = np.unique(np.quantile(tokens, np.linspace(0, 1, _LENGTH_GROUPS + 1)).astype(int))
-    names = {}
-    for number, (low, high) in enumerate(itertools.pairwise(edges)):
-        names[number] = f"{low:,} to {high - (high < edges[-1]):,} tokens"
-    return pd.Series(np.searchsorted(edges[1:-1], tokens, side="right")).map(names)
+    edges = np.unique(np.quantile(tokens, np.linspace(0, 1, 5)).astype(int))
+    ends = [*(edges[1:-1] - 1), edges[-1]]
+    names = [f"{low:,} to {high:,} tokens" for low, high in zip(edges, ends, strict=False)]
+    return pd.Series(np.searchsorted(edges[1:-1], tokens, side="right")).map(dict(enumerate(names)))

@@ -1,40 +1,101 @@
-"""The predictions of a run as arrays, from which every statistic is computed."""
+"""The predictions of a run as arrays, from which every statistic is computed.
+
+Probabilities of many rows and classes are computed a block at a time: logits of 50,000 rows and
+2,000 classes are 400 MB as float32, and their softmax as float64 would be 800 MB.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array
-from scipy.special import logit
+from scipy.special import expit, logit, softmax
 
 from finetune.data.prediction_columns import MOST_PROBABLE
 from finetune.statistics.estimates import group_rows, leave_out
-from finetune.statistics.probabilities import Probabilities, area_replicates, slices
 
 Kind = Literal["classes", "labels", "numbers"]
-_LOWEST, _SMALLEST = np.finfo(np.float16).min, np.finfo(np.float16).smallest_subnormal
+#: The places in what :func:`area_replicates` returns.
+ROC, PRECISION = 0, 1
+#: Numbers of a block: 16 MB of them as float64.
+AT_ONCE = 2**21
+
+
+def slices(count: int, size: int) -> Iterator[slice]:
+    """Yield slices of ``count`` lines of ``size`` numbers, each of at most about a block."""
+    step = max(1, AT_ONCE // max(1, size))
+    for start in range(0, max(1, count), step):
+        yield slice(start, min(count, start + step))
+
+
+@dataclass(frozen=True, eq=False)
+class Probabilities:
+    """Probabilities of the classes of rows, computed from logits where they are needed."""
+
+    values: np.ndarray  # logits, also a mapped file, or the probabilities; (rows, classes)
+    function: Literal["softmax", "sigmoid"] | None = None  # None if the values are probabilities
+    temperature: float = 1.0  # logits are divided by it before the softmax
+
+    def rows(self, chosen: slice = slice(None)) -> np.ndarray:
+        """Return the probabilities of some rows, shape ``(rows, classes)``, float64."""
+        block = self._scaled(self.values[chosen])
+        return np.asarray(softmax(block, axis=1)) if self.function == "softmax" else block
+
+    def columns(self, chosen: slice = slice(None)) -> np.ndarray:
+        """Return the probabilities of some classes, shape ``(classes, rows)``, float64."""
+        block = self._scaled(self.values[:, chosen].T)
+        if self.function != "softmax":
+            return block
+        highest, total = self.normalizers
+        block -= highest
+        return np.asarray(np.exp(block, out=block) / total)
+
+    def column(self, number: int) -> np.ndarray:
+        """Return the probabilities of one class, shape ``(rows,)``."""
+        return np.asarray(self.columns(slice(number, number + 1))[0])
+
+    def row_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield blocks of rows: which they are, and their probabilities."""
+        for chosen in slices(*self.values.shape):
+            yield chosen, self.rows(chosen)
+
+    @functools.cached_property
+    def normalizers(self) -> tuple[np.ndarray, np.ndarray]:
+        """The highest scaled logit of each row, and the sum of the exponentials of all after that
+        is subtracted; both of shape ``(rows,)``.
+        """
+        highest, total = np.empty((2, len(self.values)))
+        for chosen in slices(*self.values.shape):
+            block = self._scaled(self.values[chosen])
+            highest[chosen] = block.max(axis=1)
+            block -= highest[chosen, None]
+            total[chosen] = np.exp(block, out=block).sum(axis=1)
+        return highest, total
+
+    def _scaled(self, values: np.ndarray) -> np.ndarray:
+        block = values.astype(np.float64, order="C")
+        if self.function == "sigmoid":
+            return np.asarray(expit(block, out=block))
+        if self.temperature != 1:
+            block /= self.temperature
+        return block
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
     """Rows with their labels and the outputs of a model for them.
 
-    Attributes:
-        labels: Shape ``(rows,)`` or ``(rows, labels)``.
-        kind: Of the labels.
+    Subclasses have ``outputs``, what metrics take as ``predictions``, shape ``(rows, outputs)``.
     """
 
-    labels: np.ndarray
+    labels: np.ndarray  # shape (rows,) or (rows, labels)
     kind: ClassVar[Kind]
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """What metrics take as ``predictions``, shape ``(rows, outputs)``."""
-        raise NotImplementedError
 
     @functools.cached_property
     def groups(self) -> np.ndarray:
@@ -57,28 +118,56 @@ class Summary(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Named(Scored):
+class NamedRows(Scored):
+    """Rows of classes or labels that have names."""
+
     names: list[str]  # of the classes or labels, in the order of their numbers
     probabilities: Probabilities  # of each, shape (rows, classes)
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """The logits; of a table the logarithms or the log-odds of the probabilities."""
+        values, limits = self.probabilities.values, np.finfo(np.float64)
+        if self.probabilities.function is not None:
+            return values
+        if self.kind == "classes":
+            return np.asarray(np.log(np.maximum(values, limits.tiny)))
+        return np.asarray(logit(np.clip(values, limits.tiny, 1 - limits.epsneg)))
+
+    @property
+    def tallies(self) -> tuple[np.ndarray, ...]:
+        """Sums by class over all rows, then without each group, each ``(1 + groups, classes)``:
+        rows of the class that are predicted to be of it, rows of the class, rows predicted to be.
+        """
+        raise NotImplementedError
+
+    @property
+    def supports(self) -> np.ndarray:
+        """The rows of each class, shape ``(classes,)``."""
+        return np.asarray(self.tallies[1][0].astype(np.int64))
 
     @functools.cached_property
     def areas(self) -> tuple[np.ndarray, np.ndarray]:
         """The replicates of each class against the rest: of the area under the ROC curve, and of
         the average precision; both ``(1 + groups, classes)``, NaN where a class has no row or all.
         """
-        return area_replicates(self.probabilities, self.labels, self.groups)
+        shape = (2 + int(self.groups.max(initial=-1)), len(self.names))
+        roc, precision = np.full(shape, np.nan), np.full(shape, np.nan)
+        for chosen in slices(len(self.names), len(self)):
+            columns = self.probabilities.columns(chosen)
+            for number, scores in enumerate(columns, start=chosen.start):
+                has = self.labels == number if self.labels.ndim == 1 else self.labels[:, number]
+                if 0 < np.count_nonzero(has) < len(self):
+                    areas = area_replicates(scores, has, self.groups)
+                    roc[:, number], precision[:, number] = areas
+        return roc, precision
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredRows(_Named):
+class ScoredRows(NamedRows):
     """Rows of one class each, the ``labels``, shape ``(rows,)``."""
 
     kind: ClassVar[Kind] = "classes"
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """The logits; of a table the logarithms of the probabilities."""
-        return self.probabilities.logits
 
     @functools.cached_property
     def summary(self) -> Summary:
@@ -100,10 +189,14 @@ class ScoredRows(_Named):
     @property
     def right(self) -> np.ndarray:
         """Whether that is the true class, shape ``(rows,)``."""
-        right: np.ndarray = self.classes == self.labels
-        return right
+        return np.asarray(self.classes == self.labels)
 
-    @functools.cached_property
+    @property
+    def off(self) -> np.ndarray:
+        """How many classes the prediction of each row is off, float64, shape ``(rows,)``."""
+        return np.asarray(np.abs(self.labels - self.classes), dtype=np.float64)
+
+    @property
     def confusion(self) -> np.ndarray:
         """Counts of true by predicted class, shape ``(classes, classes)``."""
         count = len(self.names)
@@ -112,44 +205,24 @@ class ScoredRows(_Named):
 
     @functools.cached_property
     def tallies(self) -> tuple[np.ndarray, ...]:
-        """Sums by class over all rows, then without each group, each ``(1 + groups, classes)``:
-        rows of the class that are right, rows of the class, rows predicted to be of it; then over
-        the rows of the class how far off the predictions are, and that squared.
-
-        Most metrics depend on a confusion matrix through these alone.
+        """Of all classes, then over the rows of each the square of how far off predictions are;
+        most metrics depend on a confusion matrix through these alone.
         """
-        classes, off = len(self.names), np.abs(self.labels - self.classes)
-        count = int(self.groups.max(initial=-1)) + 1
+        shape = int(self.groups.max(initial=-1)) + 1, len(self.names)
 
-        def sums(by: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
-            cells, shape = self.groups * classes + by, (count, classes)
-            weights = np.broadcast_to(weights, cells.shape)
-            return leave_out(np.bincount(cells, weights, count * classes).reshape(shape))
+        def sums(classes: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+            cells = np.bincount(self.groups * shape[1] + classes, weights, math.prod(shape))
+            return leave_out(cells.reshape(shape).astype(np.float64))
 
-        weights = self.right, 1.0, off, off.astype(np.float64) ** 2
-        right, true, *errors = (sums(self.labels, weight) for weight in weights)
-        return right, true, sums(self.classes), *errors
-
-    @property
-    def supports(self) -> np.ndarray:
-        """The rows of each class, shape ``(classes,)``."""
-        return np.bincount(self.labels, minlength=len(self.names))
+        right, true = sums(self.labels, self.right), sums(self.labels)
+        return right, true, sums(self.classes), sums(self.labels, self.off**2)
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredLabels(_Named):
+class ScoredLabels(NamedRows):
     """Rows of any number of labels, of booleans, shape ``(rows, labels)``."""
 
     kind: ClassVar[Kind] = "labels"
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """The logits; of a table the log-odds of the probabilities."""
-        values = self.probabilities.values
-        if self.probabilities.function is None:
-            limits = np.finfo(np.float64)
-            return np.asarray(logit(np.clip(values, limits.tiny, 1 - limits.epsneg)))
-        return values
 
     @functools.cached_property
     def decided(self) -> np.ndarray:
@@ -162,14 +235,11 @@ class ScoredLabels(_Named):
     @property
     def right(self) -> np.ndarray:
         """Whether each row is given exactly the labels it has, shape ``(rows,)``."""
-        right: np.ndarray = (self.decided == self.labels).all(axis=1)
-        return right
+        return np.asarray((self.decided == self.labels).all(axis=1))
 
     @functools.cached_property
     def tallies(self) -> tuple[np.ndarray, ...]:
-        """Sums by label over all rows, then without each group, each ``(1 + groups, labels)``: rows
-        that have the label and are given it, that have it, that are given it.
-        """
+        """Of all labels, see :attr:`NamedRows.tallies`."""
         rows, labels = self.labels.shape
         members = csr_array((np.ones(rows), (self.groups, np.arange(rows))))
         sums = np.empty((3, members.shape[0], labels))
@@ -179,17 +249,10 @@ class ScoredLabels(_Named):
                 sums[place, :, chosen] = members @ entries.astype(np.float64)
         return tuple(map(leave_out, sums))
 
-    @property
-    def supports(self) -> np.ndarray:
-        """The rows that have each label, shape ``(labels,)``."""
-        return np.asarray(self.labels.sum(axis=0))
-
 
 @dataclass(frozen=True, eq=False)
 class ScoredNumbers(Scored):
-    """Rows with the numbers that are their label and those predicted, ``(rows,)`` or ``(rows,
-    targets)``.
-    """
+    """Rows with numbers as label and predicted ``values``, ``(rows,)`` or ``(rows, targets)``."""
 
     values: np.ndarray
     kind: ClassVar[Kind] = "numbers"
@@ -233,14 +296,16 @@ def to_float16(outputs: np.ndarray) -> np.ndarray:
     Probabilities depend on differences of logits alone, and near 0 float16 is fine: no other class
     becomes the most probable one.
     """
-    stored = np.empty(outputs.shape, dtype=np.float16)
+    stored, limits = np.empty(outputs.shape, dtype=np.float16), np.finfo(np.float16)
     for chosen in slices(*outputs.shape):
         block = outputs[chosen].astype(np.float64)
         with np.errstate(invalid="ignore"):  # what is not finite stays so, and is refused later
             block -= block.max(axis=1, keepdims=True)
         is_inside = (block < 0) & np.isfinite(block)
         # what would round to 0 and is not: two classes would be the most probable ones
-        stored[chosen] = np.where(is_inside, np.clip(block, _LOWEST, -_SMALLEST), block)
+        stored[chosen] = np.where(
+            is_inside, np.clip(block, limits.min, -limits.smallest_subnormal), block
+        )
     return stored
 
 
@@ -256,3 +321,43 @@ def most_probable(rows: ScoredRows) -> tuple[np.ndarray, np.ndarray]:
         classes[chosen] = order
         probabilities[chosen] = np.take_along_axis(block, order, axis=1)
     return classes, probabilities
+
+
+def area_replicates(
+    scores: np.ndarray, has: np.ndarray, groups: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the replicates of the areas under the ROC and the precision-recall curve of one class.
+
+    The first is the probability that a row of the class has a higher score than another row, the
+    second the average precision, which of a random order is the share of the class. Only rows of
+    the class are sorted, since of many classes each has few; equal scores are one level.
+
+    Args:
+        scores: The probability of the class, ``(rows,)``.
+        has: Whether a row is of the class; some are, and not all.
+        groups: The group of each row.
+    """
+    levels, places = np.unique(scores[has], return_inverse=True)
+    width, count = len(levels) + 1, int(groups.max()) + 1
+
+    def reached(side: Literal["left", "right"]) -> np.ndarray:
+        """Count the rows of each group above each level, those at it included if right."""
+        level = np.searchsorted(levels, scores, side)
+        counts = np.bincount(groups * width + level, minlength=count * width).reshape(count, width)
+        return leave_out(np.cumsum(counts[:, :0:-1], axis=1)[:, ::-1])
+
+    at_least, beyond_level = reached("right"), reached("left")
+    cells = groups[has] * (width - 1) + places
+    at_level = np.bincount(cells, minlength=count * (width - 1)).reshape(count, width - 1)
+    positives = leave_out(at_level)
+    own_at_least = np.cumsum(positives[:, ::-1], axis=1)[:, ::-1]
+    total = own_at_least[:, 0]
+    rest = leave_out(np.bincount(groups, minlength=count)) - total
+    # rows of the rest at or above a level, and above it: ties count as halves
+    beaten = rest[:, None] - (at_least - own_at_least + beyond_level - own_at_least + positives) / 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        roc = (positives * beaten).sum(axis=1) / (total * rest)
+        precisions = np.where(at_least > 0, own_at_least / at_least, 0.0)
+        precision = (positives * precisions).sum(axis=1) / total
+    # a class that is lost with a group keeps its value
+    return np.where(total * rest > 0, roc, roc[0]), np.where(total > 0, precision, precision[0])

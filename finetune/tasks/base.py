@@ -12,15 +12,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
+from scipy.special import expit
 
 from finetune.data import labels as class_labels
-from finetune.data.prediction_columns import LABEL, PREDICTION, PROBABILITY, probability_of
+from finetune.data.prediction_columns import (
+    LABEL,
+    MOST_COLUMNS,
+    PREDICTION,
+    PROBABILITY,
+    probability_of,
+)
 from finetune.errors import UserError, suggestion
 from finetune.statistics import metrics
 from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import MODULE, Metrics, Scoring, module_of
 from finetune.statistics.scored import Kind, Scored
-from finetune.tasks import weights
+from finetune.tasks import losses
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,60 +46,33 @@ OF_LABEL_SETS: Scoring = {
     "f1_samples": {MODULE: "f1", "average": "samples"},
     "subset_accuracy": {MODULE: "accuracy"},
 }
-#: Labels that the start block names, and targets.
-_MOST_NAMED = 12
-
-
-@dataclass(frozen=True)
-class Affine:
-    """What is done to each output of a model: ``scale * output + shift``, shape ``(outputs,)``."""
-
-    scale: np.ndarray
-    shift: np.ndarray
-
-    def __call__(self, outputs: np.ndarray) -> np.ndarray:
-        """Return the outputs of rows, shape ``(rows, outputs)``, after it."""
-        return np.asarray(outputs * self.scale + self.shift, dtype=outputs.dtype)
+_MOST_NAMED = 12  # labels or targets in the start block
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[S]):
-    """What follows from the kind of the labels.
+    """What follows from the kind of the labels."""
 
-    Attributes:
-        name: Of the task, as ``run.json`` has it.
-        problem_type: What it is called in the configuration of a model.
-        label_kind: Of the statistics.
-        metric_config: The configuration of the local metrics, where that is not the usual one.
-        metrics: Those of a recipe that names none; one chooses the best model, the first unless
-            the recipe says so.
-        metric_modules: The folders in ``metrics/`` that are of labels of this kind.
-        losses: What ``--loss_function`` names: logits and targets to the loss of each row, shape
-            ``(rows,)``; the first is the usual one.
-        unweighted: What an evaluation has instead of one of :attr:`losses` that weighs rows.
-        sections: Of the report, in their order.
-        has_one_class: Whether a row has one class, which is predicted rightly or not: then labels
-            can be smoothed, and a temperature can improve the probabilities.
-        has_probabilities: Whether a prediction has a probability for each label; these bear bf16.
-        labels: The names of the classes, in the order of their numbers; of the numbers, where a row
-            has several; none in a regression of one.
-        loss_function: One of :attr:`losses`, or empty for the first.
-    """
-
-    name: ClassVar[str]
-    sections: ClassVar[Sequence[str]]
-    problem_type: ClassVar[ProblemType]
-    label_kind: ClassVar[Kind]
-    metric_config: ClassVar[str | None] = None
+    name: ClassVar[str]  # as ``run.json`` has it
+    sections: ClassVar[Sequence[str]]  # of the report, in their order
+    problem_type: ClassVar[ProblemType]  # in the configuration of a model
+    label_kind: ClassVar[Kind]  # of the statistics
+    metric_config: ClassVar[str | None] = None  # of the local metrics, where it is another one
+    #: Those of a recipe that names none; the first chooses the best model unless it says which.
     metrics: ClassVar[Scoring] = {}
-    metric_modules: ClassVar[Sequence[str]]
+    metric_modules: ClassVar[Sequence[str]]  # the folders in ``metrics/`` for labels of this kind
+    #: What ``--loss_function`` names: logits and targets to the loss of each row, ``(rows,)``; the
+    #: first is the default, and what an evaluation has instead of ``focal``.
     losses: ClassVar[Mapping[str, RowLoss]]
-    unweighted: ClassVar[Mapping[str, RowLoss]] = {}
+    #: Whether a row has one class, which is predicted rightly or not: then labels can be smoothed,
+    #: and a temperature can improve the probabilities.
     has_one_class: ClassVar[bool] = False
-    has_probabilities: ClassVar[bool] = False
+    has_probabilities: ClassVar[bool] = False  # for each label; these bear bf16
 
+    #: The names of the classes, in the order of their numbers; of the numbers, where a row has
+    #: several; none in a regression of one.
     labels: list[str] = field(default_factory=list)
-    loss_function: str = ""
+    loss_function: str = ""  # one of the losses, or empty for the first
 
     def __post_init__(self) -> None:
         if self.loss_function and self.loss_function not in self.losses:
@@ -118,20 +98,23 @@ class Task(ABC, Generic[S]):
         """What it knows of the training rows beside :attr:`labels`; its arguments, in JSON."""
         return {}
 
-    def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
-        """Return raw rows of other data with labels as the model has them.
-
-        Args:
-            rows: With ``label``.
-            split: The split of the source that the rows are in.
-            report: Gets the labels that the model does not know; they are raised.
-        """
-        return class_labels.match_labels(rows, self.labels, split, report)
-
     @property
     def width(self) -> int:
         """The outputs of the model for a row."""
         return max(1, len(self.labels))
+
+    @property
+    def row_loss(self) -> RowLoss:
+        """The chosen one of :attr:`losses`."""
+        return self.losses[self.loss_function or next(iter(self.losses))]
+
+    def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
+        """Return raw rows of a split of other data with labels as the model has them.
+
+        Raises:
+            UserError: If there are labels that the model does not know; ``report`` gets them.
+        """
+        return class_labels.match_labels(rows, self.labels, split, report)
 
     @abstractmethod
     def targets(self, labels: Any) -> np.ndarray:
@@ -141,33 +124,22 @@ class Task(ABC, Generic[S]):
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
-        return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
+        return self.row_loss(logits, labels)
 
     def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
-        """Return how much each label counts in training, shape ``(labels,)``; None if all alike.
-
-        Args:
-            text: ``--class_weights``.
-            targets: Of the training rows.
-
-        Raises:
-            UserError: what is wrong with ``text``.
-        """
-        if self.has_probabilities or text == weights.NONE:
-            return weights.class_weights(text, self.labels, targets)
-        raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
+        """Return :func:`~finetune.tasks.losses.class_weights` of the labels."""
+        if not self.has_probabilities and text != "none":
+            raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
+        return losses.class_weights(text, self.labels, targets)
 
     def global_loss(self, rows: RowLoss, weight_of_class: np.ndarray | None) -> GlobalLoss:
-        """Return the loss of a step; an evaluation weighs no rows.
-
-        Args:
-            rows: Logits and targets to the loss of each row.
-            weight_of_class: What :meth:`class_weights` returned.
+        """Return the loss of a step, of that of each row and the weights that
+        :meth:`class_weights` returned; an evaluation weighs no rows.
         """
         from finetune.training.loss import GlobalLoss
 
         return GlobalLoss(
-            self.unweighted.get(self.loss_function, rows),
+            next(iter(self.losses.values())) if self.loss_function == "focal" else rows,
             training_loss=rows,
             class_weights=() if weight_of_class is None else tuple(weight_of_class.tolist()),
         )
@@ -199,10 +171,9 @@ class Task(ABC, Generic[S]):
 
     # ---- from outputs to predictions -------------------------------------------------------------
 
-    def fit(self, outputs: np.ndarray, targets: np.ndarray) -> Affine | None:
-        """Return what is done to the outputs from now on, fitted on those of the validation rows.
-
-        It is folded into the last layer of the model before that is saved. None if nothing is.
+    def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
+        """Return what is added to the outputs from now on, shape ``(outputs,)``, fitted on those of
+        the validation rows and folded into the saved model; None if nothing is.
         """
         return None
 
@@ -210,11 +181,9 @@ class Task(ABC, Generic[S]):
         """Return the task of a model into which :meth:`fit` cannot be folded."""
         return self
 
-    def thresholds_of(self, after: Affine) -> dict[str, float] | None:
-        """Return the probabilities above which labels were given before ``after``, by name; None
-        where there are no such thresholds.
-        """
-        return None
+    def thresholds_of(self, shift: np.ndarray) -> dict[str, float]:
+        """Return the probabilities of which a shift of outputs makes one half, by label."""
+        return dict(zip(self.labels, expit(-shift).tolist(), strict=True))
 
     @abstractmethod
     def decide(self, outputs: np.ndarray) -> np.ndarray:
@@ -240,23 +209,18 @@ class Task(ABC, Generic[S]):
     def scored_in(self, table: pd.DataFrame) -> S:
         """Return the same of the table that :meth:`columns` was written to, which has all of it."""
 
-    def compress_outputs(self, outputs: np.ndarray) -> np.ndarray | None:
-        """Return the outputs as a file beside that table keeps them; None where it has all."""
-        return None
-
-    def needs_outputs(self, table: pd.DataFrame) -> bool:
-        """Return whether :meth:`scored` needs what :meth:`compress_outputs` returned."""
-        return False
+    @property
+    def has_outputs_file(self) -> bool:
+        """Whether a file beside that table keeps the outputs of all classes."""
+        return self.has_one_class and len(self.labels) > MOST_COLUMNS
 
     @abstractmethod
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
         """Return the columns of ``predictions.parquet`` from ``label`` on."""
 
     def predicted_names(self, *, all_labels: bool) -> list[str]:
-        """Return the names of the columns that ``predict`` adds.
-
-        Args:
-            all_labels: Whether to add the probability of every label.
+        """Return the names of the columns that ``predict`` adds, with or without the probability of
+        every label.
         """
         probabilities = map(probability_of, self.labels if all_labels else ())
         return [LABEL, *[PROBABILITY] * self.has_one_class, *probabilities]
@@ -270,7 +234,7 @@ class Task(ABC, Generic[S]):
 
         Args:
             row: The columns of :meth:`predicted_names`, of every label where there are.
-            most: How many labels it names at most beside those that are predicted.
+            most: How many other labels it names at most.
         """
         probabilities = {label: row[probability_of(label)] for label in self.labels}
         texts = {label: f"{label} {value:.4f}" for label, value in probabilities.items()}
@@ -288,28 +252,23 @@ class Task(ABC, Generic[S]):
     # ---- what predictions are worth --------------------------------------------------------------
 
     def refuse_metrics(self, scoring: Scoring) -> None:
-        """Refuse metrics of the toolkit that are not of labels of this kind.
-
-        Raises:
-            UserError: for each of them.
-        """
-        modules = {name: module_of(name, arguments)[0] for name, arguments in scoring.items()}
-        if mistakes := [
-            f"--metrics {name}: not a metric of a task of {self.name} (expected "
-            f"{', '.join(self.metric_modules)}); --task chooses another task"
-            for name, module in modules.items()
-            if module not in self.metric_modules and not module.endswith(".py")  # the user's own
-        ]:
+        """Raise a ``UserError`` of the metrics of the toolkit that are of other kinds of labels."""
+        mistakes, names = list[str](), ", ".join(self.metric_modules)
+        for name, arguments in scoring.items():
+            module, _ = module_of(name, arguments)
+            if module not in self.metric_modules and not module.endswith(".py"):  # the user's own
+                mistakes.append(f"--metrics {name}: a task of {self.name} has {names}")
+        if mistakes:
             raise UserError(*mistakes)
 
     def statistics(
-        self, rows: S, recipe_metrics: Metrics, temperature: float | None
+        self, rows: S, recipe_metrics: Metrics, temperature: float | None = None
     ) -> dict[str, Any]:
         """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``.
 
         Args:
             rows: Of the test set.
-            recipe_metrics: Those that are in the table of metrics.
+            recipe_metrics: See :func:`finetune.statistics.metrics.recipe_metrics`.
             temperature: That was fitted on validation rows; None without one.
         """
         scores = metrics.estimate(rows, metrics.with_standard(self.label_kind, recipe_metrics))
@@ -330,13 +289,10 @@ class Task(ABC, Generic[S]):
         if self.label_kind != other.label_kind:
             return f"different tasks: {self.name} and {other.name}"
         has_order = self.name == other.name == "ordinal"  # metrics count how far off a class is
-        first, second = (
-            task.labels if has_order else sorted(task.labels) for task in (self, other)
-        )
-        if first == second:
-            return ""
-        names = (", ".join(labels) or "a single one" for labels in (self.labels, other.labels))
-        return f"different labels{' or orders' * has_order}: {' and '.join(names)}"
+        labels = [task.labels if has_order else sorted(task.labels) for task in (self, other)]
+        texts = " and ".join(", ".join(task.labels) or "a single one" for task in (self, other))
+        kind = "labels or orders" if has_order else "labels"
+        return "" if labels[0] == labels[1] else f"different {kind}: {texts}"
 
     @abstractmethod
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:

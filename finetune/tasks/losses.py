@@ -1,18 +1,26 @@
-"""Losses of rows: logits and targets to the loss of each row, not reduced.
+"""Losses of rows: logits and targets to the loss of each row, not reduced; weights of classes.
 
-Those of classes compute in fp32 or better, also of bf16 logits, and are finite for logits of
+Losses of classes compute in fp32 or better, also of bf16 logits, and are finite for logits of
 thousands. torch is imported when they are called.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from finetune.data.comma_list import split_values
+from finetune.data.labels import list_names
+from finetune.errors import UserError, suggestion
 
 if TYPE_CHECKING:
     import torch
 
-#: The exponent of the focal loss; the value that Lin et al. recommend.
-_GAMMA = 2
+#: Between these, weights of classes and their sums are far from the ends of float32.
+_LEAST, _MOST = 1e-6, 1e6
 
 
 # ---- one class a row: logits (rows, classes), int64 targets (rows,) to losses (rows,) ------------
@@ -67,51 +75,34 @@ def squared_earth_movers_distance(logits: torch.Tensor, targets: torch.Tensor) -
 
 
 def binary_cross_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, positive_weights: torch.Tensor | None = None
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    positive_weights: torch.Tensor | None = None,
+    *,
+    is_focal: bool = False,
 ) -> torch.Tensor:
     """Return the mean over the labels of each row of the cross-entropy of its sigmoid, in nats.
 
     Args:
         logits: Shape ``(rows, labels)``.
-        targets: Whether a row has a label, 0 or 1, shape ``(rows, labels)``.
+        targets: 0 or 1, of the same shape.
         positive_weights: How much the rows that have a label count in its loss, shape
-            ``(labels,)``; those that do not have it count 1.
-
-    Returns:
-        Shape ``(rows,)``.
+            ``(labels,)``; others count 1.
+        is_focal: Whether each label counts as in :func:`focal`.
     """
-    return _mean_over_labels(logits, targets, positive_weights, is_focal=False)
+    from torch.nn.functional import binary_cross_entropy_with_logits
+
+    precise = _precise(logits)
+    has = targets.to(precise.dtype)
+    losses = binary_cross_entropy_with_logits(precise, has, reduction="none")
+    if is_focal:
+        losses = _focused(losses)
+    if positive_weights is not None:
+        losses = losses * (1 + has * (positive_weights.to(losses) - 1))
+    return losses.mean(dim=-1)
 
 
-def binary_focal(
-    logits: torch.Tensor, targets: torch.Tensor, positive_weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return :func:`focal` of each label by itself, with a sigmoid, as mean over the labels;
-    arguments are those of :func:`binary_cross_entropy`.
-    """
-    return _mean_over_labels(logits, targets, positive_weights, is_focal=True)
-
-
-# ---- numbers: standardized, (rows, targets) to the mean over the targets of each row, (rows,) ----
-
-
-def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the squared error: 1 for the mean of the training rows."""
-    return ((outputs - targets) ** 2).mean(dim=-1)
-
-
-def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the absolute error, in standard deviations."""
-    return (outputs - targets).abs().mean(dim=-1)
-
-
-def huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return Huber's loss (Annals of Mathematical Statistics 35, 1964): half the squared error up
-    to one standard deviation, beyond which it grows like the absolute error.
-    """
-    from torch.nn.functional import huber_loss
-
-    return huber_loss(outputs, targets, reduction="none", delta=1.0).mean(dim=-1)
+binary_focal = functools.partial(binary_cross_entropy, is_focal=True)
 
 
 def _precise(logits: torch.Tensor) -> torch.Tensor:
@@ -125,23 +116,68 @@ def _focused(losses: torch.Tensor) -> torch.Tensor:
     """Return cross-entropies, logarithms of ``1 / p``, times ``(1 - p) ** 2``."""
     import torch
 
-    return (-torch.expm1(-losses)) ** _GAMMA * losses
+    return (-torch.expm1(-losses)) ** 2 * losses
 
 
-def _mean_over_labels(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    positive_weights: torch.Tensor | None,
-    *,
-    is_focal: bool,
-) -> torch.Tensor:
-    from torch.nn.functional import binary_cross_entropy_with_logits
+# ---- weights of classes --------------------------------------------------------------------------
 
-    precise = _precise(logits)
-    has = targets.to(precise.dtype)
-    losses = binary_cross_entropy_with_logits(precise, has, reduction="none")
-    if is_focal:
-        losses = _focused(losses)
-    if positive_weights is not None:
-        losses = losses * (1 + has * (positive_weights.to(losses) - 1))
-    return losses.mean(dim=-1)
+
+def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.ndarray | None:
+    """Return how much each class, or each label, counts in the loss of training.
+
+    Of one class a row, balanced weights are those of scikit-learn's ``compute_class_weight``: the
+    rows divided by the rows of a class and the number of classes that occur. Weights are then
+    scaled to the mean 1 over the training rows, which changes no loss that is divided by their sum.
+
+    Of any number of labels, a weight is that of the rows that have the label, and those without
+    count 1. Balanced weights are the rows without a label divided by those with it, as in torch's
+    ``BCEWithLogitsLoss``; 1 for a label that no row has, or that every row has.
+
+    Args:
+        text: ``none``, ``balanced`` or ``NAME=WEIGHT,NAME=WEIGHT``; other classes have 1.
+        names: Of the classes or labels.
+        targets: The class of each training row, ``(rows,)``, or 0 and 1, ``(rows, labels)``.
+
+    Returns:
+        Shape ``(names,)``, float64; None if there are no weights.
+
+    Raises:
+        UserError: One line for each mistake in ``text``.
+    """
+    if text == "none":
+        return None
+    total, has_one_class = len(targets), targets.ndim == 1
+    if has_one_class:
+        rows = np.bincount(targets, minlength=len(names))
+    else:
+        rows = np.count_nonzero(targets, axis=0)
+    if text == "balanced" and has_one_class:
+        return np.where(rows, total / (np.count_nonzero(rows) * np.maximum(rows, 1)), 1.0)
+    if text == "balanced":
+        return np.where(rows * (total - rows), (total - rows) / np.maximum(rows, 1), 1.0)
+    weights, mistakes = dict[str, float](), list[str]()
+    for part in split_values(text) or [text]:
+        name, _, written = part.rpartition("=")
+        name = name if name in names else name.strip()
+        try:
+            weight = float(written)
+        except ValueError:
+            weight = 0.0
+        if name not in names:
+            hint = suggestion(name, names) if name else suggestion(written, ("balanced", "none"))
+            problem = f"no class '{name or written}'{hint}"
+        elif not rows[names.index(name)]:
+            problem = f"no training row is of the class '{name}'"
+        elif name in weights or not _LEAST <= weight <= _MOST:
+            problem = f"expected one weight from {_LEAST} to {_MOST:.0f} of '{name}'"
+        else:
+            weights[name] = weight
+            continue
+        mistakes.append(
+            f"--class_weights {part.strip()}: {problem} (expected balanced, none or "
+            f"NAME=WEIGHT,NAME=WEIGHT with {list_names(names)})"
+        )
+    if mistakes:
+        raise UserError(*mistakes)
+    values = np.array([weights.get(name, 1.0) for name in names])
+    return values * total / float(values @ rows) if has_one_class else values

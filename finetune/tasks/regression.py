@@ -15,7 +15,6 @@ from finetune.statistics import baselines, metrics
 from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import Metrics
 from finetune.statistics.scored import ScoredNumbers
-from finetune.tasks import losses
 from finetune.tasks.base import Task, Tell
 
 if TYPE_CHECKING:
@@ -26,15 +25,16 @@ if TYPE_CHECKING:
     from finetune.errors import Report
 
 
+def _huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    from torch.nn.functional import huber_loss
+
+    return huber_loss(outputs, targets, reduction="none", delta=1.0).mean(dim=-1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Regression(Task[ScoredNumbers]):
     """The outputs are the predicted numbers, in the units of the data; losses are in standard
     deviations of the training rows.
-
-    Attributes:
-        mean: Of each target, over the training rows; empty if not known.
-        deviation: Standard deviation of each target, likewise; then losses are in the units of the
-            data.
     """
 
     name = "regression"
@@ -43,31 +43,28 @@ class Regression(Task[ScoredNumbers]):
     label_kind = "numbers"
     metrics = {metric: {} for metric in ("r2", "mae", "rmse", "pearson", "spearman")}
     metric_modules = (*metrics, "mse")
-    losses = {"mse": losses.squared_error, "mae": losses.absolute_error, "huber": losses.huber}
+    #: The mean over the targets; Huber's (Annals of Mathematical Statistics 35, 1964) is half the
+    #: squared error up to one standard deviation, beyond which it grows like the absolute error.
+    losses = {
+        "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(dim=-1),
+        "mae": lambda outputs, targets: (outputs - targets).abs().mean(dim=-1),
+        "huber": _huber,
+    }
 
+    #: Of each target over the training rows; empty if not known: losses are in the data's units.
     mean: Sequence[float] = ()
     deviation: Sequence[float] = ()
 
     @classmethod
     def of(cls, rows: Dataset, names: Sequence[str], loss_function: str) -> Regression:
-        """Return the task of training rows.
-
-        Args:
-            rows: With numbers as ``label``.
-            names: Of the targets, where there are several.
-            loss_function: See :class:`Task`.
-        """
+        """Return the task of training rows; ``names`` are those of several numbers a row."""
         labels = np.asarray(label_values(rows), dtype=np.float64)
-        target_names = [*names] or [f"target {number + 1}" for number in range(labels.shape[-1])]
-        targets = labels.reshape(len(labels), -1)
-        deviation = targets.std(axis=0) if len(targets) else np.zeros(targets.shape[1])
-        has_deviation = bool(len(targets)) and bool((deviation > 0).all())
-        return cls(
-            labels=target_names if labels.ndim == 2 else [],
-            loss_function=loss_function,
-            mean=targets.mean(axis=0).tolist() if has_deviation else (),
-            deviation=deviation.tolist() if has_deviation else (),
-        )
+        targets, facts = labels.reshape(len(labels), -1), dict[str, Any]()
+        if (deviation := targets.std(axis=0)).all():
+            facts = {"mean": targets.mean(axis=0).tolist(), "deviation": deviation.tolist()}
+        names = [*names] or [f"target {number + 1}" for number in range(targets.shape[1])]
+        target_names = names if labels.ndim == 2 else []
+        return cls(labels=target_names, loss_function=loss_function, **facts)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -86,11 +83,9 @@ class Regression(Task[ScoredNumbers]):
         feature = rows.features[LABEL]
         count = feature.length if isinstance(feature, List) else 1
         if isinstance(feature, ClassLabel) or count != self.width:
+            names = ",".join(self.labels) or "a single one"
             actual = "classes" if isinstance(feature, ClassLabel) else f"numbers, {count} a row"
-            flag = f" (--label_columns {','.join(self.labels)})" if self.labels else ""
-            raise UserError(
-                f"the data has {actual}, and the model predicts numbers, {self.width} a row{flag}"
-            )
+            raise UserError(f"the data has {actual}, and the model predicts numbers: {names}")
         return rows
 
     def targets(self, labels: Any) -> np.ndarray:
@@ -114,7 +109,7 @@ class Regression(Task[ScoredNumbers]):
         if not self.deviation or not isinstance(model, PreTrainedModel):
             return model
         layer = head.last_linear(model, self.width)
-        if not pretrained.is_fresh(model, layer):
+        if not getattr(model, pretrained.FRESH_HEAD, True):
             note(f"the last layer of {model.name_or_path} is trained further: it has one already")
             return model
         shift = np.array(self.mean) if head.has_bias(layer) else np.zeros(self.width)
@@ -145,8 +140,6 @@ class Regression(Task[ScoredNumbers]):
             f"{name} mean {column.mean():.4g}, standard deviation {column.std():.4g}".lstrip()
             for name, column in zip(self.labels or [""], columns, strict=True)
         ]
-
-    # ---- from outputs to predictions -------------------------------------------------------------
 
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         return outputs.reshape(len(outputs), -1) if self.labels else outputs.reshape(len(outputs))
@@ -196,15 +189,14 @@ class Regression(Task[ScoredNumbers]):
         )
         return label, prediction, False
 
-    # ---- what predictions are worth --------------------------------------------------------------
-
     def describe(
         self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
         targets = {}
+        in_table = {name: metric for name, metric in recipe_metrics.items() if metric.name}
         for number, name in enumerate(self.labels):
             of_target = ScoredNumbers(rows.targets[:, number], rows.outputs[:, number])
-            targets[name] = metrics.estimate(of_target, recipe_metrics)
+            targets[name] = metrics.estimate(of_target, in_table)
         return {"targets": targets or None}
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:

@@ -24,7 +24,7 @@ from transformers.integrations.integration_utils import (
 from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
 
 from finetune.errors import UserError, suggestion
-from finetune.runtime import distributed, precision, threads
+from finetune.runtime import distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.training.options import (
     BATCH_SIZES,
@@ -103,7 +103,7 @@ class FinetuneArguments(TrainingArguments):
         if self.disable_tqdm is None:  # the library would go by how quiet its log is
             watched = sys.stderr.isatty() or is_in_notebook()
             self.disable_tqdm = distributed.ranks().rank != 0 or not watched
-        threads.use(self.num_threads)
+        hardware.use_threads(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,7 +197,6 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     """Say where training arguments contradict each other or the machine."""
     ranks, gpus = distributed.ranks(), torch.accelerator.device_count()
     save, sampling = values.save_strategy, values.train_sampling_strategy
-    # what the library will decide once it looks at its own arguments
     compiles = values.torch_compile or values.torch_compile_backend or values.torch_compile_mode
     for name, reason in _REFUSED.items():
         if getattr(values, name):
@@ -211,22 +210,17 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         yield f"--num_train_epochs {values.num_train_epochs}: expected more than 0"
     if values.max_steps < 1 and values.max_steps != -1:
         yield f"--max_steps {values.max_steps}: expected 1 or more, or -1 for whole epochs"
-    if values.grace_seconds > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
-        seconds = f"{values.grace_seconds:g}"
-        yield f"--grace_seconds {seconds}: torchrun kills after 30 seconds; expected 25 or less"
+    if (seconds := values.grace_seconds) > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
+        yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
     if ranks.world_size > 1 and not values.use_cpu and ranks.local_world_size > gpus:
         count = f"{ranks.local_world_size} processes on a machine with {gpus} GPUs"
         yield f"{count}: each needs its own; use --nproc_per_node={gpus} or --use_cpu"
     if shards(values) and (values.use_cpu or values.save_on_each_node):
-        yield (
-            "--fsdp (or FSDP in the accelerate config) needs accelerators, and an --output_dir "
-            "that the machines share: leave out --use_cpu and --save_on_each_node"
-        )
+        flags = "accelerators and a shared --output_dir: no --use_cpu, no --save_on_each_node"
+        yield f"--fsdp (or FSDP in the accelerate config) needs {flags}"
     if (values.fp16 or values.precision == "fp16") and values.use_cpu:
         yield "--fp16 or --precision fp16: not supported on a CPU; expected bf16 or fp32"
-    if (values.bf16 and values.precision in ("fp32", "fp16")) or (
-        values.fp16 and values.precision in ("fp32", "bf16")
-    ):
+    if values.precision != "auto" and (values.bf16 or values.fp16):
         yield f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive"
     if sampling == "batch_rebalance":  # steps would depend on the number of processes
         yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
@@ -235,24 +229,18 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     if values.save_every > 1 and save != "epoch":
         yield "--save_every counts epochs: it needs --save_strategy epoch"
     if values.max_tokens_per_batch and (sampling != "group_by_length" or compiles):
-        yield (
-            "--max_tokens_per_batch, whose steps differ in shape, needs --train_sampling_strategy "
-            "group_by_length and no --torch_compile"
-        )
-    if values.class_sampling == "balanced" and (
-        values.max_tokens_per_batch or sampling == "sequential"
-    ):
-        yield (
-            "--class_sampling balanced draws rows: it needs --global_batch_size, and "
-            "--train_sampling_strategy random or group_by_length"
-        )
-    if values.early_stopping_patience is not None and not (
-        values.load_best_model_at_end and "no" not in (values.eval_strategy, save)
-    ):
-        yield (
-            "--early_stopping_patience counts evaluations and keeps the best model: it needs "
+        flags = "--train_sampling_strategy group_by_length and no --torch_compile"
+        yield f"--max_tokens_per_batch, whose steps differ in shape, needs {flags}"
+    is_balanced = values.class_sampling == "balanced"
+    if is_balanced and (values.max_tokens_per_batch or sampling == "sequential"):
+        flags = "--global_batch_size, and --train_sampling_strategy random or group_by_length"
+        yield f"--class_sampling balanced draws rows: it needs {flags}"
+    keeps_best = values.load_best_model_at_end and "no" not in (values.eval_strategy, save)
+    if values.early_stopping_patience is not None and not keeps_best:
+        flags = (
             "--eval_strategy and --save_strategy epoch (or steps), --load_best_model_at_end true"
         )
+        yield f"--early_stopping_patience needs {flags}"
     optimizer = str(getattr(values.optim, "value", values.optim))
     package = next((_OPTIMIZERS[part] for part in _OPTIMIZERS if part in optimizer), None)
     if package and find_spec(package.replace("-", "_")) is None:
@@ -270,7 +258,7 @@ def _resolve(values: ArgumentValues) -> None:
     is_cuda, name = device_type == "cuda", values.precision
     if not (values.bf16 or values.fp16):
         if name == "auto":
-            name = precision.automatic(device_type)
+            name = hardware.automatic_precision(device_type)
             if values.tf32 is None and is_cuda and is_torch_tf32_available():
                 values.tf32 = True
         values.bf16, values.fp16 = name == "bf16", name == "fp16"
@@ -292,11 +280,9 @@ def _resolve_batch(values: ArgumentValues) -> None:
         return
     devices = distributed.devices_in_training(values.use_cpu)
     shares = devices * values.gradient_accumulation_steps
-    if values.per_device_train_batch_size is not None:
-        values.global_batch_size = values.per_device_train_batch_size * shares
-        return
     if values.global_batch_size is None:
-        values.global_batch_size = 8 * shares  # the library's 8 rows a device
+        rows = values.per_device_train_batch_size or 8  # the library's
+        values.global_batch_size = rows * shares
     values.per_device_train_batch_size, rest = divmod(values.global_batch_size, shares)
     if rest or not values.per_device_train_batch_size:
         smaller = values.global_batch_size // shares * shares

@@ -26,10 +26,8 @@ class StopRequests(TrainerCallback):
     """Stop all processes at the same step, or batch of an evaluation, after one got a signal.
 
     The processes exchange one number a step. It is sent before the optimizer steps and read after,
-    so that nothing waits for it.
-
-    Args:
-        begin: Called when the training begins, after the other callbacks.
+    so that nothing waits for it. ``begin`` is called when the training begins, after the other
+    callbacks.
 
     Attributes:
         pending_evaluation: Whether the step that is saved still has to be evaluated.
@@ -37,11 +35,11 @@ class StopRequests(TrainerCallback):
         is_epoch_ended: Whether the epoch of the last step has ended; what is due then was done.
     """
 
+    pending_evaluation = pending_save = is_epoch_ended = False
+    _exchange: Any = None
+
     def __init__(self, begin: Callable[[], object]) -> None:
-        self.pending_evaluation = self.pending_save = self.is_epoch_ended = False
-        self._begin = begin
-        self._flag = torch.zeros(1, dtype=torch.int32)
-        self._exchange: Any = None
+        self._begin, self._flag = begin, torch.zeros(1, dtype=torch.int32)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take intervals of logging, evaluating and saving from the arguments of this start."""
@@ -59,7 +57,7 @@ class StopRequests(TrainerCallback):
 
     def _send(self) -> None:
         self._flag.fill_(signals.requested() is not None)
-        if dist.is_available() and dist.is_initialized():
+        if distributed.ranks().world_size > 1 and dist.is_initialized():
             self._exchange = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -95,32 +93,28 @@ class ModelSelection(TrainerCallback):
     The best is saved too because ``load_best_model_at_end`` can only load what was saved.
     Evaluations are counted in the history, so that the count survives an interruption.
 
-    Args:
-        interval: Epochs from one checkpoint to the next, with ``--save_strategy epoch``.
-        patience: Evaluations in a row without a better ``metric_for_best_model`` that stop the
-            training; None to go on.
-
     Attributes:
         stop_reason: Why the training stopped before its end, a sentence; empty if it did not.
     """
 
-    def __init__(self, interval: int, patience: int | None) -> None:
-        self.interval, self.patience, self.stop_reason = interval, patience, ""
+    stop_reason = ""
+
+    def __init__(self, save_every: int, patience: int | None) -> None:
+        self.save_every, self.patience = save_every, patience
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look for the best checkpoint of a resumed run in its directory, which may have moved."""
         if state.best_global_step:
             here = str(Path(args.output_dir or "", f"checkpoint-{state.best_global_step}"))
             paths = (here, state.best_model_checkpoint or here)
-            complete = [path for path in paths if Path(path, Checkpoint.NAME).exists()]
-            state.best_model_checkpoint = complete[0] if complete else None
-        self.stop_reason = ""
+            complete = (path for path in paths if Path(path, Checkpoint.NAME).exists())
+            state.best_model_checkpoint = next(complete, None)
         self._count_since_best(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save if this is an n-th epoch; the library saves the last one."""
         if args.save_strategy == SaveStrategy.EPOCH and state.global_step < state.max_steps:
-            control.should_save = round(state.epoch or 0) % self.interval == 0
+            control.should_save = round(state.epoch or 0) % self.save_every == 0
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save an epoch that is the best so far, and stop if none has been for too long."""
@@ -139,22 +133,22 @@ class ModelSelection(TrainerCallback):
         count = len(evaluations) - 1 - evaluations.index(best)
         if self.patience is not None and count >= self.patience:
             control.should_training_stop = True
-            if state.global_step < state.max_steps:
+            step, steps = state.global_step, state.max_steps
+            if step < steps:
                 self.stop_reason = (
-                    f"stopped early at step {state.global_step:,} of {state.max_steps:,}: "
-                    f"validation {metric} has not improved on {best[name]:.4f} (step "
-                    f"{best['step']:,}) for {counted(count, 'evaluation')}"
+                    f"stopped early at step {step:,} of {steps:,}: validation {metric} has not "
+                    f"improved on {best[name]:.4f} (step {best['step']:,}) for "
+                    f"{counted(count, 'evaluation')}"
                 )
         return count
 
 
 class Throughput(TrainerCallback):
-    """Adds samples/s to each logged loss, and reports steps and batches as an activity.
-
-    ``rows_per_second`` is that of all processes; evaluations and saving do not count.
+    """Adds samples/s of all processes to each logged loss, and reports steps and batches as an
+    activity. Evaluations and saving do not count.
 
     Attributes:
-        sampler: That of the training, which knows the rows of each step.
+        sampler: That of the training.
         lengths: Tokens of each row, shape ``(rows,)``; None where rows have no length.
         take: Called with the state and each entry of the history, on rank 0.
     """

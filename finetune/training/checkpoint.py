@@ -17,7 +17,6 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -35,9 +34,8 @@ from finetune.training.manifest import MANIFEST, File
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
 #: Files that the libraries may load from a checkpoint; an editor or a system adds others.
 _LOADED = re.compile(r"(.*/)?(\.metadata|[^./][^/]*\.(pt|pth|bin|safetensors|json|distcp))")
-_NAME = re.compile(r"checkpoint-([0-9]+)", re.ASCII)
-_METADATA = ".metadata"  # of torch.distributed.checkpoint, a pickle
 _MODULE = "torch.distributed.checkpoint.metadata"
+#: What the pickle `.metadata` is made of.
 _IN_METADATA = {
     *(f"{_MODULE}.{name}" for name in ("Metadata", "MetadataIndex", "_MEM_FORMAT_ENCODING")),
     *(f"{_MODULE}.{name}" for name in ("TensorStorageMetadata", "BytesStorageMetadata")),
@@ -63,30 +61,24 @@ class Checkpoint(File):
 
     NAME = "checkpoint.json"
 
-    step: int
-    world_size: int
-    files: dict[str, dict[str, Any]]
-    configuration: dict[str, Any]
+    step: int  # optimizer steps that are done
+    world_size: int  # processes of the training that saved it
+    files: dict[str, dict[str, Any]]  # by path: {"bytes": ..., "xxh3_128": ...}
+    configuration: dict[str, Any]  # what a resumed training shares, see `pipeline.changes`
+    #: What the step still had to do when it was saved, and the loss since the last log.
     pending: dict[str, Any] = field(default_factory=dict)
     schema: int = 1
 
 
-def complete(
-    path: Path, world_size: int, configuration: Mapping[str, Any], pending: Mapping[str, Any]
-) -> None:
-    """Flush a checkpoint that all processes have written to the disk, and describe it by a
-    :class:`Checkpoint`.
+def complete(path: Path, **facts: Any) -> None:
+    """Flush a checkpoint that all processes have written to the disk, and describe it; ``facts``
+    are the other fields of :class:`Checkpoint`.
     """
     names = sorted(_files(path))
     for name in names:
         _flush(path / name)
-    Checkpoint(
-        step=number(path),
-        world_size=world_size,
-        files={name: _describe(path / name) for name in names},
-        configuration=dict(configuration),
-        pending=dict(pending),
-    ).write(path)
+    files = {name: _describe(path / name) for name in names}
+    Checkpoint(step=number(path), files=files, **facts).write(path)
     for new in (path / Checkpoint.NAME, path, path.parent):
         _flush(new)
 
@@ -103,7 +95,7 @@ def list_checkpoints(directory: Path, *, complete: bool = False) -> list[Path]:
 
 def number(path: Path) -> int:
     """Return the steps in the name of a checkpoint; 0 if it is no such name."""
-    match = _NAME.fullmatch(path.name)
+    match = re.fullmatch(r"checkpoint-([0-9]+)", path.name)
     return int(match[1]) if match else 0
 
 
@@ -181,33 +173,23 @@ def rotate(directory: Path, limit: int | None, best: Path | None) -> None:
 
 
 def occupy(directory: Path) -> None:
-    """Take a directory, made if it is not there, for this process until it ends.
-
-    Raises:
-        UserError: if a run is in progress there, on this machine or another.
+    """Take a directory, made if it is not there, for this process until it ends; raise a
+    ``UserError`` if a run is in progress there, on this machine or another.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock.acquire(directory)
     except BlockingIOError as error:
-        raise UserError(_in_progress(directory)) from error
+        raise UserError(
+            f"--output_dir {directory}: a run is in progress there ({lock.holder(directory)}); "
+            "wait for it or stop it, or use another directory"
+        ) from error
     except OSError as error:
         raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
 
 
-def _in_progress(directory: Path) -> str:
-    return (
-        f"--output_dir {directory}: a run is in progress there ({lock.holder(directory)}); wait "
-        "for it or stop it, or use another directory"
-    )
-
-
 def clear_way(directory: Path) -> str | None:
-    """Make room for a new run: move an earlier one aside, and say so; nothing is ever deleted.
-
-    Raises:
-        UserError: if the directory holds something other than a run, or one that is in progress.
-    """
+    """Make room for a new run: move an earlier one aside, and say so; nothing is ever deleted."""
     if directory.name in ("", ".."):  # `.` has no name to put a number behind
         directory = directory.resolve()
     refuse_foreign(directory)
@@ -222,17 +204,14 @@ def clear_way(directory: Path) -> str | None:
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds something other than a run, or a run still in progress.
-
-    Two processes that write into one directory would mix two runs.
-    """
+    """Refuse a directory that holds something other than a run, or a run still in progress."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"--output_dir {directory}: {existing} is a file or cannot be written to")
     if not directory.exists() or not _content(directory):
         return
-    if lock.is_held(directory) and not lock.is_mine(directory):
-        raise UserError(_in_progress(directory))
+    if lock.is_held(directory):
+        occupy(directory)  # which refuses it unless it is ours
     # checkpoints alone are what a trainer leaves that no command started
     if not (directory / MANIFEST).exists() and not any(directory.glob("checkpoint-*")):
         raise UserError(f"--output_dir {directory} holds files but no run: use another directory")
@@ -255,7 +234,7 @@ def refuse_code(checkpoint: str | Path) -> None:
     for path in sorted(Path(checkpoint).rglob("*")):
         names: list[str] = []
         try:
-            if path.name == _METADATA:
+            if path.name == ".metadata":
                 names = _find_globals_of_shards(path)
             elif path.suffix in (".pt", ".pth", ".bin") and path.name != "training_args.bin":
                 names = _find_globals(path)  # the arguments are never loaded

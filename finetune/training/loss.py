@@ -84,11 +84,8 @@ class GlobalLoss:
     ) -> Any:
         """Return the share of this micro-batch in the loss of the global step, a scalar.
 
-        Args:
-            outputs: Of the model, with ``logits``.
-            labels: The targets.
-            num_items_in_batch: The rows of the global step, times the targets of a row, as the
-                library counts them; this batch is the step if it is None.
+        ``num_items_in_batch`` is the rows of the global step, times the targets of a row, as the
+        library counts them; this batch is the step if it is None.
         """
         total = self.training_losses(outputs["logits"], labels).sum()
         if num_items_in_batch is None:

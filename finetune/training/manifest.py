@@ -61,15 +61,13 @@ class File(Record):
         path = directory / cls.NAME
         try:
             content = json.loads(path.read_text(encoding="utf-8"), object_hook=_interval)
-            if content.get("schema", 0) <= SCHEMA:
-                return cls.from_json(content)
+            if (schema := content.get("schema", 0)) > SCHEMA:
+                hint = f"expected at most {SCHEMA}; install the release that wrote it"
+                raise UserError(f"{path} has schema {schema}: {hint}")
+            return cls.from_json(content)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             message = f"{path} is damaged, or not written by this toolkit: {error}"
             raise UserError(message) from error
-        raise UserError(
-            f"{path} has schema {content['schema']}, and this release reads schemas up to "
-            f"{SCHEMA}: install the release that wrote it"
-        )
 
     def write(self, directory: Path) -> None:
         """Write the file, whole or not at all."""

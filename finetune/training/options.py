@@ -1,7 +1,4 @@
-"""Names and types of options, of recipes and of training alike.
-
-Importing this imports no torch: recipes check their options, and importing one must cost nothing.
-"""
+"""Names and types of options, of recipes and of training alike; importing this imports no torch."""
 
 from __future__ import annotations
 
@@ -39,7 +36,6 @@ RENAMED = {
     "split_batches": "--accelerator_config '{\"split_batches\": true}'",
     "torchdynamo": "--torch_compile_backend",
     "tpu_metrics_debug": "--debug tpu_metrics_debug",
-    "use_mps_device": "nothing: MPS is used where there is one",
     "warmup_ratio": "--warmup_steps with a share of the steps, like --warmup_steps 0.1",
 }
 #: What is an instance of a type that an option has, and what a message calls it.
@@ -61,11 +57,8 @@ def merge_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[st
 
 
 def describe_unknown(option: str, names: Iterable[str]) -> str:
-    """Return a message about an option that does not exist, with what was probably meant.
-
-    Args:
-        option: As it is written: ``--lr``, or ``'lr'`` in a file or in Python.
-        names: The options that exist, written alike but for quotation marks.
+    """Return a message about an option that does not exist, with what was probably meant; it is
+    written as ``--lr``, or as ``'lr'`` in a file or in Python, and the ``names`` as ``--lr``.
     """
     name = option.strip("'")
     if instead := RENAMED.get(name.lstrip("-").replace("-", "_")):
@@ -79,9 +72,8 @@ def typed_as(kind: type) -> str:
 
 
 def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
-    """Return what is wrong with a value that is not of a type; empty if nothing is.
-
-    NumPy's numbers and paths are right, too; other types than those of options are not checked.
+    """Return what is wrong with a value that is not of a type; empty if nothing is, or if the type
+    is not one of those that options have.
     """
     kinds = get_args(hint) or (hint,)
     if get_origin(hint) is Literal:

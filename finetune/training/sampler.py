@@ -2,11 +2,9 @@
 
 Each epoch is one order of the rows, from its number and the seed alone, cut into global batches,
 these into micro-batches, and these into the shares of the processes. So every step sees the same
-rows on one process, on two, and with accumulation, each at most once an epoch. Shares have as many
-rows each, and nearly as many tokens: all processes wait for the one that has most.
-
-Of a number of rows, an incomplete last batch is left out, another handful of rows each epoch. Of a
-number of tokens all rows take part, and shares may differ by a row, which the loss allows.
+rows on one process, on two, and with accumulation, each at most once an epoch. An incomplete last
+batch is left out, another handful of rows each epoch. Of a number of tokens all rows take part, and
+shares may differ by a row, which the loss allows.
 
 The random order is that of torch's ``DistributedSampler`` and accelerate's
 ``SeedableRandomSampler``, so that a hand-written loop of the same seed sees the same steps.
@@ -15,16 +13,16 @@ The random order is that of torch's ``DistributedSampler`` and accelerate's
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 from transformers import EvalPrediction
 
-from finetune.data import batches, windows
+from finetune.data import batches, encoding
 from finetune.errors import UserError
 from finetune.runtime import distributed
 from finetune.training.arguments import ArgumentValues, FinetuneArguments
@@ -36,13 +34,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
     """The micro-batches of one process, as a ``batch_sampler`` of ``DataLoader``.
 
     With ``group_by_length`` steps of rows of like length come in random order but for the longest,
-    which comes first: memory runs out at once or never.
-
-    Args:
-        arguments: With the batch, the seed and the strategy; all processes have the same.
-        dataset: Prepared rows.
-        rank: This process.
-        on_epoch: Called with each epoch and the seed, by which a collator draws random numbers.
+    which comes first: memory runs out at once or never. ``on_epoch`` is called with each epoch and
+    the seed, by which a collator draws random numbers.
 
     Attributes:
         sizes: Rows of each step of an epoch.
@@ -168,11 +161,10 @@ class GlobalBatchSampler(Sampler[list[int]]):
         other row of its class has. What does not divide goes to another class each time: these
         parts of ``places`` add up to it (Hermite's identity).
         """
-        places, chosen = sum(self.sizes), [np.empty(0, dtype=np.int64)]
+        places, classes = sum(self.sizes), len(rows_by_class)
+        chosen = [np.empty(0, dtype=np.int64)]
         for number, rows in enumerate(rows_by_class):
-            start, stop = (
-                (end * places + number) // len(rows_by_class) for end in (epoch, epoch + 1)
-            )
+            start, stop = ((end * places + number) // classes for end in (epoch, epoch + 1))
             for turn in range(start // len(rows), -(-stop // len(rows))):
                 shuffled = np.random.default_rng([self.seed, number, turn]).permutation(rows)
                 first = turn * len(rows)
@@ -180,55 +172,47 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return np.concatenate(chosen)
 
 
-@dataclass(frozen=True)
-class RowOrder:
-    """How the rows of an evaluation are ordered, and pooled where they are windows of documents.
+def order_by_length(dataset: Any, column: str) -> np.ndarray | None:
+    """Return the rows from the longest to the shortest, which pads least; None without lengths."""
+    is_data_set = isinstance(dataset, datasets.Dataset)
+    lengths = batches.lengths_of(dataset, column) if is_data_set else None
+    return None if lengths is None else np.argsort(-lengths, kind="stable")
 
-    Attributes:
+
+def restore_rows(
+    order: np.ndarray | None,
+    documents: np.ndarray | None,
+    pooling: str | None,
+    prediction: EvalPrediction,
+) -> EvalPrediction:
+    """Return arrays in the order of the data, one row a document, of lists of batches.
+
+    They are concatenated once: the container of the library concatenates at every batch, which is
+    quadratic in rows x classes.
+
+    Args:
         order: The row of the data at each place of the evaluation; None if it is the same.
         documents: The document of each row of the data; None where rows are documents.
         pooling: ``mean`` or ``max`` of the outputs for the windows of a document.
+        prediction: Its arrays are lists.
     """
 
-    order: np.ndarray | None = None
-    documents: np.ndarray | None = None
-    pooling: str | None = None
-
-    @classmethod
-    def by_length(cls, dataset: Any, column: str, pooling: str | None) -> RowOrder:
-        """Return the order from the longest row to the shortest, which pads least."""
-        is_data_set = isinstance(dataset, datasets.Dataset)
-        lengths = batches.lengths_of(dataset, column) if is_data_set else None
-        order = None if lengths is None else np.argsort(-lengths, kind="stable")
-        return cls(order, windows.documents_of(dataset) if pooling else None, pooling)
-
-    def restore(self, prediction: EvalPrediction) -> EvalPrediction:
-        """Return arrays in the order of the data, one row a document, of lists of batches.
-
-        They are concatenated once: the container of the library concatenates at every batch, which
-        is quadratic in rows x classes.
-        """
-        lists = (prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses)
-        outputs, labels, inputs, losses = map(self._concatenate, lists)
-        if self.documents is not None and self.pooling is not None:
-            outputs = windows.pooled(outputs, self.documents, self.pooling)
-            first = windows.firsts(self.documents)
-            labels, inputs = (None if rows is None else rows[first] for rows in (labels, inputs))
-        return EvalPrediction(outputs, labels, inputs, losses)
-
-    def _concatenate(self, arrays: Any) -> Any:
+    def concatenate(arrays: Any) -> Any:
         if not arrays:
             return None
-        if arrays[0].ndim > 1:  # filled up with -100, as the library does
-            width, axes = max(array.shape[1] for array in arrays), range(arrays[0].ndim)
-            gaps = [
-                [(0, (axis == 1) * (width - rows.shape[1])) for axis in axes] for rows in arrays
-            ]
-            arrays = [
-                np.pad(*pair, constant_values=-100) for pair in zip(arrays, gaps, strict=True)
-            ]
+        if len({array.shape[1:] for array in arrays}) > 1:  # inputs, filled up with -100
+            tensors = [torch.as_tensor(row) for array in arrays for row in array]
+            arrays = [pad_sequence(tensors, batch_first=True, padding_value=-100).numpy()]
         rows = np.concatenate(arrays)
-        return rows if self.order is None else rows[np.argsort(self.order)]
+        return rows if order is None else rows[np.argsort(order)]
+
+    lists = (prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses)
+    outputs, labels, inputs, losses = map(concatenate, lists)
+    if documents is not None and pooling is not None:
+        outputs = encoding.pooled(outputs, documents, pooling)
+        first = np.unique(documents, return_index=True)[1]
+        labels, inputs = (None if rows is None else rows[first] for rows in (labels, inputs))
+    return EvalPrediction(outputs, labels, inputs, losses)
 
 
 def read_labels(dataset: datasets.Dataset) -> np.ndarray:
@@ -241,10 +225,8 @@ def read_labels(dataset: datasets.Dataset) -> np.ndarray:
 def require_classes(labels: np.ndarray) -> None:
     """Raise a ``UserError`` if rows with these targets do not have one class each."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(
-            "--class_sampling balanced needs one class a row; leave it out (several labels a row: "
-            "--class_weights balanced)"
-        )
+        flags = "leave it out (several labels a row: --class_weights balanced)"
+        raise UserError(f"--class_sampling balanced needs one class a row; {flags}")
 
 
 def refuse_weights(arguments: FinetuneArguments | ArgumentValues) -> None:

@@ -19,7 +19,7 @@ import torch
 import transformers
 from safetensors.torch import save_model
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import Diverged, RunError, UserError
@@ -30,11 +30,8 @@ from finetune.training.arguments import FinetuneArguments
 from finetune.training.callbacks import StopRequests
 from finetune.training.checkpoint import Checkpoint
 
-#: What the system and the libraries say; theirs are errors without a type of their own.
-_DISK = (
-    *("No space left", "Disk quota exceeded", "File too large"),
-    *("PytorchStreamWriter failed", "unexpected pos"),
-)
+#: What the system and the libraries say, whose errors have no type of their own.
+_DISK = ("No space left", "quota exceeded", "File too large", "StreamWriter", "unexpected pos")
 _MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Cannot allocate")
 #: Steps in a row that a loss scaler (fp16) may skip because gradients overflow.
 _MOST_OVERFLOWS = 20
@@ -47,7 +44,6 @@ class CheckpointTrainer(transformers.Trainer):
         configuration: What a checkpoint has to share with the training that resumes from it.
         reschedules: Whether optimizer and schedule take their settings from the arguments when they
             are restored; else from the checkpoint, where they are the same.
-        stop_requests: Stops all processes after a signal.
     """
 
     args: FinetuneArguments
@@ -81,23 +77,20 @@ class CheckpointTrainer(transformers.Trainer):
                     "epoch_end": not self.stop_requests.is_epoch_ended,
                 }
                 if self.args.should_save:
-                    checkpoint.complete(path, self.args.world_size, self.configuration, pending)
-        except RunError:  # the disk is full
-            if self.args.should_save:
-                shutil.rmtree(path, ignore_errors=True)
-            raise
+                    facts = {"world_size": self.args.world_size, "pending": pending}
+                    checkpoint.complete(path, configuration=self.configuration, **facts)
         finally:
             self.args.save_total_limit = limit
             if self.args.should_save:
+                if not (path / Checkpoint.NAME).exists():  # the disk may be full
+                    shutil.rmtree(path, ignore_errors=True)
                 checkpoint.settle_replaced(directory)
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             checkpoint.rotate(directory, limit, Path(best) if best else None)
         distributed.gather(None)  # no process looks for it before it is complete
 
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save on the first process of other machines too (``--save_on_each_node``).
 
         ``save_pretrained`` (5.23) leaves that to rank 0, and safetensors lets only the owner read.
@@ -122,16 +115,12 @@ class CheckpointTrainer(transformers.Trainer):
             assert self.model is not None
             self._save_checkpoint(self.model, None)
 
-    # ---- resuming --------------------------------------------------------------------------------
-
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library goes on with a warning."""
-        assert self.model is not None
-        weights = self.model.state_dict(keep_vars=True)
-        ignored = getattr(self.model, "_keys_to_ignore_on_save", None) or ()
-        missing = set(load_result.missing_keys) - set(ignored)
-        loaded = {id(weight) for name, weight in weights.items() if name not in missing}
-        if missing := {name for name in missing if id(weights.get(name)) not in loaded}:  # not tied
+        missing = set(load_result.missing_keys)
+        for names in ("_keys_to_ignore_on_save", "all_tied_weights_keys"):
+            missing -= set(getattr(self.model, names, None) or ())
+        if missing:
             raise UserError(f"the checkpoint lacks weights of the model: {', '.join(missing)}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -150,15 +139,9 @@ class CheckpointTrainer(transformers.Trainer):
                 group |= {**new, "params": group["params"], "lr": rate}
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """With another number of processes, take fresh random states; the library keeps none."""
-        if checkpoint is None:
-            return
-        if Checkpoint.read(Path(checkpoint)).world_size == self.args.world_size:
-            super()._load_rng_state(checkpoint)
-        else:
-            steps_of_processes = self.state.global_step * self.args.world_size
-            set_seed(self.args.seed + steps_of_processes + self.args.process_index)
-        if self._torch_state is not None:  # an evaluation has drawn since the checkpoint
+        """Keep the state of an evaluation that has drawn since the checkpoint."""
+        super()._load_rng_state(checkpoint)
+        if self._torch_state is not None:
             torch.set_rng_state(self._torch_state)
             self._torch_state = None
 
@@ -195,8 +178,6 @@ class CheckpointTrainer(transformers.Trainer):
             self._tr_loss, None, self.model_wrapped, trial, epoch, ignored_keys, time.time()
         )
 
-    # ---- numbers that are not finite -------------------------------------------------------------
-
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """Stop before the weights change, or on an accelerator before they are used.
 
@@ -211,9 +192,8 @@ class CheckpointTrainer(transformers.Trainer):
         return norm
 
     def require_finite(self) -> None:
-        """Raise ``Diverged`` if the gradient norm of the last step, or its loss, is not finite.
-
-        It does so on every process, as the norm is that of all.
+        """Raise ``Diverged``, on every process, if the gradient norm of the last step or its loss
+        is not finite.
         """
         if self._grad_norm is None:
             return
@@ -235,28 +215,17 @@ class CheckpointTrainer(transformers.Trainer):
     def require_finite_weights(self) -> None:
         """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
         self.require_finite()
-        assert self.model is not None
-        if self.is_fsdp_enabled:  # a shard is not finite on one process only, others would wait
-            return
-        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
-            raise Diverged(
-                f"the weights are not finite after step {self.state.global_step:,}: no checkpoint "
-                "is made of them. Try a lower --learning_rate"
-            )
+        # with FSDP a shard is not finite on one process only, and the others would wait
+        weights = () if self.is_fsdp_enabled or self.model is None else self.model.parameters()
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            step = f"after step {self.state.global_step:,}"
+            raise Diverged(f"the weights are not finite {step}: try a lower --learning_rate")
 
 
 @contextmanager
 def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
-    """Raise one sentence with what helps where the disk is full, or an allocation failed.
-
-    Where Linux runs out of memory it kills the process, and nothing can be said.
-
-    Args:
-        arguments: Of the training.
-        work: What fails, like ``writing checkpoint-9``.
-
-    Raises:
-        RunError: Instead of the error of the library.
+    """Raise a ``RunError``, with what helps, where the disk is full or an allocation failed in some
+    work like ``writing checkpoint-9``. Where Linux runs out of memory it kills the process.
     """
     try:
         yield

@@ -5,6 +5,7 @@ Methods are overridden for the reason in their first line, the private ones as t
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from collections.abc import Callable
@@ -26,13 +27,12 @@ from finetune.errors import UserError
 from finetune.models.cpu import exchange
 from finetune.runtime import lock
 from finetune.runtime.signals import Stopped
-from finetune.training import checkpoint
+from finetune.training import checkpoint, sampler
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.callbacks import ModelSelection, Profile, StopRequests, Throughput
 from finetune.training.checkpoint import clear_way, occupy
 from finetune.training.loss import GlobalLoss
 from finetune.training.manifest import MANIFEST
-from finetune.training.sampler import GlobalBatchSampler, RowOrder, read_labels, refuse_weights
 from finetune.training.saving import CheckpointTrainer, explained
 
 
@@ -56,10 +56,10 @@ class Trainer(CheckpointTrainer):
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
         if compute_loss_func.class_weights:
-            refuse_weights(arguments)
+            sampler.refuse_weights(arguments)
         smoothing = arguments.label_smoothing_factor
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
-        arguments.eval_do_concat_batches = False  # it is done once, see RowOrder.restore
+        arguments.eval_do_concat_batches = False  # it is done once, see restore_rows
         arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
         del arguments.builds_trainer
@@ -77,28 +77,24 @@ class Trainer(CheckpointTrainer):
         if arguments.process_index > 0:  # it would print once on every machine
             self.remove_callback(PrinterCallback)
 
-    # ---- training --------------------------------------------------------------------------------
-
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
         arguments, rows = self.args, self.train_dataset
         set_epoch = getattr(self.data_collator, "set_epoch", None)
-        self._sampler = GlobalBatchSampler(arguments, rows, arguments.process_index, set_epoch)
+        rank = arguments.process_index
+        self._sampler = sampler.GlobalBatchSampler(arguments, rows, rank, set_epoch)
         self.throughput.sampler = self._sampler
         self.throughput.lengths = batches.lengths_of(rows, arguments.length_column_name)
         self._row_weights = np.ones(len(rows))
         if not {"label", "labels"}.isdisjoint(rows.column_names):
-            self._row_weights = self.row_loss.row_weights(read_labels(rows))
+            self._row_weights = self.row_loss.row_weights(sampler.read_labels(rows))
+        names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order")
         loader = DataLoader(
             self._remove_unused_columns(rows, description="training"),
             batch_sampler=self._sampler,
             collate_fn=self.data_collator,
-            num_workers=arguments.dataloader_num_workers or 0,
-            pin_memory=arguments.dataloader_pin_memory,
-            persistent_workers=arguments.dataloader_persistent_workers,
-            prefetch_factor=arguments.dataloader_prefetch_factor,
             multiprocessing_context=arguments.dataloader_multiprocessing_context,
-            in_order=arguments.dataloader_in_order,
+            **{name: getattr(arguments, f"dataloader_{name}") for name in names},
         )
         prepared: DataLoader[Any] = prepare_data_loader(
             loader,
@@ -111,11 +107,7 @@ class Trainer(CheckpointTrainer):
         return prepared
 
     def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         """Return this process's share of the global loss, times the processes DDP averages over.
 
@@ -134,9 +126,7 @@ class Trainer(CheckpointTrainer):
         # with a second summand that is 0, or NaN: then the gradient is NaN too, on every process
         return loss * (self.accelerator.num_processes + 0 * loss.detach())
 
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
-    ) -> TrainOutput:
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train as the library does, from complete checkpoints only.
 
         Raises:
@@ -194,33 +184,30 @@ class Trainer(CheckpointTrainer):
             exchange.use(model)
         super().begin_training()
 
-    # ---- evaluation ------------------------------------------------------------------------------
-
-    def _get_dataloader(
-        self, dataset: Any, description: str, batch_size: int, *args: Any, **options: Any
-    ) -> DataLoader[Any]:
+    def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> Any:
         """Sort the rows of an evaluation by length, to pad little; the loop restores the order."""
-        rows = RowOrder.by_length(dataset, self.args.length_column_name, self.row_loss.pooling)
-        if rows.order is not None:
-            dataset = dataset.select(rows.order)
+        order = sampler.order_by_length(dataset, self.args.length_column_name)
+        documents = encoding.documents_of(dataset) if self.row_loss.pooling else None
+        restore = functools.partial(sampler.restore_rows, order, documents, self.row_loss.pooling)
+        if order is not None:
+            dataset = dataset.select(order)
         options["sampler_fn"] = SequentialSampler  # the library's would permute predictions
-        loader = super()._get_dataloader(dataset, description, batch_size, *args, **options)
-        loader.row_order = rows
+        loader = super()._get_dataloader(dataset, *args, **options)
+        loader.restore_rows = restore
         return loader
 
-    def evaluation_loop(
-        self, dataloader: DataLoader[Any], *args: Any, **options: Any
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
         """Compute loss and metrics of the rows in the order of the data, each counted once.
 
         The library averages the means of padded batches, of which the last may be repeated: its
         loss depends on the batch size and on the number of processes.
         """
-        rows: RowOrder = getattr(dataloader, "row_order", RowOrder())
+        no_order = functools.partial(sampler.restore_rows, None, None, None)
+        restore = getattr(dataloader, "restore_rows", no_order)
         compute_metrics, restored = self.compute_metrics, list[EvalPrediction]()
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
-            restored.append(prediction := rows.restore(batches))
+            restored.append(prediction := restore(batches))
             outputs, labels = map(torch.as_tensor, (prediction.predictions, prediction.label_ids))
             loss = self.row_loss.evaluation_losses(outputs, labels).double().mean().item()
             return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}
@@ -232,7 +219,7 @@ class Trainer(CheckpointTrainer):
         finally:
             self.compute_metrics = compute_metrics
         if not restored:  # without labels, or of the loss only
-            restored = [rows.restore(EvalPrediction(output.predictions, output.label_ids))]
+            restored = [restore(EvalPrediction(output.predictions, output.label_ids))]
         outputs, labels = restored[0].predictions, restored[0].label_ids
         result: EvalLoopOutput = output._replace(predictions=outputs, label_ids=labels)
         return result
@@ -283,7 +270,7 @@ def build_trainer(
     Args:
         trainer_kwargs: Builds the keyword arguments of ``transformers.Trainer``, with the model.
         arguments: Of the training.
-        adapt: That of the recipe; it is applied to the model.
+        adapt: Of the recipe.
     """
     set_seed(arguments.seed)
     kwargs = trainer_kwargs()

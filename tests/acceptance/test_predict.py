@@ -698,7 +698,7 @@ def test_a_resume_with_another_input_is_refused(
     shutil.copy2(many_rows, source)
     with pytest.raises(KeyboardInterrupt):
         finetune.predict_file(
-            single_label_run, source, tmp_path / "o.csv", progress=interrupt_at(1024)
+            single_label_run, source, tmp_path / "o.csv", progress=interrupt_at(2500)
         )
     with source.open("a") as file:
         file.write("5000,one more\n")

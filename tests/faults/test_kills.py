@@ -195,7 +195,7 @@ def test_kills_during_tokenization(
     many.write_text(f"text,label\n{rows}", encoding="utf-8")
     flags = ["--max_steps", "2", "--eval_samples", "50", "--eval_steps", "2", "--save_steps", "2"]
     typed = [words[0], "--dataset", str(many), *words[3:], *flags, "--resume", "--output_dir"]
-    cached = hub.caches()["datasets"] / "finetune-files"
+    cached = hub.caches()["datasets"] / "finetune-tokenized"
     before, known = set(cached.glob("*/tmp*")), set(cached.glob("*"))
 
     process = start([*typed, str(tmp_path / "run")], log)

@@ -116,9 +116,7 @@ def is_recorded() -> bool:
 
 
 def _is_faster(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Return whether it is, for sequences with padding; they have one boolean mask for all heads
-    or none.
-    """
+    """Return whether it is, with padding, and with a boolean mask for all heads or none."""
     sequences, _, tokens, _ = query.shape
     return query.dtype in FASTER_DTYPES and (
         mask is None or (mask.dtype == torch.bool and mask.shape == (sequences, 1, tokens, tokens))
@@ -183,8 +181,8 @@ def at_once(length: int) -> int:
 
 
 def as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what is added to the products for a boolean mask: nearly nothing is left of an
-    exponential, and a product can still be added.
+    """Return what is added to the products for a boolean mask: next to nothing is left of these
+    exponentials, and a product can still be added.
     """
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min / 2)
 

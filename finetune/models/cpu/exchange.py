@@ -25,10 +25,10 @@ _exchanging: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 
 class _Shared:
-    """Takes what DDP hands over, bucket by bucket, and averages it when the last has come.
+    """Takes what DDP hands over, bucket by bucket, and averages it when the last has come: at each
+    bucket the processes would wait for whoever is slower just there.
 
-    Only then do the processes wait for each other: at each bucket they would wait for whoever is
-    slower just there. The memory has shape ``(processes, gradients)``.
+    The memory has shape ``(processes, gradients)``.
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
@@ -36,7 +36,6 @@ class _Shared:
         self.buckets: list[tuple[slice, torch.Tensor, Future[torch.Tensor]]] = []
 
     def take(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
-        """Return a future of the average over the processes, in the memory of the bucket."""
         if bucket.index() == 0:
             self.buckets = []  # also where the step before was broken off
         gradients: torch.Tensor = bucket.buffer()
@@ -80,11 +79,11 @@ def use(model: DistributedDataParallel) -> bool:
     is_sparse = any(getattr(module, "sparse", False) for module in model.modules())  # of embeddings
     if is_sparse or not is_plain or distributed.machines() > 1 or not DIRECTORY.is_dir():
         return False
-    memory = _shared_memory(sum(map(torch.numel, parameters)))
-    if memory is not None:
-        model.register_comm_hook(_Shared(memory), _Shared.take)
-        _exchanging.add(model)
-    return memory is not None
+    if (memory := _shared_memory(sum(map(torch.numel, parameters)))) is None:
+        return False
+    model.register_comm_hook(_Shared(memory), _Shared.take)
+    _exchanging.add(model)
+    return True
 
 
 def used_by(model: torch.nn.Module) -> bool:
@@ -98,9 +97,8 @@ def _shared_memory(columns: int) -> torch.Tensor | None:
     shape, path = (me.world_size, columns), None
     with contextlib.ExitStack() as stack:
         if me.rank == 0:
-            file = stack.enter_context(
-                tempfile.NamedTemporaryFile(dir=DIRECTORY, prefix="finetune-")
-            )
+            new = tempfile.NamedTemporaryFile(dir=DIRECTORY, prefix="finetune-")  # noqa: SIM115
+            file = stack.enter_context(new)
             try:  # all bytes are reserved: to write to memory that is not there ends a process
                 os.posix_fallocate(file.fileno(), 0, torch.float32.itemsize * math.prod(shape))
                 path = file.name

@@ -33,9 +33,7 @@ def is_of_library(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
 def _of_type(
     model: torch.nn.Module, kind: type[Layer]
 ) -> Iterator[tuple[torch.nn.Module, str, Layer]]:
-    """Yield every layer below ``model`` of exactly this type, after the module that holds it and
-    its name there; a subclass may compute something else.
-    """
+    """Yield module, name and layer of this type below ``model``; a subclass may be another."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is kind:
@@ -86,11 +84,6 @@ def use_dropout(model: torch.nn.Module) -> None:
     """Let every ``torch.nn.Dropout`` below ``model`` be a :class:`Dropout`; hooks stay."""
     for _, _, layer in _of_type(model, torch.nn.Dropout):
         layer.__class__ = Dropout
-
-
-def drops(model: torch.nn.Module) -> bool:
-    """Return whether a layer of ``model`` is a :class:`Dropout` and drops anything."""
-    return any(type(layer) is Dropout and layer.p > 0 for layer in model.modules())
 
 
 class PackedLinear(torch.nn.Module):

@@ -21,20 +21,16 @@ from finetune.models.cpu import attention, layers
 #: the positions of the tokens; no attribute of a configuration says so.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
 #: The share of the tokens with padding that may be left at most.
-MOST_TOKENS = 0.95
-# Matrix products are of few shapes: oneDNN keeps half a megabyte of each.
-_SHORT, _LONG = 32, 64  # what the lengths of rows of up to 64 tokens, and others, are a multiple of
-_MULTIPLE = 64  # what all tokens are a multiple of, at least
+_MOST_TOKENS = 0.95
+#: What the number of all tokens is a multiple of, at least.
+_MULTIPLE = 64
 #: What a head reads the state of the first token for; others may read those of padding.
 _HEAD = "ForSequenceClassification"
 #: Where modules come from that compute for one token at a time, besides those of the library.
+_TORCH_MODULES = ("activation", "container", "dropout", "linear", "normalization")
 _TOKEN_BY_TOKEN = (
-    "transformers.",
-    *(
-        f"torch.nn.modules.{name}"
-        for name in ("activation", "container", "dropout", "linear", "normalization")
-    ),
-    layers.__name__,
+    *("transformers.", layers.__name__),
+    *(f"torch.nn.modules.{name}" for name in _TORCH_MODULES),
 )
 
 
@@ -79,11 +75,10 @@ def computed(lengths: np.ndarray, padded: int) -> int:
     """
     tokens, cells = int(lengths.sum()) + 1, len(lengths) * padded
     rounded = _round_up(tokens, max(_MULTIPLE, 2 ** (tokens.bit_length() - 5)))
-    return rounded if rounded < MOST_TOKENS * cells else cells
+    return rounded if rounded < _MOST_TOKENS * cells else cells
 
 
 def _stack(model: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Return the list of layers, if there is one only and every module in it is supported."""
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     if len(stacks) != 1 or not len(stacks[0]):
         return None
@@ -147,6 +142,7 @@ class _Hooks:
             or not torch.equal(mask, is_token[:, None, None].expand_as(mask))
         ):
             return None
+        # matrix products are of few shapes: oneDNN keeps half a megabyte of each
         order, groups = np.argsort(-lengths, kind="stable"), list[attention.Group]()
         for length, rows_of_length in groupby(lengths[order], _padded_length):
             of_length, size = list(rows_of_length), attention.at_once(length)
@@ -171,9 +167,7 @@ class _Hooks:
 
 
 def _is_known_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a layer is handed hidden states and their mask by position, in a dtype that
-    the attention multiplies, and nothing else that depends on the positions of the tokens.
-    """
+    """Return whether a layer is handed hidden states and their mask, and nothing else of effect."""
     if len(args) < 2 or any(argument is not None for argument in args[2:]):
         return False
     hidden, mask = args[:2]
@@ -191,9 +185,8 @@ def _is_known_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _dtype_of_products(hidden: torch.Tensor) -> torch.dtype:
-    if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu")
-    return hidden.dtype
+    is_autocast = torch.is_autocast_enabled("cpu")
+    return torch.get_autocast_dtype("cpu") if is_autocast else hidden.dtype
 
 
 def _group(
@@ -214,8 +207,7 @@ def _group(
 
 
 def _padded_length(tokens: int) -> int:
-    """Return the length of the sequence of a row, with what fills it up."""
-    return _round_up(int(tokens), _SHORT if tokens <= _LONG else _LONG)
+    return _round_up(int(tokens), 32 if tokens <= 64 else 64)
 
 
 def _round_up(tokens: int, multiple: int) -> int:

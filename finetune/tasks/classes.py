@@ -1,0 +1,270 @@
+"""Labels with names: one a row, of several classes, which may have an order, like stars; or any
+number a row.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+import numpy as np
+from scipy.special import expit, logit
+
+from finetune.data import targets
+from finetune.data.prediction_columns import (
+    LABEL,
+    LABEL_PROBABILITY,
+    MOST_PROBABLE,
+    PREDICTION,
+    PROBABILITY,
+    of_rank,
+    probability_of,
+)
+from finetune.statistics import baselines, calibration, metrics, scored
+from finetune.statistics.baselines import Source
+from finetune.statistics.metrics import Metrics
+from finetune.statistics.scored import NamedRows, Probabilities, ScoredLabels, ScoredRows
+from finetune.tasks import losses
+from finetune.tasks.base import RowLoss, Task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from finetune.training.loss import GlobalLoss
+
+N = TypeVar("N", bound=NamedRows)
+#: Validation rows that have a label, below which it has the threshold of all labels together.
+_FEWEST_POSITIVES = 10
+_MOST_TOGETHER = 100  # labels: the co-occurrences of more would be most of metrics.json
+
+
+class _Named(Task[N]):
+    has_probabilities = True
+
+    def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
+        if self.has_one_class:
+            shares = np.bincount(targets, minlength=len(self.labels)) / len(targets)
+        else:
+            shares = targets.mean(axis=0)
+        return [f"{name} {share:.0%}" for name, share in zip(self.labels, shares, strict=True)]
+
+    def _probabilities_in(self, table: pd.DataFrame) -> Probabilities:
+        columns = table[[probability_of(name) for name in self.labels]]
+        return Probabilities(columns.to_numpy(np.float64))
+
+    def _probability_columns(self, rows: N) -> dict[str, np.ndarray]:
+        return dict(
+            zip(map(probability_of, self.labels), rows.probabilities.columns(), strict=True)
+        )
+
+
+class SingleLabel(_Named[ScoredRows]):
+    """Cross-entropy over logits; the most probable class is predicted."""
+
+    name = "single_label"
+    sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
+    problem_type = "single_label_classification"
+    label_kind = "classes"
+    metrics = {"accuracy": {}, "f1": {"average": "macro"}}
+    metric_modules: ClassVar[Sequence[str]] = (
+        *("accuracy", "precision", "recall", "f1", "matthews_correlation"),
+        *("roc_auc", "average_precision"),
+    )
+    losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
+    is_ordered: ClassVar[bool] = False  # whether the order of the classes means something
+    has_one_class = True
+
+    @property
+    def feature(self) -> Any:
+        from datasets import ClassLabel
+
+        return ClassLabel(names=self.labels)
+
+    def targets(self, labels: Any) -> np.ndarray:
+        return np.asarray(labels, dtype=np.int64)
+
+    def decide(self, outputs: np.ndarray) -> np.ndarray:
+        return np.asarray(np.argmax(outputs, axis=-1))
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        return Probabilities(outputs, "softmax").rows()
+
+    def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
+        classes = np.arange(len(self.labels))
+        predicted = np.concatenate([classes, np.roll(classes, 1)])  # right, then wrong
+        return 4 * np.eye(len(classes), dtype=np.float32)[predicted], np.tile(classes, 2)
+
+    def scored(
+        self, labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
+    ) -> ScoredRows:
+        return ScoredRows(labels, self.labels, Probabilities(outputs, "softmax", temperature))
+
+    def scored_in(self, table: pd.DataFrame) -> ScoredRows:
+        numbers = scored.class_numbers(table, LABEL, self.labels)
+        return ScoredRows(numbers, self.labels, self._probabilities_in(table))
+
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
+        rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
+        columns: dict[str, Any] = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
+        if not self.has_outputs_file:
+            return columns | self._probability_columns(rows)
+        classes, probabilities = scored.most_probable(rows)
+        columns |= {PROBABILITY: probabilities[:, 0], LABEL_PROBABILITY: rows.summary.of_label}
+        for place in range(2, MOST_PROBABLE + 1):
+            columns[of_rank(PREDICTION, place)] = names[classes[:, place - 1]]
+            columns[of_rank(PROBABILITY, place)] = probabilities[:, place - 1]
+        return columns
+
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
+        probabilities = Probabilities(outputs, "softmax", temperature).rows()
+        best = [self.labels[index] for index in probabilities.argmax(axis=1)]
+        return [best, probabilities.max(axis=1), *(probabilities.T if all_labels else ())]
+
+    def describe(
+        self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None
+    ) -> dict[str, Any]:
+        confidence = calibration.describe_calibration(rows)
+        if temperature is not None:
+            confidence["temperature"] = temperature
+        if temperature not in (None, 1.0):
+            mended = self.scored(rows.labels, rows.outputs, temperature)
+            confidence["after"] = calibration.describe_calibration(mended)
+        is_short = len(self.labels) <= metrics.MOST_CONFUSED
+        return {
+            "classes": metrics.describe_classes(rows),
+            "confusion": rows.confusion.tolist() if is_short else None,
+            "top_k": metrics.describe_top_k(rows),
+            "calibration": confidence,
+            "ordered": metrics.describe_order(rows) if self.is_ordered else None,
+        }
+
+    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
+        return baselines.of_classes(source, len(self.labels))
+
+
+class Ordinal(SingleLabel):
+    """Logits of classes as where they have no order; the losses and the metrics know it.
+
+    ``labels`` go from the lowest class to the highest.
+    """
+
+    name = "ordinal"
+    metrics = {**SingleLabel.metrics, "quadratic_kappa": {}, "mean_absolute_error": {}}
+    metric_modules = (*SingleLabel.metric_modules, "quadratic_kappa", "mean_absolute_error")
+    losses = {
+        "cross_entropy": losses.cross_entropy,
+        "soft": losses.soft_labels,
+        "emd": losses.squared_earth_movers_distance,
+    }
+    is_ordered = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiLabel(_Named[ScoredLabels]):
+    """Binary cross-entropy over a sigmoid for each label; those above one half are predicted."""
+
+    name = "multi_label"
+    sections = ("training", "labels", "length")
+    problem_type = "multi_label_classification"
+    label_kind = "labels"
+    metric_config = "multilabel"
+    metrics = {
+        "f1_micro": {"module": "f1", "average": "micro"},
+        "f1_macro": {"module": "f1", "average": "macro"},
+        "subset_accuracy": {"module": "accuracy"},
+        "average_precision": {"average": "macro"},
+    }
+    metric_modules = ("f1", "precision", "recall", "accuracy", "average_precision", "roc_auc")
+    losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
+
+    #: What is fitted on the validation rows, for the best F1: ``one`` threshold of all labels, one
+    #: for each ``label``, or ``none``.
+    thresholds: str = "one"
+
+    @property
+    def feature(self) -> Any:
+        from datasets import ClassLabel, List
+
+        return List(ClassLabel(names=self.labels))
+
+    def targets(self, labels: Any) -> np.ndarray:
+        return targets.indicators(labels, len(self.labels)).astype(np.float32)
+
+    def global_loss(self, rows: RowLoss, weight_of_class: np.ndarray | None) -> GlobalLoss:
+        from torch import float32, tensor
+
+        loss = super().global_loss(rows, None)
+        if weight_of_class is None:
+            return loss
+        weights, row_loss = tensor(weight_of_class, dtype=float32), cast("Any", self.row_loss)
+        weighted = functools.partial(row_loss, positive_weights=weights)
+        return replace(loss, training_loss=weighted)
+
+    def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
+        """Return the shifts after which one half is the threshold that was best."""
+        if self.thresholds == "none":
+            return None
+        probabilities, has = Probabilities(outputs, "sigmoid"), np.asarray(targets, dtype=bool)
+        thresholds = np.full(len(self.labels), calibration.fit_threshold(probabilities, has))
+        if self.thresholds == "label":
+            for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
+                column = Probabilities(outputs[:, [index]], "sigmoid")
+                thresholds[index] = calibration.fit_threshold(column, has[:, [index]])
+        return np.asarray(-logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
+
+    def without_thresholds(self) -> MultiLabel:
+        return replace(self, thresholds="none")
+
+    def decide(self, outputs: np.ndarray) -> np.ndarray:
+        return (np.asarray(outputs) > 0).astype(np.int64)
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        return np.asarray(expit(np.asarray(outputs, dtype=np.float64)))
+
+    def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
+        rows, labels = np.indices((4, len(self.labels)))
+        has = ((rows + labels) % 2).astype(np.float32)
+        return 4 * np.where(rows < 2, has, 1 - has) - 2, has  # right, then wrong
+
+    def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredLabels:
+        has = np.asarray(labels).astype(bool)
+        return ScoredLabels(has, self.labels, Probabilities(outputs, "sigmoid"))
+
+    def scored_in(self, table: pd.DataFrame) -> ScoredLabels:
+        number = {name: index for index, name in enumerate(self.labels)}
+        numbers = [[number[name] for name in names] for names in table[LABEL]]
+        has = targets.indicators(numbers, len(self.labels))
+        return ScoredLabels(has, self.labels, self._probabilities_in(table))
+
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
+        rows = self.scored(labels, outputs)
+        decided = {LABEL: self._list_names(rows.labels), PREDICTION: self._list_names(rows.decided)}
+        return decided | self._probability_columns(rows)
+
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
+        probabilities = self.probabilities(outputs)
+        return [self._list_names(probabilities > 0.5), *(probabilities.T if all_labels else ())]
+
+    def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
+        label, prediction = (", ".join(row[name]) or "none" for name in (LABEL, PREDICTION))
+        return label, prediction, set(row[PREDICTION]) == set(row[LABEL])
+
+    def _list_names(self, has: np.ndarray) -> list[list[str]]:
+        """Return the names of the labels of each row."""
+        return [[self.labels[index] for index in np.flatnonzero(row)] for row in has]
+
+    def describe(
+        self, rows: ScoredLabels, recipe_metrics: Metrics, temperature: float | None
+    ) -> dict[str, Any]:
+        has, is_short = rows.labels.astype(np.float32), len(self.labels) <= _MOST_TOGETHER
+        together = (has.T @ has).astype(int).tolist() if is_short else None
+        return {"classes": metrics.describe_classes(rows), "together": together}
+
+    def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
+        validation = self.targets(targets.values(source.splits["validation"]))
+        for name, logits in baselines.of_labels(source):
+            shift = self.fit(logits[: len(validation)], validation)  # as the model has it
+            tested = logits[len(validation) :]
+            yield name, tested if shift is None else (tested + shift).astype(tested.dtype)
