@@ -244,14 +244,14 @@ MUTATIONS = (
     ),
     Mutation(
         "missing texts and labels are refused without their lines",
-        "finetune/data/row_findings.py",
+        "finetune/data/targets.py",
         "report.error(message, split=split, rows=rows, fix=fix)",
         "report.error(message, split=split, fix=fix)",
         ("C5",),
     ),
     Mutation(
         "training rows that are in a held-out split stay",
-        "finetune/data/repeated.py",
+        "finetune/data/digests.py",
         "rows = rows[~is_leaked]",
         "rows = rows.copy()",
         ("C6",),

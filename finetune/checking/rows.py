@@ -20,10 +20,10 @@ from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.checking import texts
 from finetune.data import ROW, arrow, digests, targets
+from finetune.data.digests import drop_repeated
 from finetune.data.files_of_splits import KEYWORDS
-from finetune.data.repeated import drop_repeated
-from finetune.data.row_findings import RELABEL, report_rows
 from finetune.data.splits import Plan, build_index
+from finetune.data.targets import RELABEL, report_rows
 from finetune.errors import Report, counted
 from finetune.runtime import activity
 from finetune.statistics import baselines, mistakes

@@ -17,7 +17,7 @@ from datasets import Dataset
 
 from finetune.data import arrow, digests
 from finetune.data.encoding import Encoder, Read
-from finetune.data.row_findings import EXCLUDE, report_rows
+from finetune.data.targets import EXCLUDE, report_rows
 from finetune.errors import Report
 
 #: Rows of a split that are looked at; of more, this many drawn at random.

@@ -23,7 +23,7 @@ from finetune.data.labels import (
     parse_number,
     read_label_column,
 )
-from finetune.data.row_findings import refuse_or_drop
+from finetune.data.targets import refuse_or_drop
 from finetune.errors import Report, UserError, suggestion
 
 _USUAL_NAMES = {
@@ -31,8 +31,6 @@ _USUAL_NAMES = {
     "image": ("image", "img", "picture", "photo", "file", "path"),
     "label": ("label", "labels", "class", "category", "target"),
 }
-#: Columns that the toolkit adds to raw rows.
-_OWN = ("text", "texts", "label")
 
 
 def parse_names(flag: str, text: Any) -> list[str]:
@@ -117,11 +115,14 @@ def drop_own_columns(dataset: DatasetDict, columns: Sequence[str], report: Repor
     """Return ``dataset`` without columns that the toolkit writes, unless they are ``columns``."""
     splits = DatasetDict()
     for split, rows in dataset.items():
-        clashes = [name for name in rows.column_names if name in _OWN and name not in columns]
-        if clashes:
-            reason = "the toolkit writes columns of these names; rename to keep"
-            report.info(f"dropped from the data: {list_names(clashes)} ({reason})")
+        names = [name for name in ("text", "texts", "label") if name not in columns]
+        clashes = [name for name in names if name in rows.column_names]
         splits[split] = rows.remove_columns(clashes)
+        if clashes:
+            report.info(
+                f"dropped from the data: {list_names(clashes)} (the toolkit writes columns of "
+                "these names; rename to keep)"
+            )
     return splits
 
 

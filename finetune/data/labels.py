@@ -21,7 +21,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, List, Value
 
 from finetune.data import targets
 from finetune.data.comma_list import split_pairs
-from finetune.data.row_findings import refuse_or_drop
+from finetune.data.targets import refuse_or_drop
 from finetune.errors import Report, UserError
 
 _NEIGHBOURS = re.compile(r"""['"]\s+['"]""")
@@ -288,6 +288,10 @@ def _read_names(
     In a cell of several labels these are words or whole numbers. Where 0 or 1 comes twice in a
     cell, it has a place for each label rather than their names.
     """
+
+    def is_class(label: Any) -> bool:  # a word or a whole number
+        return isinstance(label, str) or (isinstance(label, int | float) and label % 1 == 0)
+
     is_set = options.task == "multi_label"
     are_whole = options.task != "ordinal" and are_numbers([*map(str, column.values)])
     names: list[list[str]] = []
@@ -300,7 +304,7 @@ def _read_names(
         if is_set:
             cell = [_class_name(label).strip() for label in labels or ()]
             kinds |= {isinstance(label, str) for label in labels or ()}
-            is_refused = labels is None or len(kinds) > 1 or not all(map(_is_class, labels))
+            is_refused = labels is None or len(kinds) > 1 or not all(map(is_class, labels))
             is_refused |= len({*cell}) < len(cell) and {*cell} <= {"0", "1", "False", "True"}
         else:
             cell = [_class_name(value)]
@@ -322,10 +326,6 @@ def _class_name(value: Any) -> str:  # of 1.0 it is "1"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _is_class(label: Any) -> bool:  # a word or a whole number
-    return isinstance(label, str) or (isinstance(label, int | float) and label % 1 == 0)
-
-
 def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report) -> Dataset:
     """Return rows of other data with the classes numbered as a model numbers its ``names``.
 
@@ -344,13 +344,13 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
             split=split,
             rows=targets.first_row(rows, unknown),
         )
-    labels = [
-        sorted(numbers[number] for number in label) if is_set else numbers[label]
-        for label in targets.values(rows)
-    ]
+    labels = targets.values(rows)
     feature: Any = ClassLabel(names=[*names])
-    rows = rows.remove_columns("label")
-    return rows.add_column("label", labels, feature=List(feature) if is_set else feature)
+    if is_set:
+        labels = [sorted(numbers[number] for number in label) for label in labels]
+        return rows.remove_columns("label").add_column("label", labels, feature=List(feature))
+    labels = [numbers[label] for label in labels]
+    return rows.remove_columns("label").add_column("label", labels, feature=feature)
 
 
 # ---- numbers -------------------------------------------------------------------------------------

@@ -82,7 +82,17 @@ class Source:
             UserError: If the source does not exist or cannot be read.
         """
         report = report or Report()
-        self._refuse_options()
+        if not self.dataset:
+            raise UserError("--dataset is required: this recipe has no data set of its own")
+        options = {}
+        if self.kind != "hub":
+            options = {"--dataset_revision": self.revision, "--dataset_config": self.config}
+        if self.options.flags and (self.kind != "local" or self.files.kind == "images"):
+            options |= self.options.flags
+        applies = f"does not apply to {self.describe()}"
+        given = [f"{flag} {value}" for flag, value in options.items() if value is not None]
+        if given:
+            raise UserError(*(f"{option}: {applies}" for option in given))
         if self.kind == "local":
             facts = self.files.facts
             splits = {
@@ -139,20 +149,6 @@ class Source:
                 places |= {row: (noun, number) for row, number in zip(inside, numbers, strict=True)}
             start = end
         return [places[row] for row in rows]
-
-    def _refuse_options(self) -> None:
-        """Refuse what does not apply to this kind of source."""
-        if not self.dataset:
-            raise UserError("--dataset is required: this recipe has no data set of its own")
-        options = {}
-        if self.kind != "hub":
-            options = {"--dataset_revision": self.revision, "--dataset_config": self.config}
-        if self.options.flags and (self.kind != "local" or self.files.kind == "images"):
-            options |= self.options.flags
-        applies = f"does not apply to {self.describe()}"
-        given = [f"{flag} {value}" for flag, value in options.items() if value is not None]
-        if given:
-            raise UserError(*(f"{option}: {applies}" for option in given))
 
     def _read_classes(self, paths: Sequence[Path], labels: Sequence[str]) -> Dataset:
         """Return the texts or images of files, their labels, and their paths in the directory."""

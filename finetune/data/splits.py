@@ -29,8 +29,8 @@ from scipy.sparse.csgraph import connected_components
 
 from finetune.data import arrow, targets
 from finetune.data.columns import describe_columns
-from finetune.data.repeated import drop_repeated
-from finetune.data.row_findings import report_rows
+from finetune.data.digests import drop_repeated
+from finetune.data.targets import report_rows
 from finetune.errors import Report, Severity, UserError, counted
 
 #: The splits that are split off, in this order.
@@ -144,13 +144,10 @@ def _read_times(rows: Dataset, column: str, flag: str) -> np.ndarray:
     if times.isna().any() and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
         times = dates.dt.as_unit("us").astype("int64").where(dates.notna())
-    are_dates = [
-        pd.to_datetime(texts.str.zfill(8), format=form, errors="coerce")
-        .dt.year.between(1900, 2100)
-        .all()
-        for form in ("%Y%m%d", "%d%m%Y", "%m%d%Y")
-    ]
-    is_sorted_by_day = any(are_dates) and not are_dates[0]  # as the number 31012024 is
+    digits, forms = texts.head(1000).str.zfill(8), ("%Y%m%d", "%d%m%Y", "%m%d%Y")
+    years = (pd.to_datetime(digits, format=form, errors="coerce").dt.year for form in forms)
+    is_iso, *are_others = (year.between(1900, 2100).all() for year in years)
+    is_sorted_by_day = any(are_others) and not is_iso  # as the number 31012024 is
     if len(texts) and (is_sorted_by_day or 2 * times.notna().sum() <= len(texts)):
         raise UserError(f"{flag}: holds {texts[0]!r}; expected numbers, or dates like 2024-01-31")
     return np.append(times.to_numpy(np.float64), np.nan)[codes]  # the code of a missing text is -1
@@ -241,7 +238,12 @@ def _divide(
             newest = (rows_since - size).abs().idxmin() if len(rows_since) else np.inf
             is_chosen = (left["time"] >= newest).to_numpy()
         else:
-            is_chosen = _split_rows(labels, size, seed)
+            # the first row of each class stays: training must know every class that is evaluated
+            is_set = labels.ndim == 2
+            first = labels.argmax(axis=0) if is_set else np.unique(labels, return_index=True)[1]
+            spare = np.delete(np.arange(len(labels)), first)
+            is_chosen = np.zeros(len(labels), dtype=bool)
+            is_chosen[spare[_draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
         if kind and not is_chosen.any():
             noun, flag = (kind, f"--{kind}_column {column}: ") if column else ("text", "")
             raise UserError(
@@ -311,19 +313,6 @@ def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
     unlabelled = order[is_left[order]]
     is_drawn[unlabelled[: max(0, missing[0])]] = True
     return np.flatnonzero(is_drawn)
-
-
-def _split_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return which rows are split off, shape ``(rows,)``, of booleans; see :func:`_draw_rows`.
-
-    The first row of each class stays, because training must know every class that is evaluated; so
-    fewer than ``size`` are true where classes are many.
-    """
-    first = np.unique(labels, return_index=True)[1] if labels.ndim == 1 else labels.argmax(axis=0)
-    spare = np.delete(np.arange(len(labels)), first)
-    is_chosen = np.zeros(len(labels), dtype=bool)
-    is_chosen[spare[_draw_rows(labels[spare], min(size, len(spare)), seed)]] = True
-    return is_chosen
 
 
 def _split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -> np.ndarray:

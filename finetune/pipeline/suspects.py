@@ -13,7 +13,7 @@ from datasets import Value
 from finetune.data import ROW, corrections, digests
 from finetune.data.corrections import FILE
 from finetune.data.prediction_columns import DIGEST, USER_COLUMNS
-from finetune.data.row_findings import MOST_SUSPECTS
+from finetune.data.targets import MOST_SUSPECTS
 from finetune.errors import Finding, Suspect, UserError
 from finetune.reporting import page
 from finetune.runs.run import Run

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from finetune.data import batches
+from finetune.data import batches, encoding
 from finetune.errors import UserError
 from finetune.models.cpu import exchange
 from finetune.runtime import lock

@@ -271,6 +271,17 @@ def test_splits_of_the_source_are_used_and_only_the_missing_one_is_split_off(
 
 
 @pytest.mark.contract("C7")
+def test_a_time_column_without_effect_is_printed(tmp_path: Path) -> None:
+    """Where the data has all splits; they stay as they are."""
+    for number, name in enumerate(SPLITS):
+        table = [(*row, n) for n, row in enumerate(rows(20, first=100 * number))]
+        write(tmp_path / f"{name}.csv", table, (*HEAD, "day"))
+    recipe = text_recipe(tmp_path, time_column="day")
+    assert recipe.splits.num_rows == dict.fromkeys(SPLITS, 20)
+    assert "no rows are split off by time" in note_of(recipe, "--time_column day")
+
+
+@pytest.mark.contract("C7")
 def test_a_validation_set_has_at_most_10_000_rows(tmp_path: Path) -> None:
     """Of 101,000 training rows."""
     write(tmp_path / "train.csv", rows(101_000))
