@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, cast
 
 from finetune.runtime import distributed
-from finetune.runtime.terminal import visible
+from finetune.runtime.formats import visible
 
 if TYPE_CHECKING:
     from finetune.reporting.tables import Table

@@ -10,7 +10,6 @@ from finetune.cli import console
 from finetune.data import sources, targets
 from finetune.data.encoding import documents_of
 from finetune.errors import counted
-from finetune.models import pretrained
 from finetune.pipeline import events, results
 from finetune.recipe import TextRecipe, catalog
 from finetune.reporting import tables
@@ -60,7 +59,7 @@ def _start(event: events.Started) -> None:
     epochs = arguments.num_train_epochs
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
     base = getattr(recipe, "model", None)
-    described = pretrained.describe(base) if base else "built by the recipe"
+    described = sources.Source(base).describe() if base else "built by the recipe"
     if model is not None:
         described += f", {sum(tensor.numel() for tensor in model.parameters()):,} parameters"
     precision = results.precision(arguments)

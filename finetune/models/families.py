@@ -17,14 +17,12 @@ from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     AutoModelForSequenceClassification,
     PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from finetune.errors import UserError
 
 #: Weights of a family that its head leaves out; DDP would wait for their gradients.
-_UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
+UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
 #: Families that overflow in bf16 and fp16: DeBERTa (not v2 and v3) masks with fp32's lowest number.
 OVERFLOWING = frozenset({"deberta"})
 #: Dropouts, and those of heads and activations, which an option sets only where they are above 0.
@@ -128,14 +126,6 @@ def set_up(config: PretrainedConfig, pad_token_id: int | None) -> None:
         config.attention_type = "original_full"
 
 
-def freeze_unused(model: PreTrainedModel) -> None:
-    """Let no gradient be expected for weights that the head of the family never reaches."""
-    prefixes = _UNUSED.get(model.config.model_type, ())
-    for name, parameter in model.named_parameters():
-        if name.startswith(prefixes):
-            parameter.requires_grad_(False)
-
-
 def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:
     """Return the keyword arguments of a tokenizer that the head of the family needs.
 
@@ -149,24 +139,3 @@ def tokenizer_settings(config: PretrainedConfig) -> dict[str, Any]:
         names = ["input_ids", "token_type_ids", "attention_mask"]
         return {**settings, "padding_side": "left", "model_input_names": names}
     return {**settings, "padding_side": "right"}
-
-
-def set_pad_token(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, model: str) -> None:
-    """Let a tokenizer without a padding token pad with that of the configuration, or with the one
-    that ends a text.
-
-    Raises:
-        UserError: If there is neither.
-    """
-    pad_token_id: Any = config.get_text_config().pad_token_id
-    if tokenizer.pad_token is not None:
-        return
-    if pad_token_id is not None and 0 <= pad_token_id < len(tokenizer):
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
-    else:
-        tokenizer.pad_token = tokenizer.eos_token
-    if tokenizer.pad_token is None:
-        raise UserError(
-            f"--model {model}: its tokenizer has no padding token, and none that ends a text; "
-            "add pad_token to its tokenizer_config.json"
-        )

@@ -5,16 +5,13 @@ weights, so that a saved model needs nothing beside them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import linear
 
 from finetune.errors import UserError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear:
@@ -40,29 +37,6 @@ def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | 
     if sorted(trained) != sorted(labels) or len(set(trained)) < len(trained):
         return None
     return [trained.index(label) for label in labels]
-
-
-def continue_head(model: PreTrainedModel, trained: Sequence[str], labels: Sequence[str]) -> bool:
-    """Order the outputs of a loaded head by the labels, in place, and return whether it is for
-    them: one for others is replaced by random weights.
-
-    Args:
-        model: With as many outputs as there are labels.
-        trained: The names of the outputs of the checkpoint; none if it had no head.
-        labels: The names that are needed.
-    """
-    if len(trained) != len(labels):  # the library has made a new one
-        return False
-    layer, order = last_linear(model, len(labels)), match_outputs(trained, labels)
-    with torch.no_grad():
-        if order is not None:
-            for weight in layer.parameters():
-                weight.copy_(weight[order].clone())
-            return True
-        torch.nn.init.normal_(layer.weight, std=getattr(model.config, "initializer_range", 0.02))
-        if has_bias(layer):
-            layer.bias.zero_()
-    return False
 
 
 def has_bias(layer: torch.nn.Linear) -> bool:

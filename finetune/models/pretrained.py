@@ -7,8 +7,6 @@ built from a configuration: it needs no download and has learned nothing yet.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,10 +39,6 @@ from finetune.runtime import hub
 
 #: What ``transformers`` calls kinds of labels.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-#: Files with the vocabularies of tokenizers, one of which is enough.
-_VOCABULARIES = (
-    *("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model", "spm.model"),
-)
 #: Set on a model whose last layer is random: no checkpoint had it, or with another size.
 FRESH_HEAD = "_has_fresh_head"
 _SMALL_VIT = embedded.PREFIX + "vit"
@@ -80,7 +74,7 @@ def load_tokenizer(
     that a ``pipeline()`` cuts where the training did.
 
     Raises:
-        UserError: If it cannot be loaded, or no file has its vocabulary.
+        UserError: If it cannot be loaded, no file has its vocabulary, or no token pads.
     """
     config = load_config(model, revision)
     settings = families.tokenizer_settings(config)
@@ -92,7 +86,8 @@ def load_tokenizer(
         )
         # transformers 5 makes a tokenizer of five tokens without any file, and says nothing; one
         # of bytes needs none
-        files = dict.fromkeys([*_VOCABULARIES, *tokenizer.vocab_files_names.values()])
+        files = ["tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model"]
+        files = [*dict.fromkeys([*files, "spm.model", *tokenizer.vocab_files_names.values()])]
         name = source["pretrained_model_name_or_path"]
         if tokenizer.vocab_files_names and not any(
             has_file(name, file, revision, local_files_only=True) for file in files
@@ -102,7 +97,16 @@ def load_tokenizer(
                 f"{', '.join(files)}). Save the tokenizer that the model was trained with beside "
                 f"its config.json: AutoTokenizer.from_pretrained(NAME).save_pretrained({model!r})"
             )
-        families.set_pad_token(tokenizer, config, model)
+    pad_token_id: Any = config.get_text_config().pad_token_id
+    if tokenizer.pad_token is None and pad_token_id in range(len(tokenizer)):
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
+    elif tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise UserError(
+            f"--model {model}: its tokenizer has no padding token, and none that ends a text; "
+            "add pad_token to its tokenizer_config.json"
+        )
     return tokenizer
 
 
@@ -228,8 +232,21 @@ def _load_with_head(
             **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
         )
     labels = list((config.id2label or {}).values())
-    setattr(classifier, FRESH_HEAD, not head.continue_head(classifier, trained, labels))
-    families.freeze_unused(classifier)
+    order = head.match_outputs(trained, labels)
+    setattr(classifier, FRESH_HEAD, order is None)
+    if len(trained) == len(labels):  # else the library has made a new one
+        layer = head.last_linear(classifier, len(labels))
+        with torch.no_grad():
+            for weight in layer.parameters():
+                weight.copy_(torch.zeros_like(weight) if order is None else weight[order])
+            if order is None:
+                std = getattr(config, "initializer_range", 0.02)
+                torch.nn.init.normal_(layer.weight, std=std)
+    # of weights that the head of a family leaves out no gradient is expected
+    unused = families.UNUSED.get(config.model_type, ())
+    for name, parameter in classifier.named_parameters():
+        if name.startswith(unused):
+            parameter.requires_grad_(False)
     # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
     # under these names again, and Trainer, which reads its own checkpoints without renaming, would
     # leave every LayerNorm out of the best model and of a resumed run. None would not do, it stands
@@ -251,25 +268,12 @@ def load_weights(model: torch.nn.Module, path: Path) -> torch.nn.Module:
     return model
 
 
-def identity(model: str) -> str:
-    """Return a hash of the configuration in a model directory."""
-    facts = {**load_config(model).to_dict(), "transformers_version": None, "_name_or_path": None}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
 def commit(model: str, revision: str | None = None) -> str | None:
     """Return the commit of a model on the Hub as it lies in the cache; None if it is not there."""
     if not hub.names_repository(model):
         return None
     path = try_to_load_from_cache(model, "config.json", revision=revision)
     return Path(path).parent.name if isinstance(path, str) else None
-
-
-def describe(model: str) -> str:
-    """Return where a model comes from, in a few words."""
-    if model.startswith(embedded.PREFIX):
-        return embedded.describe(model)
-    return f"{model} ({'Hub' if hub.names_repository(model) else 'local'})"
 
 
 @contextmanager

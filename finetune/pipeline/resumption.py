@@ -212,24 +212,21 @@ def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
     Raises:
         UserError: On every process, if a machine has none where others have one.
     """
-    first_steps = steps = distributed.gather(resumption.step)
-    while len(set(steps)) > 1:
-        paths = (
-            path
-            for path in checkpoint.list_checkpoints(output_dir)
-            if checkpoint.number(path) <= min(steps) and checkpoint.problem(path) is None
+    steps = distributed.gather(resumption.step)
+    if len(set(steps)) == 1:
+        return resumption
+    paths = checkpoint.list_checkpoints(output_dir, complete=True)
+    common = set.intersection(*distributed.gather({path.name for path in paths}))
+    newest = max(common, key=lambda name: checkpoint.number(Path(name)), default=None)
+    problem = checkpoint.problem(output_dir / newest) if newest else "there is none"
+    problems = [reason for reason in distributed.gather(problem) if reason]
+    if newest is None or problems:
+        raise UserError(
+            f"--output_dir {output_dir}: the ranks have checkpoints of steps {steps}, and none is "
+            f"complete on every machine ({problems[0]}): copy one to every machine, or remove the "
+            "directory on all of them to start again"
         )
-        path = next(paths, None)
-        if min(steps) == 0:
-            raise UserError(
-                f"--output_dir {output_dir}: the ranks have checkpoints of steps {first_steps}, "
-                "and none is complete on every machine: copy one to every machine, or remove the "
-                "directory on all of them to start again"
-            )
-        if path is not None:
-            resumption = _continue_from(path, output_dir, resumption.notes)
-        steps = distributed.gather(0 if path is None else resumption.step)
-    return resumption
+    return _continue_from(output_dir / newest, output_dir, resumption.notes)
 
 
 def _continue_from(path: Path, directory: Path, notes: list[str]) -> Resumption:
@@ -289,18 +286,23 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
 def _hash_model_files(recipe: Recipe) -> dict[str, str]:
     """Return hashes of what a local model has beside its weights, which a checkpoint has."""
     from finetune.data.tokenize import identity
-    from finetune.models import pretrained
 
     if type(recipe).build_model not in (TextRecipe.build_model, ImageRecipe.build_model):
         return {}
     assert isinstance(recipe, (TextRecipe, ImageRecipe))
-    if not Path(recipe.model).expanduser().is_dir():
+    if recipe.model_config is None or not Path(recipe.model).expanduser().is_dir():
         return {}
-    hashes = {"model_config": pretrained.identity(recipe.model)}
+    config = recipe.model_config.to_dict()
+    contents = {"model_config": {**config, "transformers_version": None, "_name_or_path": None}}
+    hashes = {}
     if isinstance(recipe, TextRecipe):
-        return {"tokenizer": identity(recipe.processing_class()), **hashes}
-    content = to_json(recipe.processing_class().to_dict(), sort_keys=True)
-    return {"image_processor": hashlib.sha256(content.encode()).hexdigest()[:16], **hashes}
+        hashes["tokenizer"] = identity(recipe.processing_class())
+    else:
+        contents["image_processor"] = recipe.processing_class().to_dict()
+    for name, content in contents.items():
+        text = to_json(content, sort_keys=True, default=str)
+        hashes[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashes
 
 
 def refuse_changes(

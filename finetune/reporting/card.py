@@ -13,7 +13,7 @@ from finetune.reporting import tables
 from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
-from finetune.runtime.terminal import visible
+from finetune.runtime.formats import visible
 from finetune.training.manifest import Manifest
 
 CARD = "README.md"

@@ -23,7 +23,7 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 
 from finetune.reporting.tables import AREAS
 from finetune.runtime.files import replacing
-from finetune.runtime.terminal import visible
+from finetune.runtime.formats import visible
 from finetune.statistics import estimates
 from finetune.statistics.scored import ScoredRows
 

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from finetune.errors import RunError, UserError
 
 Result = TypeVar("Result")
-_LONGEST_PREPARATION = timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
         return prepare()
     import torch.distributed as dist
 
-    waiting = dist.new_group(backend="gloo", timeout=_LONGEST_PREPARATION)
+    waiting = dist.new_group(backend="gloo", timeout=timedelta(days=1))
     results: list[Result] = []
     for is_my_turn in (me.rank == 0, me.rank > 0 and (me.local_rank == 0 or not share)):
         failure: Exception | None = None

@@ -16,12 +16,7 @@ from typing import Any
 
 from finetune.errors import RunError, UserError, masked
 from finetune.runtime import distributed, signals
-from finetune.runtime.terminal import visible
-
-#: Seconds in which a launcher ends the other processes (torchrun polls ten times a second, if it
-#: gets a core), and in which a process that has reported is gone.
-_LAUNCHER_ENDS_US_WITHIN, _ENDS_WITHIN = 15.0, 2.0
-_MOST_TURNS = 10
+from finetune.runtime.formats import visible
 
 
 def keep_secrets() -> None:
@@ -44,16 +39,19 @@ def keep_secrets() -> None:
 
 
 def _wait_to_be_ended() -> None:
-    """Wait for the launcher as long as it runs; the processes of a machine one after the other."""
-    launcher, end = os.getppid(), time.monotonic() + _LAUNCHER_ENDS_US_WITHIN
+    """Wait for the launcher as long as it runs; the processes of a machine one after the other.
+
+    torchrun polls ten times a second, if it gets a core. What has reported is gone within 2 s.
+    """
+    launcher, end = os.getppid(), time.monotonic() + 15
     while os.getppid() == launcher and time.monotonic() < end:
         time.sleep(0.1)
-    time.sleep(_ENDS_WITHIN * min(distributed.ranks().local_rank, _MOST_TURNS))
+    time.sleep(2 * min(distributed.ranks().local_rank, 10))
 
 
 def refuse(error: UserError) -> int:
     """Print the user's mistakes once per machine, and return the exit status."""
-    if distributed.ranks().rank != 0:
+    if not distributed.is_main_process():
         _wait_to_be_ended()
     for mistake in error.mistakes:
         print(f"error: {visible(mistake)}", file=sys.stderr, flush=True)
@@ -62,7 +60,7 @@ def refuse(error: UserError) -> int:
 
 def stopped() -> int:
     """Leave rank 0 the time to say how to go on, and return the exit status of a stopped job."""
-    if distributed.ranks().rank != 0:
+    if not distributed.is_main_process():
         _wait_to_be_ended()
     return signals.STATUS
 

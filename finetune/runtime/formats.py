@@ -1,8 +1,11 @@
-"""What the name of a file says of its format: rows as text or Arrow, compressed or not."""
+"""What the name of a file says of its format: rows as text or Arrow, compressed or not; and text
+from elsewhere that a spreadsheet or a terminal must show, not run.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ SEPARATORS = {".csv": ",", ".tsv": "\t"}
 QUOTING = ("auto", "minimal", "none")
 #: With which a formula begins, also written in full width.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
+#: What moves the cursor, changes colours or reverses text, and halves of characters.
+_COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 COMPRESSIONS = (".gz", ".bz2", ".zst", ".zip")
 
 
@@ -49,3 +54,8 @@ def escape_formula(cell: Any) -> Any:
         float(cell)
         return cell
     return f"'{cell}"
+
+
+def visible(text: str, keep: str = "\n\t") -> str:
+    r"""Return ``text`` with control and direction characters escaped, like ``\x1b``."""
+    return _COMMANDS.sub(lambda m: m[0] if m[0] in keep else ascii(m[0])[1:-1], text)

@@ -10,8 +10,6 @@ import torch
 
 from finetune.runtime import distributed
 
-_THREADS = "OMP_NUM_THREADS"
-
 
 def prefers_bf16(device_type: str) -> bool:
     """Return whether a device is known to multiply bf16 faster than fp32.
@@ -49,7 +47,7 @@ def use_threads(num_threads: int | None) -> int:
     """
     if num_threads is None and not distributed.under_launcher():
         return torch.get_num_threads()  # the library's own choice: every core, or what is set
-    variable = os.environ.get(_THREADS, "")
+    variable = os.environ.get("OMP_NUM_THREADS", "")
     if num_threads is None and variable.isdecimal() and variable != "1":
         num_threads = int(variable)
     if not num_threads:
@@ -58,6 +56,6 @@ def use_threads(num_threads: int | None) -> int:
         cores = int(cpu_count(only_physical_cores=True))
         num_threads = max(1, cores // distributed.ranks().local_world_size)
     if distributed.under_launcher():  # for worker processes, and against accelerate's own guess
-        os.environ[_THREADS] = str(num_threads)
+        os.environ["OMP_NUM_THREADS"] = str(num_threads)
     torch.set_num_threads(num_threads)
     return num_threads

@@ -18,9 +18,6 @@ from types import FrameType
 #: Exit status of a process that was asked to stop and can be started again (EX_TEMPFAIL).
 STATUS = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-#: Launchers pass on what a terminal sent to all: within so many seconds it is the same request.
-_SAME_REQUEST = 2.0
-_SIGNAL_AT_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _request: tuple[str, float] | None = None  # the name of a signal, and when it came
 _deferral: tuple[float, Callable[[str], object]] | None = None  # the arguments of `deferred`
 
@@ -36,7 +33,7 @@ def requested() -> str | None:
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle the signals inside the block; only in the main thread, which is who gets them."""
+    """Handle the signals inside the block; only in the main thread, which gets them."""
     global _request
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -59,9 +56,8 @@ def handled() -> Iterator[None]:
 def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator[None]:
     """Only note a signal inside the block, whose code looks at :func:`requested`.
 
-    Args:
-        grace_seconds: How long after a signal the process ends itself, with status 75.
-        give_up: Called then, with the name of the signal, in another thread.
+    ``grace_seconds`` after it ``give_up`` is called in another thread, with the name of the signal,
+    and the process ends with status 75.
     """
     global _deferral
     _deferral = grace_seconds, give_up
@@ -75,14 +71,15 @@ def leave_with_parent() -> None:
     """Get SIGTERM when the launcher ends, which may be killed without passing that on; on Linux."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
-        prctl(_SIGNAL_AT_DEATH_OF_PARENT, signal.SIGTERM)
+        prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
     global _request
     time_of_signal = time.monotonic()
     if _request is not None:
-        if time_of_signal - _request[1] > _SAME_REQUEST:
+        # launchers pass on what a terminal sent to all: within 2 s it is the same request
+        if time_of_signal - _request[1] > 2:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         return

@@ -55,7 +55,7 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
         return
     layers.use_dropout(model)
     recomputes = recomputes or model.is_activation_checkpointing
-    packs = not recomputes and unpadded.supports(model) is None
+    packs = not recomputes and unpadded.supports(model)
     if packs or (bf16 and not attention.drops_weights(model)):
         attention.use(model)
     if packs:
@@ -63,11 +63,8 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
 
 
 def for_inference(model: torch.nn.Module, *, bf16: bool) -> None:
-    """Let ``model`` predict with every kernel that supports it; in place, and for good.
-
-    Args:
-        model: On the CPU, in the dtype that it will be used in.
-        bf16: Whether that is bf16. Where a CPU is slower in it, so is our attention.
+    """Let ``model``, on the CPU and perhaps in bf16, predict with every kernel that supports it; in
+    place, and for good. Where a CPU is slower in bf16, so is our attention.
     """
     from finetune.models.cpu import attention, layers
     from finetune.runtime import hardware

@@ -5,7 +5,6 @@ gloo sends them through sockets: 91 MB between two processes of one core each to
 """
 
 # no `from __future__ import annotations`: DDP looks at the annotations of a hook
-import contextlib
 import math
 import os
 import tempfile
@@ -72,10 +71,8 @@ def use(model: DistributedDataParallel) -> bool:
     if used_by(model):
         return True
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    is_plain = all(
-        parameter.dtype == torch.float32 and parameter.device.type == "cpu"
-        for parameter in parameters
-    )
+    kinds = {(parameter.dtype, parameter.device.type) for parameter in parameters}
+    is_plain = kinds == {(torch.float32, "cpu")}
     is_sparse = any(getattr(module, "sparse", False) for module in model.modules())  # of embeddings
     if is_sparse or not is_plain or distributed.machines() > 1 or not DIRECTORY.is_dir():
         return False
@@ -93,18 +90,15 @@ def used_by(model: torch.nn.Module) -> bool:
 
 def _shared_memory(columns: int) -> torch.Tensor | None:
     """Return fp32 zeros that all processes see, ``(processes, columns)``; None without room."""
-    me = distributed.ranks()
-    shape, path = (me.world_size, columns), None
-    with contextlib.ExitStack() as stack:
-        if me.rank == 0:
-            new = tempfile.NamedTemporaryFile(dir=DIRECTORY, prefix="finetune-")  # noqa: SIM115
-            file = stack.enter_context(new)
+    shape = distributed.ranks().world_size, columns
+    with tempfile.NamedTemporaryFile(dir=DIRECTORY, prefix="finetune-") as file:
+        path: str | None = file.name
+        if distributed.is_main_process():
             try:  # all bytes are reserved: to write to memory that is not there ends a process
                 os.posix_fallocate(file.fileno(), 0, torch.float32.itemsize * math.prod(shape))
-                path = file.name
             except OSError:
-                file.close()
-        path = distributed.gather(path)[0]
+                path = None
+        path = distributed.gather(path)[0]  # that of rank 0
         # how many machines there are is not always said; from_file would make a file elsewhere
         if not all(distributed.gather(path is not None and Path(path).exists())):
             return None

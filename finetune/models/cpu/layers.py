@@ -44,8 +44,8 @@ class Dropout(torch.nn.Dropout):
     """``torch.nn.Dropout``, its probability rounded to 1/65,536."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Drop elements of a plain tensor of any shape; of another, and without a probability
-        between 0 and 1, as torch does.
+        """Drop elements of a plain tensor of any shape; others, or with a probability of 0 or 1, as
+        torch does.
         """
         is_supported = (
             self.training
@@ -106,20 +106,17 @@ class PackedLinear(torch.nn.Module):
 
 
 def pack(model: torch.nn.Module) -> None:
-    """Replace every plain linear layer of a model of ``transformers``.
+    """Replace every plain linear layer of a model of ``transformers``, for inference mode only.
 
     Other models may hand the weights of a layer to torch's own kernels and not call it, as torch's
     own transformer does, and a hook would be lost.
-
-    Args:
-        model: To be used under ``torch.inference_mode()`` only.
     """
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available or not is_of_library(model):
         return
     dtypes = _DTYPES if torch.ops.mkldnn._is_mkldnn_bf16_supported() else (torch.float32,)
     for module, name, layer in _of_type(model, torch.nn.Linear):
-        weights = [weight for weight in (layer.weight, layer.bias) if weight is not None]
+        weights = list(layer.parameters())
         is_plain = not layer._forward_hooks and not layer._forward_pre_hooks
         if is_plain and all(
             weight.dtype in dtypes

@@ -20,12 +20,6 @@ from finetune.models.cpu import attention, layers
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
 #: the positions of the tokens; no attribute of a configuration says so.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-#: The share of the tokens with padding that may be left at most.
-_MOST_TOKENS = 0.95
-#: What the number of all tokens is a multiple of, at least.
-_MULTIPLE = 64
-#: What a head reads the state of the first token for; others may read those of padding.
-_HEAD = "ForSequenceClassification"
 #: Where modules come from that compute for one token at a time, besides those of the library.
 _TORCH_MODULES = ("activation", "container", "dropout", "linear", "normalization")
 _TOKEN_BY_TOKEN = (
@@ -34,30 +28,30 @@ _TOKEN_BY_TOKEN = (
 )
 
 
-def supports(model: torch.nn.Module) -> str | None:
-    """Return why the layers of ``model`` have to see padding, or None if they compute the same
-    without it: nobody may have replaced a module, or hung a hook on one that would see the states
-    of all rows as one sequence.
+def supports(model: torch.nn.Module) -> bool:
+    """Return whether the layers of ``model`` compute the same without seeing padding: it is of a
+    known class, attention weights are not dropped, and nobody has replaced a module, or hung a hook
+    on one that would see the states of all rows as one sequence.
     """
     if not layers.is_of_library(model):
-        return f"{type(model).__name__} is no class of transformers"
+        return False
     config = model.config
-    if config.model_type not in KNOWN or not type(model).__name__.endswith(_HEAD):
-        return f"{type(model).__name__} is not known to compute the same"
-    if getattr(config, "is_decoder", False) or getattr(config, "chunk_size_feed_forward", 0):
-        return "is_decoder or chunk_size_feed_forward is set"
-    if attention.drops_weights(model):
-        return "attention weights are dropped (--attention_dropout)"
-    if _stack(model) is None:
-        return "a layer was replaced or has a hook"
-    return None
+    return (
+        config.model_type in KNOWN
+        # such a head reads the state of the first token; others may read those of padding
+        and type(model).__name__.endswith("ForSequenceClassification")
+        and not getattr(config, "is_decoder", False)
+        and not getattr(config, "chunk_size_feed_forward", 0)
+        and not attention.drops_weights(model)
+        and _stack(model) is not None
+    )
 
 
 def use(model: torch.nn.Module) -> bool:
     """Let the layers of ``model`` see no padding, if :func:`supports` allows it and it attends by
     :mod:`finetune.models.cpu.attention`; return whether that is so.
     """
-    if not used_by(model) and attention.used_by(model) and supports(model) is None:
+    if not used_by(model) and attention.used_by(model) and supports(model):
         _Hooks(model)
     return used_by(model)
 
@@ -74,8 +68,8 @@ def computed(lengths: np.ndarray, padded: int) -> int:
     ``padded`` tokens each, or without padding.
     """
     tokens, cells = int(lengths.sum()) + 1, len(lengths) * padded
-    rounded = _round_up(tokens, max(_MULTIPLE, 2 ** (tokens.bit_length() - 5)))
-    return rounded if rounded < _MOST_TOKENS * cells else cells
+    rounded = _round_up(tokens, max(64, 2 ** (tokens.bit_length() - 5)))
+    return rounded if rounded < 0.95 * cells else cells
 
 
 def _stack(model: torch.nn.Module) -> torch.nn.ModuleList | None:
