@@ -71,7 +71,8 @@ def _start(event: events.Started) -> None:
         "task": recipe.kind.name.replace("_", " ")
         + (f" ({recipe.task_reason})" if recipe.task_reason else ""),
         name: balance,
-        **(_texts(recipe) if isinstance(recipe, TextRecipe) else {}),
+        "texts": ", ".join(recipe.columns_read()) if getattr(recipe, "text_columns", "") else "",
+        "long texts": _long_texts(recipe) if isinstance(recipe, TextRecipe) else "",
         "model": described,
         "device": _device(arguments, settings.command),
         "batch": _batch_sizes(arguments),
@@ -125,21 +126,14 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     return [line, f"faster: {torchrun}; on one GPU only: CUDA_VISIBLE_DEVICES=0"]
 
 
-def _texts(recipe: TextRecipe) -> dict[str, str]:
-    """Return how several columns are joined, and what becomes of long texts."""
-    facts, length, documents = {}, recipe.max_length, documents_of(recipe.prepared["train"])
-    if recipe.text_columns:
-        names = recipe.columns_read()
-        facts["texts"] = f"{', '.join(names)}, {recipe.encoder().describe_joining(len(names))}"
+def _long_texts(recipe: TextRecipe) -> str:
+    length, documents = recipe.max_length, documents_of(recipe.prepared["train"])
     if recipe.windows is not None and documents is not None:
-        facts["long texts"] = (
-            f"{len(documents):,} training windows of up to {length} tokens, "
-            f"{recipe.windows.shared} shared with the next; logits pooled by {recipe.pooling}"
-        )
-    elif (sample := recipe.token_sample) is not None:
-        share = float((sample.lengths > length).mean())
-        facts["long texts"] = f"{share:.1%} of the training texts are cut at --max_length {length}"
-    return facts
+        return f"{len(documents):,} windows of up to {length} tokens, pooled by {recipe.pooling}"
+    if (sample := recipe.token_sample) is None:
+        return ""
+    share = float((sample.lengths > length).mean())
+    return f"{share:.1%} of the training texts are cut at --max_length {length}"
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:

@@ -146,12 +146,6 @@ class Encoder:
                     "this model: take it out of the texts"
                 )
 
-    def describe_joining(self, parts: int) -> str:
-        """Return in words how several parts become one row."""
-        if is_pair(self.tokenizer, parts):
-            return "a pair of the tokenizer"
-        return f"joined by {separator(self.tokenizer)!r}"
-
     def refuse_too_short(self, parts: int) -> None:
         """Refuse a ``max_length`` that has no room for a token of each of several parts."""
         fewest = self._frame_size(parts) + parts

@@ -236,14 +236,6 @@ def _continue_from(path: Path, directory: Path, notes: list[str]) -> Resumption:
             f"{path} was saved with --save_only_model: it has no optimizer state, so nothing can "
             f"be resumed from it; its model can be trained further as --model {path}"
         )
-    state = json.loads((path / checkpoint.STATE).read_text(encoding="utf-8"))
-    best = directory / f"checkpoint-{state.get('best_global_step') or saved.step}"
-    if best.name != path.name and not (best / Checkpoint.NAME).exists():
-        notes = [
-            *notes,
-            f"the best checkpoint so far, {best.name}, is not complete or is gone: unless a better "
-            "one comes, the model of the last step is saved",
-        ]
     return Resumption(path, directory, _read_manifest(directory), saved.configuration, notes=notes)
 
 

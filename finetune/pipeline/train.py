@@ -302,11 +302,8 @@ class _Recording:
 
 def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     """Write ``run.json`` of a run that begins or continues, in a directory that is now its own."""
-    settings, resumed, directory = (
-        prepared.settings,
-        prepared.resumption,
-        prepared.settings.output_dir,
-    )
+    settings, resumed = prepared.settings, prepared.resumption
+    directory = settings.output_dir
     progress(events.Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = results.manifest(settings, prepared.configuration)
     # only now: until here a mistake could still be found, or the model be read from there
