@@ -24,10 +24,10 @@ from finetune.data.columns import parse_names
 from finetune.data.read_json import refuse_half_characters
 from finetune.data.read_text import ReadOptions
 from finetune.errors import Report, UserError, counted, suggestion
-from finetune.predicting.predictor import Predictor, default_precision
+from finetune.predicting.predictor import Predictor, device
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
-from finetune.runtime import formats
+from finetune.runtime import formats, precision
 
 if TYPE_CHECKING:
     from finetune.pipeline.predict import Options
@@ -100,9 +100,13 @@ class Request:
             while name in self._names:
                 name = f"predicted {name}"
             self.added[number] = name
+        self.columns = [*self._names, *self.added]  # of the output
         temperature = run.manifest.temperature if options.calibrated else None
         self._temperature = float(temperature or 1.0)
-        self.precision = options.precision or default_precision(run)
+        # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
+        is_classifier = self._task.has_probabilities and isinstance(self._recipe, TextRecipe)
+        is_bf16 = is_classifier and precision.prefers_bf16(device().type)
+        self.precision = options.precision or ("bf16" if is_bf16 else "fp32")
         trained_with = run.manifest.arguments.get("cpu_kernels", "auto")
         self._cpu_kernels = options.cpu_kernels or trained_with
 
@@ -160,11 +164,6 @@ class Request:
                 )
         return columns
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns of the output."""
-        return [*self._names, *self.added]
-
     def notes(self, missing: int) -> list[str]:
         """Return sentences for the user at the end, when ``missing`` rows have no prediction."""
         notes = [*filter(None, [self.run.unfinished]), *self._report.sentences("info")]
@@ -206,9 +205,8 @@ class Request:
             world_size: The number of processes.
             complete: The numbers of the chunks that were predicted before.
         """
-        predictor = Predictor(
-            self.run, self.precision, self.options.batch_tokens, self._cpu_kernels
-        )
+        tokens = self.options.batch_tokens
+        predictor = Predictor(self.run, self.precision, tokens, self._cpu_kernels)
         waiting: deque[tuple[int, Any, np.ndarray]] = deque()
         chunks: Iterable[tuple[int, Rows]] = enumerate(_read_lines(self._names))
         if self.total is not None:
@@ -243,10 +241,10 @@ class Request:
         is_text, first = isinstance(self._recipe, TextRecipe), number * CHUNK_ROWS + 1
         for name, texts in zip(self.columns_read, columns if is_text else (), strict=is_text):
             for row, text in enumerate(texts, first):
+                place = f"{self._name}, row {row}"
                 if isinstance(text, str) and self.kind == "frame":
-                    refuse_half_characters(text, f"{self._name}, row {row}")
+                    refuse_half_characters(text, place)
                 elif text is not None and not isinstance(text, str):
-                    place = f"{self._name}, row {row}"
                     raise UserError(f"{place}: expected a text in '{name}', found {text!r}")
         if len(columns) == 1:
             return columns[0]

@@ -43,8 +43,6 @@ STYLE: Any = {
     **{"legend.fontsize": 9.5, "legend.frameon": False, "lines.markersize": 5},
     **{"svg.fonttype": "none", "svg.hashsalt": "finetune"},
 }
-#: Fewer losses, logged every few steps, are no curve.
-_FEWEST_LOGGED = 3
 #: Test rows below which curves over groups of them are noise, and rows of a class likewise.
 _FEWEST_ROWS, _FEWEST_OF_CLASS = 100, 10
 _MOST_CELLS_WITH_NUMBERS, _FEWEST_BINS = 12 * 12, 3
@@ -83,8 +81,7 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
     """Plot the losses of training and validation, and the metrics of the evaluations."""
     entries = pd.DataFrame([*history, {"step": np.nan}]).set_index("step")
     logged = {str(name): values.dropna() for name, values in entries.items()}  # null: not finite
-    has_metrics = len(logged.get("eval_loss", ())) > 1
-    has_losses = len(logged.get("loss", ())) >= _FEWEST_LOGGED
+    has_metrics, has_losses = len(logged.get("eval_loss", ())) > 1, len(logged.get("loss", ())) > 2
     if not has_losses and not has_metrics:
         return None
     figure, panels = _panels(1 + has_metrics, height=2.5 + 1.9 * has_metrics)
@@ -112,11 +109,8 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
 
 
 def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
-    """Plot true by predicted class, as shares of each true class.
-
-    Args:
-        numbers: Counts, shape ``(classes, classes)``.
-        names: Of the classes.
+    """Plot true by predicted class, counts of shape ``(classes, classes)``, as shares of each true
+    class.
     """
     shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
     classes, is_numbered = len(names), numbers.size <= _MOST_CELLS_WITH_NUMBERS
@@ -138,13 +132,8 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
 def ranking(
     predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]], positive: int
 ) -> list[Plot]:
-    """Plot ROC and precision-recall curves: of two classes those of the positive one, of several
-    those of the classes with the lowest areas, each against the rest.
-
-    Args:
-        predicted: The test rows.
-        classes: The statistics of each class, by name.
-        positive: The positive one of two classes.
+    """Plot ROC and precision-recall curves: of two classes those of the ``positive`` one, of
+    several those of the classes with the lowest areas in their statistics, each against the rest.
     """
     supports, names, plots = predicted.supports, predicted.names, []
     has_enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_OF_CLASS
@@ -230,14 +219,7 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
 
 
 def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:
-    """Plot predicted against true numbers, shape ``(rows,)`` each, of 1,000 rows at most.
-
-    Args:
-        labels: The true ones.
-        predicted: The others.
-        name: Of the target.
-        suffix: Of the name of the plot.
-    """
+    """Plot predicted against true numbers of a target, shape ``(rows,)``, of 1,000 rows at most."""
     figure, (axes,) = _panels(1, height=4.0)
     rows = np.random.default_rng(0).permutation(len(labels))[:_MOST_DOTS]
     ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]

@@ -51,11 +51,6 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
-    @property
-    def kinds(self) -> list[str]:
-        """The class of each column: ``number``, ``text`` or none."""
-        return [cell.kind if cell.kind in ("number", "text") else "" for cell in self.rows[0]]
-
     def markdown(self) -> str:
         """Return the table as Markdown."""
         lines = [self.header, ["---"] * len(self.header)]
@@ -109,11 +104,6 @@ def score(metric: str, estimate: Mapping[str, float], *, signed: bool = False) -
     """Return a score with its 95% confidence interval."""
     ends = _interval(estimate, signed)
     return f"{metric} {number(estimate['value'], signed=signed)}" + f", 95% CI {ends}" * bool(ends)
-
-
-def count(value: int) -> Cell:
-    """Return a cell with a number of rows."""
-    return Cell(f"{value:,}", kind="number")
 
 
 def estimates(
@@ -175,7 +165,8 @@ def classes(statistics: Statistics) -> Table:
     for name in names:
         values = estimates(scores[name], ("precision", "recall", "f1", *areas))
         fitted = estimates(thresholds, [name]) if thresholds else []
-        rows.append([Cell(name), count(scores[name]["support"]), *values, *fitted])
+        support = Cell(f"{scores[name]['support']:,}", kind="number")
+        rows.append([Cell(name), support, *values, *fitted])
     header = ["class", "rows", "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
     return Table(caption, [*header, *["threshold"] * bool(thresholds)], rows)
 
@@ -243,7 +234,7 @@ def judge(
         subject: The one.
         other: The other.
         gaps: How much more of each metric the one has.
-        headline: See :attr:`~finetune.runs.run.Run.headline`.
+        headline: The names of the metrics.
         better: See :func:`directions`.
         is_chance: Whether a difference may be chance although its interval is without 0.
     """
