@@ -244,11 +244,9 @@ def _check(
     options: Mapping[str, Any], source: str | Path = "", output: Path | None = None
 ) -> Options:
     """Return the options; all mistakes in them, and reasons against an output file, are raised."""
-    names = [option.name for option in fields(Options)]
-    mistakes = [
-        f"unknown option '{name}' (available: {', '.join(names)})"
-        for name in sorted(options.keys() - set(names))
-    ]
+    names, mistakes = [option.name for option in fields(Options)], list[str]()
+    if unknown := sorted(options.keys() - set(names)):
+        mistakes.append(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
     for name, choices in CHOICES.items():
         if options.get(name) not in (None, *choices):
             mistakes.append(f"--{name} {options[name]}: expected {' or '.join(choices)}")

@@ -72,12 +72,9 @@ class Predictor:
     ) -> Iterator[np.ndarray]:
         """Yield the logits of each chunk, shape ``(rows, outputs)``, float32, in order.
 
-        The longest rows of a chunk come first, so that memory runs out at once or never.
-
-        Args:
-            chunks: Rows as the recipe reads them: texts, or tuples of their parts where it reads
-                several columns; else the values of its ``input_column``.
-            reads_ahead: Whether to read and tokenize the next chunk while the model computes.
+        The longest rows of a chunk come first, so that memory runs out at once or never. With
+        ``reads_ahead`` the next chunk is tokenized while the model computes. Rows are as the recipe
+        reads them: texts, or tuples of them of several columns; else values of its ``input_column``.
         """
         # the pool of a chunk, rows of it and their logits; without these the chunk is complete
         waiting: deque[tuple[Pool | None, np.ndarray, Future[np.ndarray] | None]] = deque()

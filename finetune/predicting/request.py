@@ -73,20 +73,19 @@ class Request:
         self.run, self.options = run, options
         self._task, self._recipe = run.kind, run.recipe(scores=False)
         self._report, self._reading = Report(), ReadOptions()
-        self.total: int | None = None
         if isinstance(source, pd.DataFrame):
             if repeated := source.columns[source.columns.duplicated()].tolist():
                 raise UserError(f"the data has two columns named {repeated[0]!r}: rename one")
             self.kind, self._name, self._names = "frame", "the data", list(source.columns)
             self.rows: Rows = source.reset_index(drop=True)
-            self.total = len(source)
         elif str(source) == STANDARD_INPUT:
             self.kind, self._name = STANDARD_INPUT, STANDARD_INPUT
             self._names, self.rows = text_names(self._recipe, options), pa.table({})
         else:
             self._name = str(Path(source).expanduser())
             self.kind, self.rows = self._open(str(source))
-            self._names, self.total = self.rows.column_names, len(self.rows)
+            self._names = self.rows.column_names
+        self.total = None if self.kind == STANDARD_INPUT else len(self.rows)
         mistakes = []
         if options.all_probabilities and not self._task.has_probabilities:
             mistakes.append("--all_probabilities: the run predicts a number, it has no classes")

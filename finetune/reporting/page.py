@@ -22,12 +22,11 @@ from finetune.reporting import plots, tables
 from finetune.reporting.card import provenance
 from finetune.reporting.tables import Cell, Table, estimates, excerpt
 from finetune.runs.run import Run
-from finetune.runtime.files import refuse_link
+from finetune.runtime.files import refuse_link, replacing
 from finetune.statistics import mistakes
 from finetune.statistics.metrics import MOST_CONFUSED
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 
-PAGE, PLOTS = "report.html", "plots"
 _MISTAKES, _SLICES, _TARGETS = 20, 10, 6
 
 
@@ -53,16 +52,18 @@ def write(run: Run) -> Path:
     verdicts = tables.verdicts(statistics, headline, tables.directions(manifest))
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
     warnings = [*manifest.data.notes, *statistics.notes]
-    tables.write_page(run.path / PAGE, title, [scores, *verdicts], sections, warnings)
-    directory = run.path / PLOTS
+    page = run.path / "report.html"
+    tables.write_page(page, title, [scores, *verdicts], sections, warnings)
+    directory = run.path / "plots"
     refuse_link(directory)
     directory.mkdir(exist_ok=True)
     for path in directory.glob("*.png"):  # what this run has too few rows or steps for
         path.unlink()
     for block in itertools.chain(*sections.values()):
         for plot in block if isinstance(block, list) else ():
-            plot.save(directory / f"{plot.name}.png")
-    return run.path / PAGE
+            with replacing(directory / f"{plot.name}.png") as new:  # dark on white
+                plot.figure.savefig(new, format="png", dpi=200, facecolor="white")
+    return page
 
 
 def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:

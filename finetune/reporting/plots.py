@@ -10,7 +10,6 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from finetune.reporting.tables import AREAS
-from finetune.runtime.files import replacing
 from finetune.runtime.terminal import visible
 from finetune.statistics import estimates
 from finetune.statistics.scored import ScoredRows
@@ -45,8 +43,7 @@ STYLE: Any = {
 }
 #: Test rows below which curves over groups of them are noise, and rows of a class likewise.
 _FEWEST_ROWS, _FEWEST_OF_CLASS = 100, 10
-_MOST_CELLS_WITH_NUMBERS, _FEWEST_BINS = 12 * 12, 3
-_MOST_CURVES, _MOST_POINTS, _MOST_DOTS = 5, 501, 1000
+_MOST_CELLS_WITH_NUMBERS, _MOST_CURVES, _MOST_POINTS, _MOST_DOTS = 12 * 12, 5, 501, 1000
 
 
 @dataclass(frozen=True)
@@ -70,11 +67,6 @@ class Plot:
         element = file.getvalue()
         element = element[element.index("<svg") :].replace(INK, "currentColor")
         return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
-
-    def save(self, path: Path) -> None:
-        """Write it as PNG, dark on white."""
-        with replacing(path) as new:
-            self.figure.savefig(new, format="png", dpi=200, facecolor="white")
 
 
 def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | None) -> Plot | None:
@@ -170,7 +162,7 @@ def ranking(
 def reliability(calibration: Mapping[str, Any]) -> Plot | None:
     """Plot accuracy by confidence, before and after the temperature."""
     bins, after = calibration["bins"], calibration.get("after")
-    if sum(row["rows"] for row in bins) < _FEWEST_ROWS or len(bins) < _FEWEST_BINS:
+    if sum(row["rows"] for row in bins) < _FEWEST_ROWS:
         return None
     curves = [("uncalibrated", bins, BLUE, "o")]
     if after:
@@ -238,9 +230,7 @@ def _panels(rows: int, *, height: float, width: float = WIDTH) -> tuple[Figure, 
 
 
 def _title(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "") -> None:
-    """Give a panel its title, the names of its axes and lines, and a quiet grid; ``percent`` names
-    the axes of shares, like ``"xy"``.
-    """
+    """Give a panel a title, names and a quiet grid; ``percent``: the axes of shares, as ``xy``."""
     axes.set(title=title, xlabel=x, ylabel=y, axisbelow=True)
     axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
     for name in percent:

@@ -196,9 +196,7 @@ def speed(rates: Mapping[str, Any]) -> str:
 
 
 def directions(manifest: Manifest) -> dict[str, int]:
-    """Return 1 where more is better and -1 where less is, by metric: those of
-    :data:`DIRECTIONS`, and the one by which the run chose its checkpoint.
-    """
+    """Return 1 where more is better and -1 where less is, by metric, also that of checkpoints."""
     arguments = manifest.arguments
     chosen = str(arguments.get("metric_for_best_model")).removeprefix("eval_")
     is_lower_better = str(arguments.get("greater_is_better")) == "False"
@@ -225,15 +223,15 @@ def judge(
     *,
     is_chance: bool = False,
 ) -> str:
-    """Return whether one model is better than another, by the intervals of the differences.
+    """Return whether ``subject`` is better than ``other``, by the intervals of the differences.
 
     The first metric of the headline decides, the one that the best checkpoint was chosen by; any
     other that is significantly worse is named.
 
     Args:
-        subject: The one.
-        other: The other.
-        gaps: How much more of each metric the one has.
+        subject: A model.
+        other: A model or a baseline.
+        gaps: How much more of each metric the subject has.
         headline: The names of the metrics.
         better: See :func:`directions`.
         is_chance: Whether a difference may be chance although its interval is without 0.

@@ -60,8 +60,7 @@ class Run:
         """
         run = path if isinstance(path, Run) else cls(Path(path).expanduser())
         if not (run.path / MANIFEST).exists():
-            reason = f"no {MANIFEST} in it" if run.path.exists() else "no such directory"
-            raise UserError(f"{path} is not the directory of a run: {reason}")
+            raise UserError(f"{path} is not the directory of a run: no {MANIFEST} in it")
         if trust_recipe:
             run.trust(functools.partial(warnings.warn, stacklevel=5))
         return run
