@@ -44,11 +44,9 @@ class Predictor:
     included, and None is the default of the device.
     """
 
-    def __init__(
-        self, run: Run, precision: str, batch_tokens: int | None, cpu_kernels: str
-    ) -> None:
+    def __init__(self, run: Run, bf16: bool, batch_tokens: int | None, cpu_kernels: str) -> None:
         self._recipe, self._task = run.recipe(scores=False), run.kind
-        self._device, self._bf16 = device(), precision == "bf16"
+        self._device, self._bf16 = device(), bf16
         on_cpu = self._device.type == "cpu"
         self._batch_tokens = batch_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
         # a new thread of torch starts with as many threads of its own as there are cores
@@ -67,14 +65,12 @@ class Predictor:
         self._model = model.to(self._device)
         self._collate = self._recipe.data_collator()
 
-    def stream(
-        self, chunks: Iterable[list[Any]], *, reads_ahead: bool = True
-    ) -> Iterator[np.ndarray]:
+    def stream(self, chunks: Iterable[list[Any]], reads_ahead: bool) -> Iterator[np.ndarray]:
         """Yield the logits of each chunk, shape ``(rows, outputs)``, float32, in order.
 
         The longest rows of a chunk come first, so that memory runs out at once or never. With
         ``reads_ahead`` the next chunk is tokenized while the model computes. Rows are as the recipe
-        reads them: texts, or tuples of them of several columns; else values of its ``input_column``.
+        reads them: texts, tuples of texts of several columns, or values of its ``input_column``.
         """
         # the pool of a chunk, rows of it and their logits; without these the chunk is complete
         waiting: deque[tuple[Pool | None, np.ndarray, Future[np.ndarray] | None]] = deque()

@@ -204,8 +204,8 @@ class Request:
             world_size: The number of processes.
             complete: The numbers of the chunks that were predicted before.
         """
-        tokens = self.options.batch_tokens
-        predictor = Predictor(self.run, self.precision, tokens, self._cpu_kernels)
+        bf16, tokens = self.precision == "bf16", self.options.batch_tokens
+        predictor = Predictor(self.run, bf16, tokens, self._cpu_kernels)
         waiting: deque[tuple[int, Any, np.ndarray]] = deque()
         chunks: Iterable[tuple[int, Rows]] = enumerate(_read_lines(self._names))
         if self.total is not None:
@@ -222,7 +222,7 @@ class Request:
                 yield [value for value in values if value is not None]
 
         done, reads_ahead = 0, self.kind != STANDARD_INPUT  # a line is answered at once
-        for logits in predictor.stream(inputs(), reads_ahead=reads_ahead):
+        for logits in predictor.stream(inputs(), reads_ahead):
             number, rows, has_value = waiting.popleft()
             done += len(has_value)
             progress(done)

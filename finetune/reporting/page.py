@@ -1,8 +1,7 @@
 """``report.html``: one file that shows what a run is worth, and its plots beside it as PNG.
 
-Everything comes from the run directory: ``run.json``, ``metrics.json``, ``predictions.parquet``.
-A section of a task is a function of the run, its table of predictions, and the same rows as the
-statistics of the task take them.
+Everything comes from the run directory. A section of a task is a function of the run, its table of
+predictions, and the same rows as the statistics of the task take them.
 """
 
 from __future__ import annotations
@@ -195,9 +194,7 @@ def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]
 
 
 def _examples(table: pd.DataFrame, columns: str, rows: list[list[Cell]]) -> list[Table]:
-    """Return a table of the most confident mistakes, if there are any: the cells of :func:`_row`
-    and these columns.
-    """
+    """Return a table of the most confident mistakes, if there are any: of ``_row`` and columns."""
     inputs = {"text": "text", THUMBNAIL: "image"}
     titles = [title for column, title in inputs.items() if column in table]
     header = ["row", *titles, *columns.split()]

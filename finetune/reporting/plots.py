@@ -180,12 +180,8 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
 
 
 def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Plot | None:
-    """Plot how long the texts are, where they are truncated, and the accuracy by length.
-
-    Args:
-        tokens: Of each row before truncation, shape ``(rows,)``.
-        right: Whether the prediction is right, likewise.
-        max_length: Tokens that the model sees; None if unknown.
+    """Plot how long the texts are, in ``tokens`` before truncation, shape ``(rows,)``, where they
+    are truncated if that is known, and the accuracy by length.
     """
     if len(tokens) < _FEWEST_ROWS:
         return None

@@ -106,9 +106,7 @@ def score(metric: str, estimate: Mapping[str, float], *, signed: bool = False) -
     return f"{metric} {number(estimate['value'], signed=signed)}" + f", 95% CI {ends}" * bool(ends)
 
 
-def estimates(
-    scores: Mapping[str, Any], names: Iterable[str], *, signed: bool = False
-) -> list[Cell]:
+def estimates(scores: Mapping[str, Any], names: Iterable[str], signed: bool = False) -> list[Cell]:
     """Return the cells of scores, with their intervals where they have one."""
     cells = []
     for name in names:
