@@ -35,8 +35,7 @@ class UserError(Exception):
         self.mistakes = tuple(masked(_IN_WORKER.sub("", mistake).strip()) for mistake in mistakes)
         super().__init__("\n".join(self.mistakes))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the mistakes one by one, for the other processes of a job."""
+    def __reduce__(self) -> tuple[Any, ...]:  # for the other processes of a job
         return type(self), self.mistakes
 
 

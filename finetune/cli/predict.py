@@ -13,7 +13,7 @@ from finetune.cli import console
 from finetune.cli.parser import RUN, Parser, import_at_once, load_run
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Event, Predicted, throttle
-from finetune.pipeline.predict import READING, Options
+from finetune.predicting import READING, Options
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub

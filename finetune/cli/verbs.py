@@ -17,7 +17,7 @@ from finetune.cli import console
 from finetune.cli.parser import RUN, TRUST, Parser, import_at_once, load_run, recipe_and_flags
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import RunError, UserError, counted
-from finetune.pipeline.predict import READING
+from finetune.predicting import READING
 from finetune.recipe import catalog
 from finetune.runtime import distributed, hub, signals
 

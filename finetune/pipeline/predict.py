@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
+from finetune.predicting import Options
 from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
 from finetune.runtime.formats import QUOTING, SEPARATORS
@@ -21,45 +22,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
-
-
 #: Suffixes of the files that can be written.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
-#: Options of a recipe that say how an input is read; those of the run by default.
-READING = (
-    *("text_column", "text_columns", "image_column"),
-    *("csv_quoting", "csv_separator", "encoding", "sheet"),
-)
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a prediction: those in :data:`READING`, and how it is computed and written.
-
-    Attributes:
-        all_probabilities: Whether to add the probability of every class.
-        calibrated: Whether to divide logits by the temperature of the run.
-        precision: ``fp32`` or ``bf16``; None for bf16 in text classification where the device
-            supports it natively, else fp32.
-        cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
-        batch_tokens: Tokens per batch, padding included; None for 1024 on a CPU, 65536 on a GPU.
-        csv_safe: Whether to escape what a spreadsheet would run as a formula.
-    """
-
-    text_column: str | None = None
-    text_columns: str | None = None
-    image_column: str | None = None
-    csv_quoting: str | None = None
-    csv_separator: str | None = None
-    encoding: str | None = None
-    sheet: str | None = None
-    all_probabilities: bool = False
-    calibrated: bool = False
-    precision: str | None = None
-    cpu_kernels: str | None = None
-    batch_tokens: int | None = None
-    csv_safe: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,20 +83,18 @@ def predict(
     from finetune.data import arrow, memory
     from finetune.predicting.request import Request, text_names
 
-    if options.get("csv_safe"):
+    checked, loaded = _check(options), Run.load(run, trust_recipe=trust_recipe)
+    if checked.csv_safe:
         raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
-    if mistakes := _find_mistakes(options):
-        raise UserError(*mistakes)
-    loaded = Run.load(run, trust_recipe=trust_recipe)
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
     elif memory.is_table(data):  # of polars, for instance
         frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
     else:
-        frame = _frame(data, text_names(loaded.recipe(scores=False), Options(**options)))
+        frame = _frame(data, text_names(loaded.recipe(scores=False), checked))
         if isinstance(data, pd.Series):
             frame.index = data.index
-    request = Request(loaded, frame, Options(**options))
+    request = Request(loaded, frame, checked)
     chunks = request.predict(lambda rows: progress(Predicted(rows, request.total)))
     tables = [added for *_, added in chunks]
     for name in request.added:
@@ -175,13 +138,11 @@ def predict_file(
 
     target = Path(output).expanduser() if isinstance(output, (str, Path)) else output
     path = target if isinstance(target, Path) else None
-    if mistakes := _find_mistakes(options, source, path):
-        raise UserError(*mistakes)
-    ranks, csv_safe = distributed.ranks(), bool(options.get("csv_safe"))
+    checked, ranks = _check(options, source, path), distributed.ranks()
+    csv_safe = checked.csv_safe
 
     def prepare() -> tuple[Request, str, Parts | None, dict[int, int]]:
-        loaded = Run.load(run, trust_recipe=trust_recipe)
-        request = Request(loaded, source, Options(**options))
+        request = Request(Run.load(run, trust_recipe=trust_recipe), source, checked)
         formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
         suffix = path.suffix if path else formats.get(request.kind, ".csv")
         if csv_safe and suffix not in SEPARATORS:
@@ -221,14 +182,8 @@ def predict_file(
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
             missing = parts.join(request.rows, request.columns, csv_safe)
-    return FilePrediction(
-        output=path or Path("-"),
-        rows=rows,
-        rows_before=before,
-        samples_per_second=(rows - before) / seconds,
-        precision=request.precision,
-        notes=request.notes(missing),
-    )
+    speed, notes = (rows - before) / seconds, request.notes(missing)
+    return FilePrediction(path or Path("-"), rows, before, speed, request.precision, notes)
 
 
 def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
@@ -247,22 +202,18 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
         return pd.DataFrame({columns[0]: pd.Series(rows, dtype=object)})
     for number, row in enumerate(rows, 1):
         if not isinstance(row, tuple) or len(row) != len(columns):
-            expected = f"a tuple of texts ({', '.join(columns)})"
-            found = reprlib.repr(row)
-            raise UserError(f"the data, row {number}: expected {expected}, found {found}")
+            expected = f"a tuple of texts ({', '.join(columns)}), found {reprlib.repr(row)}"
+            raise UserError(f"the data, row {number}: expected {expected}")
     return pd.DataFrame(rows, columns=columns, dtype=object)
 
 
-def _find_mistakes(
+def _check(
     options: Mapping[str, Any], source: str | Path = "", output: Path | None = None
-) -> list[str]:
-    """Return a line for each unknown option, invalid value, and reason against an output file."""
-    names = [option.name for option in fields(Options)]
-    mistakes = [
-        f"unknown option '{name}' (available: {', '.join(names)})"
-        for name in options
-        if name not in names
-    ]
+) -> Options:
+    """Return the options; all mistakes in them, and reasons against an output file, are raised."""
+    names, mistakes = [option.name for option in fields(Options)], list[str]()
+    if unknown := sorted(options.keys() - set(names)):
+        mistakes.append(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
     for name, choices in CHOICES.items():
         if options.get(name) not in (None, *choices):
             mistakes.append(f"--{name} {options[name]}: expected {' or '.join(choices)}")
@@ -270,13 +221,12 @@ def _find_mistakes(
         mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
     if output is not None:
         folder, other = output.parent, Path(source).expanduser()
+        is_input = output.exists() and other.exists() and output.samefile(other)
         if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
-            mistakes.append(
-                f"--output {output}: expected a file ending in {', '.join(SUFFIXES)}, in a "
-                "directory that exists"
-            )
-        elif (output.name == PREDICTIONS and (folder / MANIFEST).exists()) or (
-            output.exists() and other.exists() and output.samefile(other)
-        ):
+            expected = f"a file ending in {', '.join(SUFFIXES)}, in a folder that exists"
+            mistakes.append(f"--output {output}: expected {expected}")
+        elif is_input or (output.name == PREDICTIONS and (folder / MANIFEST).exists()):
             mistakes.append(f"--output {output} is the input or part of a run: name another file")
-    return mistakes
+    if mistakes:
+        raise UserError(*mistakes)
+    return Options(**options)

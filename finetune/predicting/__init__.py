@@ -1,1 +1,40 @@
 """Predict files of any size: read in chunks, predicted by length, written in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Options of a recipe that say how an input is read; those of the run by default.
+READING = (
+    *("text_column", "text_columns", "image_column"),
+    *("csv_quoting", "csv_separator", "encoding", "sheet"),
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a prediction: those in :data:`READING`, and how it is computed and written.
+
+    Attributes:
+        all_probabilities: Whether to add the probability of every class.
+        calibrated: Whether to divide logits by the temperature of the run.
+        precision: ``fp32`` or ``bf16``; None for bf16 in text classification where the device
+            supports it natively, else fp32.
+        cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
+        batch_tokens: Tokens per batch, padding included; None for 1024 on a CPU, 65536 on a GPU.
+        csv_safe: Whether to escape what a spreadsheet would run as a formula.
+    """
+
+    text_column: str | None = None
+    text_columns: str | None = None
+    image_column: str | None = None
+    csv_quoting: str | None = None
+    csv_separator: str | None = None
+    encoding: str | None = None
+    sheet: str | None = None
+    all_probabilities: bool = False
+    calibrated: bool = False
+    precision: str | None = None
+    cpu_kernels: str | None = None
+    batch_tokens: int | None = None
+    csv_safe: bool = False

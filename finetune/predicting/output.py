@@ -33,8 +33,7 @@ _CHUNKS_AT_ONCE = 16  # in memory; one row group of parquet
 
 
 class Parts:
-    """The predictions of the chunks of an input, on the disk of the output until it is written.
-
+    """The predictions of the chunks of an input, on the disk of the output until it is written;
     ``facts`` are everything that they depend on, by names that a user knows.
     """
 

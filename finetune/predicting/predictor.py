@@ -43,11 +43,9 @@ class Predictor:
     included, and None is the default of the device.
     """
 
-    def __init__(
-        self, run: Run, precision: str, batch_tokens: int | None, cpu_kernels: str
-    ) -> None:
+    def __init__(self, run: Run, bf16: bool, batch_tokens: int | None, cpu_kernels: str) -> None:
         self._recipe, self._task = run.recipe(scores=False), run.kind
-        self._device, self._bf16 = _device(), precision == "bf16"
+        self._device, self._bf16 = device(), bf16
         on_cpu = self._device.type == "cpu"
         self._batch_tokens = batch_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
         # a new thread of torch starts with as many threads of its own as there are cores
@@ -66,17 +64,12 @@ class Predictor:
         self._model = model.to(self._device)
         self._collate = self._recipe.data_collator()
 
-    def stream(
-        self, chunks: Iterable[list[Any]], *, reads_ahead: bool = True
-    ) -> Iterator[np.ndarray]:
+    def stream(self, chunks: Iterable[list[Any]], reads_ahead: bool) -> Iterator[np.ndarray]:
         """Yield the logits of each chunk, shape ``(rows, outputs)``, float32, in order.
 
-        The longest rows of a chunk come first, so that memory runs out at once or never.
-
-        Args:
-            chunks: Rows as the recipe reads them: texts, or tuples of their parts where it reads
-                several columns; else the values of its ``input_column``.
-            reads_ahead: Whether to read and tokenize the next chunk while the model computes.
+        The longest rows of a chunk come first, so that memory runs out at once or never. With
+        ``reads_ahead`` the next chunk is tokenized while the model computes. Rows are as the recipe
+        reads them: texts, tuples of texts of several columns, or values of its ``input_column``.
         """
         # the pool of a chunk, rows of it and their logits; without these the chunk is complete
         waiting: deque[tuple[Pool | None, np.ndarray, Future[np.ndarray] | None]] = deque()
@@ -182,17 +175,8 @@ def _encode(recipe: TextRecipe, texts: list[Any]) -> Iterator[tuple[int, Mapping
             yield number, dict(zip(columns, row, strict=True))
 
 
-def default_precision(run: Run) -> str:
-    """Return ``bf16`` for text classification on devices that are faster with it, else ``fp32``.
-
-    bf16 changes probabilities by less than 0.02, but leaves a regression with three digits.
-    """
-    if not run.kind.has_probabilities or not isinstance(run.recipe(scores=False), TextRecipe):
-        return "fp32"
-    return "bf16" if hardware.prefers_bf16(_device().type) else "fp32"
-
-
-def _device() -> torch.device:
+def device() -> torch.device:
+    """Return the device of this process."""
     if (device := torch.accelerator.current_accelerator(check_available=True)) is None:
         return torch.device("cpu")
     return torch.device(device.type, distributed.ranks().local_rank)

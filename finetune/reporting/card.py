@@ -16,7 +16,6 @@ from finetune.runtime.files import write_whole
 from finetune.runtime.formats import visible
 from finetune.training.manifest import Manifest
 
-CARD = "README.md"
 _TEMPLATE = Path(__file__).with_name("templates") / "card.md.jinja"
 #: Code, in which HTML stays as it is, and what begins HTML elsewhere, as in the name of a file.
 _CODE_OR_HTML = re.compile(r"^```.*?^```$|^    .*?$|`[^`]*`|<", re.M | re.S)
@@ -41,7 +40,7 @@ def write(run: Run) -> Path:
     card.text = _CODE_OR_HTML.sub(
         lambda match: r"\<" if match[0] == "<" else match[0], visible(card.text)
     )
-    path = run.path / CARD
+    path = run.path / "README.md"
     write_whole(path, f"{card.content.rstrip()}\n")
     return path
 

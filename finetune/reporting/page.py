@@ -1,8 +1,7 @@
 """``report.html``: one file that shows what a run is worth, and its plots beside it as PNG.
 
-Everything comes from the run directory: ``run.json``, ``metrics.json``, ``predictions.parquet``.
-A section of a task is a function of the run, its table of predictions, and the same rows as the
-statistics of the task take them.
+Everything comes from the run directory. A section of a task is a function of the run, its table of
+predictions, and the same rows as the statistics of the task take them.
 """
 
 from __future__ import annotations
@@ -20,16 +19,14 @@ import pandas as pd
 from finetune.data.prediction_columns import LABEL, PREDICTION, THUMBNAIL
 from finetune.reporting import plots, tables
 from finetune.reporting.card import provenance
-from finetune.reporting.tables import Cell, Table, count, estimates, excerpt
+from finetune.reporting.tables import Cell, Table, estimates, excerpt
 from finetune.runs.run import Run
-from finetune.runtime.files import refuse_link
+from finetune.runtime.files import refuse_link, replacing
 from finetune.statistics import mistakes
 from finetune.statistics.metrics import MOST_CONFUSED
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 
-PAGE, PLOTS = "report.html", "plots"
 _MISTAKES, _SLICES, _TARGETS = 20, 10, 6
-_LARGEST_IMAGE = 16_384  # bytes
 
 
 @matplotlib.rc_context(plots.STYLE)
@@ -54,16 +51,18 @@ def write(run: Run) -> Path:
     verdicts = tables.verdicts(statistics, headline, tables.directions(manifest))
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
     warnings = [*manifest.data.notes, *statistics.notes]
-    tables.write_page(run.path / PAGE, title, [scores, *verdicts], sections, warnings)
-    directory = run.path / PLOTS
+    page = run.path / "report.html"
+    tables.write_page(page, title, [scores, *verdicts], sections, warnings)
+    directory = run.path / "plots"
     refuse_link(directory)
     directory.mkdir(exist_ok=True)
     for path in directory.glob("*.png"):  # what this run has too few rows or steps for
         path.unlink()
     for block in itertools.chain(*sections.values()):
         for plot in block if isinstance(block, list) else ():
-            plot.save(directory / f"{plot.name}.png")
-    return run.path / PAGE
+            with replacing(directory / f"{plot.name}.png") as new:  # dark on white
+                plot.figure.savefig(new, format="png", dpi=200, facecolor="white")
+    return page
 
 
 def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
@@ -112,20 +111,16 @@ def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 
 def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     """Show how well each of any number of labels of a row is found, and confident mistakes."""
-    blocks: list[Any] = [
-        f"{rows.right.sum():,} of {len(rows):,} rows are given exactly the labels they have."
-    ]
+    blocks: list[Any] = [tables.classes(run.statistics)]
     if run.statistics.thresholds:
         blocks.append(
-            "A label is given above a probability of one half, to which its threshold, fitted on "
-            "the validation rows, was moved: their scores are a little too good."
+            "The thresholds were fitted on the validation rows: their scores are a little too good."
         )
-    blocks.append(tables.classes(run.statistics))
     examples = []
     for index in mistakes.farthest(rows)[:_MISTAKES]:
         names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
         examples.append([*_row(table, index), *map(Cell, names)])
-    return [*blocks, *_examples("The most confident mistakes", table, "labels predicted", examples)]
+    return [*blocks, *_examples(table, "labels predicted", examples)]
 
 
 def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
@@ -164,7 +159,7 @@ def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     cells = [
         [
             Cell(part["name"]),
-            count(part["rows"]),
+            Cell(f"{part['rows']:,}", kind="number"),
             *estimates(part, ["accuracy"]),
             Cell("lower than on all rows" * part["lower"], kind="bad"),
         ]
@@ -177,7 +172,6 @@ def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     """Show the most confident mistakes, and labels that may be wrong."""
     wrong, suspects = mistakes.most_confident(rows), suspicion(run, rows)
-    summary, names = rows.summary, rows.names
     suspected = suspects.rows if suspects else np.array([], dtype=np.int64)
     sentence = f"{len(wrong):,} of {len(rows):,} rows are wrong. "
     if suspects is None:
@@ -190,30 +184,21 @@ def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]
             "contradict the label, which may be wrong: check these rows by hand. At most about "
             f"{part.value:.1%} of all labels are wrong (95% CI {part.low:.1%} to {part.high:.1%})."
         )
-    blocks: list[Any] = [sentence]
-    further = suspected[~np.isin(suspected, wrong[:_MISTAKES])]
-    for caption, chosen in (
-        ("The most confident mistakes", wrong),
-        ("Other rows whose label may be wrong", further),
-    ):
-        examples = []
-        for index in chosen[:_MISTAKES]:
-            note = f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected)
-            label = Cell(names[rows.labels[index]], note)
-            confidence = Cell(f"{summary.confidence[index]:.1%}", kind="number")
-            prediction = Cell(names[rows.classes[index]])
-            examples.append([*_row(table, index), label, prediction, confidence])
-        blocks += _examples(caption, table, "label predicted probability", examples)
-    return blocks
+    summary, names, examples = rows.summary, rows.names, []
+    for index in wrong[:_MISTAKES]:
+        note = f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected)
+        label = Cell(names[rows.labels[index]], note)
+        confidence = Cell(f"{summary.confidence[index]:.1%}", kind="number")
+        examples.append([*_row(table, index), label, Cell(names[rows.classes[index]]), confidence])
+    return [sentence, *_examples(table, "label predicted probability", examples)]
 
 
-def _examples(
-    caption: str, table: pd.DataFrame, columns: str, rows: list[list[Cell]]
-) -> list[Table]:
-    """Return a table of rows, of the cells of :func:`_row` and these columns, if there are any."""
+def _examples(table: pd.DataFrame, columns: str, rows: list[list[Cell]]) -> list[Table]:
+    """Return a table of the most confident mistakes, if there are any: of ``_row`` and columns."""
     inputs = {"text": "text", THUMBNAIL: "image"}
     titles = [title for column, title in inputs.items() if column in table]
-    return [Table(caption, ["row", *titles, *columns.split()], rows)] if rows else []
+    header = ["row", *titles, *columns.split()]
+    return [Table("The most confident mistakes", header, rows)] if rows else []
 
 
 def _row(table: pd.DataFrame, index: int) -> list[Cell]:
@@ -223,9 +208,8 @@ def _row(table: pd.DataFrame, index: int) -> list[Cell]:
     if "text" in table:
         cells.append(excerpt(row["text"]))
     if THUMBNAIL in table:
-        jpeg, address = row[THUMBNAIL], ""
-        if isinstance(jpeg, bytes) and len(jpeg) <= _LARGEST_IMAGE:
-            address = f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+        jpeg = base64.b64encode(row[THUMBNAIL] or b"").decode()
+        address = f"data:image/jpeg;base64,{jpeg}" if jpeg else ""
         cells.append(Cell("", str(row.get("file", "")), image=address))
     return cells
 

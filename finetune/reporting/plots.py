@@ -10,7 +10,6 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from finetune.reporting.tables import AREAS
-from finetune.runtime.files import replacing
 from finetune.runtime.formats import visible
 from finetune.statistics import estimates
 from finetune.statistics.scored import ScoredRows
@@ -43,12 +41,9 @@ STYLE: Any = {
     **{"legend.fontsize": 9.5, "legend.frameon": False, "lines.markersize": 5},
     **{"svg.fonttype": "none", "svg.hashsalt": "finetune"},
 }
-#: Fewer losses, logged every few steps, are no curve.
-_FEWEST_LOGGED = 3
 #: Test rows below which curves over groups of them are noise, and rows of a class likewise.
 _FEWEST_ROWS, _FEWEST_OF_CLASS = 100, 10
-_MOST_CELLS_WITH_NUMBERS, _FEWEST_BINS = 12 * 12, 3
-_MOST_CURVES, _MOST_POINTS, _MOST_DOTS = 5, 501, 1000
+_MOST_CELLS_WITH_NUMBERS, _MOST_CURVES, _MOST_POINTS, _MOST_DOTS = 12 * 12, 5, 501, 1000
 
 
 @dataclass(frozen=True)
@@ -73,18 +68,12 @@ class Plot:
         element = element[element.index("<svg") :].replace(INK, "currentColor")
         return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
 
-    def save(self, path: Path) -> None:
-        """Write it as PNG, dark on white."""
-        with replacing(path) as new:
-            self.figure.savefig(new, format="png", dpi=200, facecolor="white")
-
 
 def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | None) -> Plot | None:
     """Plot the losses of training and validation, and the metrics of the evaluations."""
     entries = pd.DataFrame([*history, {"step": np.nan}]).set_index("step")
     logged = {str(name): values.dropna() for name, values in entries.items()}  # null: not finite
-    has_metrics = len(logged.get("eval_loss", ())) > 1
-    has_losses = len(logged.get("loss", ())) >= _FEWEST_LOGGED
+    has_metrics, has_losses = len(logged.get("eval_loss", ())) > 1, len(logged.get("loss", ())) > 2
     if not has_losses and not has_metrics:
         return None
     figure, panels = _panels(1 + has_metrics, height=2.5 + 1.9 * has_metrics)
@@ -112,11 +101,8 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
 
 
 def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
-    """Plot true by predicted class, as shares of each true class.
-
-    Args:
-        numbers: Counts, shape ``(classes, classes)``.
-        names: Of the classes.
+    """Plot true by predicted class, counts of shape ``(classes, classes)``, as shares of each true
+    class.
     """
     shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
     classes, is_numbered = len(names), numbers.size <= _MOST_CELLS_WITH_NUMBERS
@@ -138,13 +124,8 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
 def ranking(
     predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]], positive: int
 ) -> list[Plot]:
-    """Plot ROC and precision-recall curves: of two classes those of the positive one, of several
-    those of the classes with the lowest areas, each against the rest.
-
-    Args:
-        predicted: The test rows.
-        classes: The statistics of each class, by name.
-        positive: The positive one of two classes.
+    """Plot ROC and precision-recall curves: of two classes those of the ``positive`` one, of
+    several those of the classes with the lowest areas in their statistics, each against the rest.
     """
     supports, names, plots = predicted.supports, predicted.names, []
     has_enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_OF_CLASS
@@ -182,7 +163,7 @@ def ranking(
 def reliability(calibration: Mapping[str, Any]) -> Plot | None:
     """Plot accuracy by confidence, before and after the temperature."""
     bins, after = calibration["bins"], calibration.get("after")
-    if sum(row["rows"] for row in bins) < _FEWEST_ROWS or len(bins) < _FEWEST_BINS:
+    if sum(row["rows"] for row in bins) < _FEWEST_ROWS:
         return None
     curves = [("uncalibrated", bins, BLUE, "o")]
     if after:
@@ -200,12 +181,8 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
 
 
 def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Plot | None:
-    """Plot how long the texts are, where they are truncated, and the accuracy by length.
-
-    Args:
-        tokens: Of each row before truncation, shape ``(rows,)``.
-        right: Whether the prediction is right, likewise.
-        max_length: Tokens that the model sees; None if unknown.
+    """Plot how long the texts are, in ``tokens`` before truncation, shape ``(rows,)``, where they
+    are truncated if that is known, and the accuracy by length.
     """
     if len(tokens) < _FEWEST_ROWS:
         return None
@@ -231,14 +208,7 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
 
 
 def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:
-    """Plot predicted against true numbers, shape ``(rows,)`` each, of 1,000 rows at most.
-
-    Args:
-        labels: The true ones.
-        predicted: The others.
-        name: Of the target.
-        suffix: Of the name of the plot.
-    """
+    """Plot predicted against true numbers of a target, shape ``(rows,)``, of 1,000 rows at most."""
     figure, (axes,) = _panels(1, height=4.0)
     rows = np.random.default_rng(0).permutation(len(labels))[:_MOST_DOTS]
     ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
@@ -257,9 +227,7 @@ def _panels(rows: int, *, height: float, width: float = WIDTH) -> tuple[Figure, 
 
 
 def _title(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "") -> None:
-    """Give a panel its title, the names of its axes and lines, and a quiet grid; ``percent`` names
-    the axes of shares, like ``"xy"``.
-    """
+    """Give a panel a title, names and a quiet grid; ``percent``: the axes of shares, as ``xy``."""
     axes.set(title=title, xlabel=x, ylabel=y, axisbelow=True)
     axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
     for name in percent:

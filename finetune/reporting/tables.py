@@ -51,11 +51,6 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
-    @property
-    def kinds(self) -> list[str]:
-        """The class of each column: ``number``, ``text`` or none."""
-        return [cell.kind if cell.kind in ("number", "text") else "" for cell in self.rows[0]]
-
     def markdown(self) -> str:
         """Return the table as Markdown."""
         lines = [self.header, ["---"] * len(self.header)]
@@ -111,14 +106,7 @@ def score(metric: str, estimate: Mapping[str, float], *, signed: bool = False) -
     return f"{metric} {number(estimate['value'], signed=signed)}" + f", 95% CI {ends}" * bool(ends)
 
 
-def count(value: int) -> Cell:
-    """Return a cell with a number of rows."""
-    return Cell(f"{value:,}", kind="number")
-
-
-def estimates(
-    scores: Mapping[str, Any], names: Iterable[str], *, signed: bool = False
-) -> list[Cell]:
+def estimates(scores: Mapping[str, Any], names: Iterable[str], signed: bool = False) -> list[Cell]:
     """Return the cells of scores, with their intervals where they have one."""
     cells = []
     for name in names:
@@ -175,7 +163,8 @@ def classes(statistics: Statistics) -> Table:
     for name in names:
         values = estimates(scores[name], ("precision", "recall", "f1", *areas))
         fitted = estimates(thresholds, [name]) if thresholds else []
-        rows.append([Cell(name), count(scores[name]["support"]), *values, *fitted])
+        support = Cell(f"{scores[name]['support']:,}", kind="number")
+        rows.append([Cell(name), support, *values, *fitted])
     header = ["class", "rows", "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
     return Table(caption, [*header, *["threshold"] * bool(thresholds)], rows)
 
@@ -205,9 +194,7 @@ def speed(rates: Mapping[str, Any]) -> str:
 
 
 def directions(manifest: Manifest) -> dict[str, int]:
-    """Return 1 where more is better and -1 where less is, by metric: those of
-    :data:`DIRECTIONS`, and the one by which the run chose its checkpoint.
-    """
+    """Return 1 where more is better and -1 where less is, by metric, also that of checkpoints."""
     arguments = manifest.arguments
     chosen = str(arguments.get("metric_for_best_model")).removeprefix("eval_")
     is_lower_better = str(arguments.get("greater_is_better")) == "False"
@@ -234,16 +221,16 @@ def judge(
     *,
     is_chance: bool = False,
 ) -> str:
-    """Return whether one model is better than another, by the intervals of the differences.
+    """Return whether ``subject`` is better than ``other``, by the intervals of the differences.
 
     The first metric of the headline decides, the one that the best checkpoint was chosen by; any
     other that is significantly worse is named.
 
     Args:
-        subject: The one.
-        other: The other.
-        gaps: How much more of each metric the one has.
-        headline: See :attr:`~finetune.runs.run.Run.headline`.
+        subject: A model.
+        other: A model or a baseline.
+        gaps: How much more of each metric the subject has.
+        headline: The names of the metrics.
         better: See :func:`directions`.
         is_chance: Whether a difference may be chance although its interval is without 0.
     """

@@ -75,9 +75,6 @@ class Run:
 
         Args:
             tell: Called with a sentence with file and hash, before it is imported.
-
-        Raises:
-            UserError: If there is no such recipe, or a file cannot be imported.
         """
         from finetune.recipe import catalog, scoring
 
@@ -94,13 +91,9 @@ class Run:
 
     @property
     def _state(self) -> str:
-        """The status, and how a run that is not finished is resumed, or trained where nothing was
-        saved.
-        """
-        command, verb = self.manifest.command, "train it"
-        if any(self.path.glob("checkpoint-*")):
-            command, verb = f"{command}, with --resume and --output_dir {self.path}", "resume it"
-        return f"its status is '{self.status}'; to {verb}: {command}"
+        """The status, and how a run that is not finished is trained or continued."""
+        command = f"{self.manifest.command}, with --resume and --output_dir {self.path}"
+        return f"its status is '{self.status}'; to continue it: {command}"
 
     @property
     def unfinished(self) -> str | None:
@@ -185,13 +178,9 @@ class Run:
         """What follows from the kind of its labels."""
         from finetune.tasks import kinds
 
-        manifest = self.manifest
-        return kinds.from_manifest(
-            manifest.task,
-            manifest.labels,
-            ordered=manifest.ordered_labels,
-            facts=manifest.task_facts,
-        )
+        manifest, facts = self.manifest, self.manifest.task_facts
+        ordered = manifest.ordered_labels
+        return kinds.from_manifest(manifest.task, manifest.labels, ordered=ordered, facts=facts)
 
     def scored(self, table: pd.DataFrame, task: Task[Any] | None = None) -> Any:
         """Return the test rows as the statistics of a task take them.

@@ -55,7 +55,7 @@ def test_a_signal_saves_and_the_rest_is_what_it_would_have_been(
     assert f"interrupted by {name}; to resume at step {step}: " in said
     manifest = Run.load(run).manifest
     assert (manifest.status, manifest.stopped_by) == ("interrupted", name)
-    with pytest.raises(UserError, match=r"has no metrics.json \(status 'interrupted'\); to resume"):
+    with pytest.raises(UserError, match=r"metrics\.json: its status is 'interrupted'; to continue"):
         report(run)
     assert faulty(run, *flags, "--resume") == 0
     resumed = f"resuming from {run / f'checkpoint-{step}'}, step {step} of {STEPS}"
