@@ -236,6 +236,10 @@ def _continue_from(path: Path, directory: Path, notes: list[str]) -> Resumption:
             f"{path} was saved with --save_only_model: it has no optimizer state, so nothing can "
             f"be resumed from it; its model can be trained further as --model {path}"
         )
+    best = json.loads((path / checkpoint.STATE).read_text(encoding="utf-8"))["best_global_step"]
+    if best and not (directory / f"checkpoint-{best}" / Checkpoint.NAME).exists():
+        gone = f"the best checkpoint so far, checkpoint-{best}, is gone or not complete: unless a "
+        notes = [*notes, f"{gone}better one comes, the model of the last step is saved"]
     return Resumption(path, directory, _read_manifest(directory), saved.configuration, notes=notes)
 
 
