@@ -113,12 +113,12 @@ def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
     total = counts.total()
     if not total or total < _PROSE * size:
         return
-    (main, main_count), *others = counts.most_common()
+    (main, main_count), *other_counts = counts.most_common()
     if total - main_count < max(_FEWEST_OTHERS, _REPORTED_LANGUAGES * total):
         return
     is_other = (languages != main) & (languages != "")
     is_common = total - main_count > _SUSPICIOUS_LANGUAGES * total
-    listed = ", ".join(f"'{name}' {number:,}" for name, number in others[:5])
+    listed = ", ".join(f"'{name}' {number:,}" for name, number in other_counts[:5])
     report_rows(
         report,
         "languages",

@@ -24,13 +24,13 @@ def say(text: str = "") -> None:
     """Print a line to standard output, from rank 0 only, above a progress bar if there is one."""
     if not distributed.is_main_process():
         return
-    above: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    writer: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if "tqdm" in sys.modules:  # else there are no bars
         from tqdm import tqdm
 
-        above = tqdm.external_write_mode(file=sys.stdout)
+        writer = tqdm.external_write_mode(file=sys.stdout)
     try:
-        with above:
+        with writer:
             print(visible(text), flush=True)
     except OSError:  # a closed pipe or terminal: nobody reads any more; the training goes on
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

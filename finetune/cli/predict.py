@@ -111,8 +111,8 @@ def predict(words: Sequence[str]) -> int:
             )
     except KeyboardInterrupt as interruption:
         if to_file:
-            again = [*words, *([] if typed.resume else ["--resume"])]
-            command = shlex.join([*distributed.launcher(), "-m", "finetune", "predict", *again])
+            flags = [*words, *([] if typed.resume else ["--resume"])]
+            command = shlex.join([*distributed.launcher(), "-m", "finetune", "predict", *flags])
             interruption.args = (f"interrupted; to resume: {command}",)
             console.say(f"\n{interruption}")
         raise

@@ -192,10 +192,10 @@ def evaluate(words: Sequence[str]) -> int:
         ]
         console.table(["", *names], lines)
     else:
-        shown = [tables.metrics(f"{source}, 95% confidence intervals", statistics)]
-        shown += [tables.targets(statistics)] if statistics.targets else []
-        shown += [tables.classes(statistics)] if statistics.classes else []
-        for table in shown:
+        results = [tables.metrics(f"{source}, 95% confidence intervals", statistics)]
+        results += [tables.targets(statistics)] if statistics.targets else []
+        results += [tables.classes(statistics)] if statistics.classes else []
+        for table in results:
             console.say()
             console.show(table)
         notes = [*statistics.notes, *notes]

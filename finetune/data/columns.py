@@ -53,11 +53,11 @@ def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[li
     Raises:
         UserError: If no column has a usual name, or several, none of which is called as its kind.
     """
-    named = {name for names in columns.values() for name in names}
+    named_columns = {name for names in columns.values() for name in names}
     chosen, report = list[list[str]](), Report()
     for kind, names in columns.items():
         if not any(names):
-            free = [name for name in rows.column_names if name not in named]
+            free = [name for name in rows.column_names if name not in named_columns]
             names = [name for name in free if name.lower() in _USUAL_NAMES[kind]]
             names = [kind] if kind in names else names
             if len(names) != 1:

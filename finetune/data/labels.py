@@ -231,15 +231,15 @@ def encode_names(
     Raises:
         UserError: With the first value of each column that cannot be read.
     """
-    named = {
+    by_name = {
         split: _read_bits(group, split, report)
         if len(group) > 1
         else _read_names(group[0], split, options, report)
         for split, group in columns.items()
     }
     report.raise_errors()
-    is_set, declared = options.task == "multi_label", named["train"].classes
-    present = {name for column in named.values() for cell in column.values for name in cell}
+    is_set, declared = options.task == "multi_label", by_name["train"].classes
+    present = {name for column in by_name.values() for cell in column.values for name in cell}
     renamed = {name: options.renames.get(name, name) for name in (*declared, *present)}
     occurring = {renamed[name] for name in present}
     ordered = [*dict.fromkeys(renamed[name] for name in declared)]
@@ -252,7 +252,7 @@ def encode_names(
         ordered = sorted(ordered, key=natural_key)  # if words, the order is asked for
     numbers = {name: ordered.index(renamed[name]) for name in present}
     labels = {}
-    for split, column in named.items():
+    for split, column in by_name.items():
         cells = [sorted({numbers[name] for name in cell}) for cell in column.values]
         kind = pa.list_(pa.int64()) if is_set else pa.int64()
         values = pa.array(cells if is_set else [*itertools.chain(*cells)], kind)

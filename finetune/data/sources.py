@@ -221,11 +221,11 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         report.info(fact, name="reading", split=split)
     features = tables[0].features
     kinds = {name: [table.features[name] for table in tables] for name in features}
-    others = {name: [*map(str, k)] for name, k in kinds.items() if any(f != k[0] for f in k)}
+    clashes = {name: [*map(str, k)] for name, k in kinds.items() if any(f != k[0] for f in k)}
     try:
-        if "ClassLabel" in str(others):  # in Arrow a number, whatever its names
-            raise pa.ArrowTypeError(f"other classes in {', '.join(others)}")
-        if others:  # types that hold the values of all, such as fractions and whole numbers
+        if "ClassLabel" in str(clashes):  # in Arrow a number, whatever its names
+            raise pa.ArrowTypeError(f"other classes in {', '.join(clashes)}")
+        if clashes:  # types that hold the values of all, such as fractions and whole numbers
             schemas = [table.select_columns([*features]).features.arrow_schema for table in tables]
             merged = pa.unify_schemas(schemas, promote_options="permissive")
             features = Features.from_arrow_schema(arrow.stored(merged))

@@ -163,8 +163,8 @@ def predict_file(
     rows, show = 0 if parts is None else len(request.rows), on_rank_zero(progress)
 
     def report(rows_done: int) -> None:  # the other processes have done about as many
-        done = before + rows_done * ranks.world_size
-        show(Predicted(min(done, request.total or done), request.total))
+        rows_of_all = before + rows_done * ranks.world_size
+        show(Predicted(min(rows_of_all, request.total or rows_of_all), request.total))
 
     if parts is None:
         with open_writer(target, suffix, request.columns, csv_safe) as write:

@@ -162,28 +162,29 @@ def compare(
     all_metrics = with_standard(task.label_kind, metrics_of_recipe)
     metrics: list[Mapping[str, Any]] = [first.statistics.metrics]
     for run in loaded[1:]:
-        frame, both = run.predicted_rows, f"{first.path} and {run.path} have"
+        frame, pair = run.predicted_rows, f"{first.path} and {run.path} have"
         if difference := task.find_difference(run.kind):
-            raise UserError(f"{both} {difference}")
+            raise UserError(f"{pair} {difference}")
         columns = [name for name in ("id", "text", DIGEST) if name in frame and name in frames[0]]
         if len(columns) < 2 or not frames[0][columns].equals(frame[columns]):
             raise UserError(
-                f"{both} different test rows ({len(frames[0]):,} and {len(frame):,}): compare runs "
+                f"{pair} different test rows ({len(frames[0]):,} and {len(frame):,}): compare runs "
                 "with the same --dataset, --split_seed and --eval_samples"
             )
         rows = run.scored(frame, task)
         if not np.array_equal(scored_rows[0].labels, rows.labels):
             raise UserError(
-                f"{both} different labels for the same rows: compare runs with the same "
+                f"{pair} different labels for the same rows: compare runs with the same "
                 "--label_column or --label_columns, and the same --label_map"
             )
         frames.append(frame)
         scored_rows.append(rows)
         metrics.append(estimate(rows, all_metrics))
         differences.append(estimate_difference(scored_rows[0], rows, all_metrics))
-    others = scored_rows[1:]
-    tests = [mcnemar(scored_rows[0].right, rows.right) for rows in others if task.has_probabilities]
-    apart = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
+    other_rows = scored_rows[1:]
+    has_tests = task.has_probabilities
+    tests = [mcnemar(scored_rows[0].right, rows.right) for rows in other_rows if has_tests]
+    distance = np.max([distances(scored_rows[0], rows) for rows in other_rows], axis=0)
     better, is_several = tables.directions(first.manifest), len(differences) > 1
     p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
     p_values_of_tests = holm([test.p_value for test in tests])
@@ -207,7 +208,7 @@ def compare(
         differences=differences,
         tests=tests,
         settings=_settings_that_differ(loaded),
-        disagreements=np.argsort(-apart, kind="stable")[: np.count_nonzero(apart)],
+        disagreements=np.argsort(-distance, kind="stable")[: np.count_nonzero(distance)],
         tables=frames,
         verdicts=verdicts,
     )

@@ -126,8 +126,8 @@ def _git_revision() -> str | None:
     if not (HOUSE / ".git").exists():
         return None
     command = ["git", "-C", str(HOUSE), "--no-optional-locks", "describe", "--always", "--dirty"]
-    done = subprocess.run([*command, "--abbrev=12"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+    process = subprocess.run([*command, "--abbrev=12"], capture_output=True, text=True, check=False)
+    return process.stdout.strip() or None
 
 
 def write(

@@ -49,9 +49,9 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data.tokenize import combined
         from finetune.tasks import kinds
 
-        named = {"text": self.columns_read(), "label": [*self.label_options().columns]}
-        texts, labels = columns.find_columns(dataset["train"], named)
-        if [texts, labels] != [*named.values()]:
+        by_kind = {"text": self.columns_read(), "label": [*self.label_options().columns]}
+        texts, labels = columns.find_columns(dataset["train"], by_kind)
+        if [texts, labels] != [*by_kind.values()]:
             self.text_column = self.text_column if self.text_columns else texts[0]
             self.label_column = self.label_column if self.label_columns else labels[0]
             names = " and ".join(map(repr, texts))
@@ -307,8 +307,8 @@ class ImageRecipe(Recipe, ImageOptions):
         from finetune.data.labels import LabelOptions, parse_label_map
         from finetune.tasks import kinds
 
-        named = {"image": [self.image_column], "label": [self.label_column]}
-        (image,), (label,) = columns.find_columns(dataset["train"], named)
+        by_kind = {"image": [self.image_column], "label": [self.label_column]}
+        (image,), (label,) = columns.find_columns(dataset["train"], by_kind)
         if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
             self.note(f"columns: '{image}' is the image, '{label}' the label")
             self.image_column, self.label_column = image, label

@@ -173,8 +173,8 @@ class Scoring:
             if is_trial or is_path(module):
                 raise UserError(describe_error(error, path, title)) from error
             raise
-        named = scores if isinstance(scores, Mapping) else {}
-        arrays = {str(key): np.asarray(score) for key, score in named.items()}
+        by_name = scores if isinstance(scores, Mapping) else {}
+        arrays = {str(key): np.asarray(score) for key, score in by_name.items()}
         if not arrays or any(
             array.ndim or array.dtype.kind not in "biuf" for array in arrays.values()
         ):

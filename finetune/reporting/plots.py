@@ -187,8 +187,8 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
     if len(tokens) < _FEWEST_ROWS:
         return None
     figure, (histogram, accuracy) = _panels(2, height=4.6)
-    seen = np.minimum(tokens, np.quantile(tokens, 0.995))
-    histogram.hist(seen, bins=min(40, 1 + int(np.ptp(seen))), color=BLUE)
+    lengths = np.minimum(tokens, np.quantile(tokens, 0.995))
+    histogram.hist(lengths, bins=min(40, 1 + int(np.ptp(lengths))), color=BLUE)
     alt = f"Median length {np.median(tokens):,.0f} tokens"
     if max_length and max_length < tokens.max():
         for axes in (histogram, accuracy):
@@ -196,8 +196,8 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
         share = f"{(tokens > max_length).mean():.1%}"
         alt += f"; {share} of the texts are truncated at {max_length:,} (dashed)"
     _title(histogram, "Texts by length")
-    if np.ptp(seen):
-        eighths = pd.Series(right).groupby(pd.qcut(seen, 8, duplicates="drop"), observed=True)
+    if np.ptp(lengths):
+        eighths = pd.Series(right).groupby(pd.qcut(lengths, 8, duplicates="drop"), observed=True)
         scores = estimates.shares(eighths.sum().to_numpy(), eighths.size().to_numpy())
         values, low, high = np.array([(score.value, score.low, score.high) for score in scores]).T
         reach = np.maximum(0, [values - low, high - values])

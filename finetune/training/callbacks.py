@@ -105,8 +105,8 @@ class ModelSelection(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look for the best checkpoint of a resumed run in its directory, which may have moved."""
         if state.best_global_step:
-            here = str(Path(args.output_dir or "", f"checkpoint-{state.best_global_step}"))
-            paths = (here, state.best_model_checkpoint or here)
+            path = str(Path(args.output_dir or "", f"checkpoint-{state.best_global_step}"))
+            paths = (path, state.best_model_checkpoint or path)
             complete = (path for path in paths if Path(path, Checkpoint.NAME).exists())
             state.best_model_checkpoint = next(complete, None)
         self._count_since_best(args, state, control)

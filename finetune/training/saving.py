@@ -185,8 +185,8 @@ class CheckpointTrainer(transformers.Trainer):
         """
         self.require_finite()
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
-        whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self._grad_norm = None if norm is None else (self.state.global_step + 1, whole)
+        full_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self._grad_norm = None if norm is None else (self.state.global_step + 1, full_norm)
         if self.args.device.type == "cpu":
             self.require_finite()
         return norm

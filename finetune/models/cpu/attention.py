@@ -76,7 +76,7 @@ def forward(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     groups: list[Group] | None = getattr(attention_mask, GROUPS, None)
     # a mask has the sliding window in it
-    others = kwargs if attention_mask is None else {**kwargs, "sliding_window": None}
+    arguments = kwargs if attention_mask is None else {**kwargs, "sliding_window": None}
     is_supported = (
         not (causal or dropout)
         and query.ndim == 4
@@ -87,7 +87,7 @@ def forward(
         and query.device.type == "cpu"
         and not is_recorded()
         and (groups is not None or _is_faster(query, attention_mask))
-        and has_no_effect(others)
+        and has_no_effect(arguments)
     )
     if not is_supported:
         return sdpa_attention_forward(
