@@ -224,10 +224,11 @@ def _divide(
         if requested is not None:
             size = round(requested * (len(train) if requested < 1 else 1))
             if not 1 < size < len(left):
+                sizes = {"test": plan.test_size, "validation": plan.validation_size}
+                flags = [f"--{key}_size {share:g}" for key, share in sizes.items() if share]
                 raise UserError(
-                    f"--{name}_size {requested:g}: takes {size:,} of {len(train):,} rows, of which "
-                    f"{len(train) - len(left):,} are taken; expected 2 or more, and fewer than are "
-                    "left"
+                    f"{' and '.join(flags)}: {name} takes {size:,} of {len(train):,} rows, of "
+                    f"which {len(left):,} are left; expected 2 or more, and fewer than are left"
                 )
         labels, seed = strata[left["row"]], plan.seed + (name == "validation")
         if kind == "group":

@@ -97,6 +97,8 @@ class FinetuneArguments(TrainingArguments):
         None, "worker processes that collate batches ahead (unset: 2 with a GPU, none on a CPU)"
     )
 
+    eval_do_concat_batches: bool = _option(False, "always false: they are put together once")
+
     builds_trainer = False
 
     def __post_init__(self) -> None:

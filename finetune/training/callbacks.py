@@ -156,7 +156,7 @@ class Throughput(TrainerCallback):
     sampler: GlobalBatchSampler
     lengths: np.ndarray | None = None
     take: Callable[[TrainerState, Mapping[str, Any]], object] | None = None
-    _batches = 0
+    _batches, _seconds, _logged_seconds = 0, 0.0, 0.0  # also of an evaluation alone
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         """Begin at zero."""
