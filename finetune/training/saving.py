@@ -170,6 +170,8 @@ class CheckpointTrainer(transformers.Trainer):
         if ends_epoch:
             self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
             self._log_save_evaluate()
+        if float(epoch).is_integer():  # as at the end of each epoch, see Trainer._run_epoch
+            self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
         self._torch_state = torch.get_rng_state()  # the library loads that of the checkpoint again
 
     def _log_save_evaluate(self) -> None:
