@@ -43,7 +43,7 @@ def _wait_to_be_ended() -> None:
 
     torchrun polls ten times a second, if it gets a core. What has reported is gone within 2 s.
     """
-    launcher, end = os.getppid(), time.monotonic() + 15
+    launcher, end = signals.launcher or os.getppid(), time.monotonic() + 15
     while os.getppid() == launcher and time.monotonic() < end:
         time.sleep(0.1)
     time.sleep(2 * min(distributed.ranks().local_rank, 10))

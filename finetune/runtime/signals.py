@@ -20,6 +20,7 @@ STATUS = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _request: tuple[str, float] | None = None  # the name of a signal, and when it came
 _deferral: tuple[float, Callable[[str], object]] | None = None  # the arguments of `deferred`
+launcher: int | None = None  # the process that started this one, once `leave_with_parent` is called
 
 
 class Stopped(KeyboardInterrupt):
@@ -69,6 +70,8 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
 
 def leave_with_parent() -> None:
     """Get SIGTERM when the launcher ends, which may be killed without passing that on; on Linux."""
+    global launcher
+    launcher = os.getppid()
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG of <sys/prctl.h>
