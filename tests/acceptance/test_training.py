@@ -1014,7 +1014,10 @@ def test_without_a_checkpoint_resume_starts_and_last_is_refused(
 
 
 @pytest.mark.contract("D5")
-@pytest.mark.parametrize(("save", "step_before"), [(1, 0), (2, 3)])
+@pytest.mark.parametrize(
+    ("save", "step_before"),
+    [(1, 0), pytest.param(2, 3, marks=pytest.mark.slow)],  # ranks of torchrun are killed so, below
+)
 def test_a_kill_between_the_files_of_a_checkpoint_costs_only_that_one(
     command: Commands, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
     tmp_path: Path, save: int, step_before: int,
