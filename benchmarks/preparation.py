@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import resource
 import tempfile
 import threading
 import time
@@ -93,9 +92,7 @@ def prepare(way: str, data: str) -> None:
             num_proc=joblib.cpu_count(),
         )
     seconds = time.perf_counter() - started
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    print(json.dumps({"s": seconds, "processor s": cpu, "MiB": memory.most - memory.first}))
+    print(json.dumps({"seconds": seconds, "memory": memory.most - memory.first}))
 
 
 def main() -> None:
@@ -103,24 +100,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 650_000])
     parser.add_argument("--way", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.way:
-        return prepare(*given.way)
+    options = parser.parse_args()
+    if options.way:
+        return prepare(*options.way)
     print(processor())
     with tempfile.TemporaryDirectory() as name:
-        for rows in given.rows:
+        for rows in options.rows:
             data, base = Path(name) / f"{rows}.parquet", 0.0
             compose(rows, data)
-            print(f"\n{rows:,} rows{'':20} s  times map  processor s    MiB")
+            print(f"\n{rows:,} rows{'':20} s  times map    MiB")
             for way in (MAP, FIRST, SECOND, FEW):
                 cache = Path(name) / f"{rows} {FIRST if way == SECOND else way}"
                 line = run([Path(__file__).resolve(), "--way", way, data], cache).output
-                found = json.loads(line.splitlines()[-1])
-                base = base or found["s"]
+                result = json.loads(line.splitlines()[-1])
+                seconds = result["seconds"]
+                base = base or seconds
+                ratio = seconds / base
                 print(
-                    f"{way:24} {found['s']:8.1f}  {found['s'] / base:9.2f}  "
-                    f"{found['processor s']:11.1f}  {found['MiB']:5,.0f}",
-                    flush=True,
+                    f"{way:24} {seconds:8.1f}  {ratio:9.2f}  {result['memory']:5,.0f}", flush=True
                 )
 
 

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trees import ROOT, TORCHRUN, Finished, processor, run
 
@@ -49,60 +50,57 @@ CASES = (
 )
 
 
+@dataclass(frozen=True)
 class Bench:
     """Runs cases below a directory.
 
-    Args:
+    Attributes:
         scratch: For data, runs and caches.
         trees: Checkouts by the name of their way.
     """
 
-    def __init__(self, scratch: Path, trees: dict[str, Path]) -> None:
-        self.scratch, self.trees = scratch, trees
-        self._models: dict[tuple[str, int], Path] = {}
+    scratch: Path
+    trees: dict[str, Path]
 
     def turn(self, way: str, case: Case) -> Finished:
         """Do a case once."""
         data = self._write_rows(case)
-        scratch, launcher = self.scratch / way, TORCHRUN if case.processes > 1 else ()
+        output = self.scratch / way / "run"
         if way == STOCK:
             model = embedded.model_directory() if case.trains else self._model(THIS, case)
-            batch = ["--batch", BATCH // case.processes, "--steps", STEPS] if case.trains else []
-            words = [ROOT / "benchmarks/stock.py", data, model, case.max_length, *batch]
+            words = [ROOT / "benchmarks/stock.py", data, model, case.max_length]
+            if case.trains:
+                words += ["--batch", BATCH // case.processes, "--steps", STEPS]
         elif case.trains:
-            words = ["-m", "finetune", *self._training(data, case)]
-            words += ["--max_steps", STEPS, "--output_dir", scratch / "run"]
+            words = [*self._training(data, case), "--max_steps", STEPS, "--output_dir", output]
         else:
             words = ["-m", "finetune", "predict", self._model(way, case), data]
-            words += ["--output", scratch / "predicted.csv"]
-        return run([*launcher, *map(str, words)], scratch, self.trees.get(way, ROOT))
+            words += ["--output", output.with_suffix(".csv")]
+        launcher = TORCHRUN if case.processes > 1 else ()
+        return run([*launcher, *words], self.scratch / way, self.trees.get(way, ROOT))
 
-    def _training(self, data: Path, case: Case) -> list[str]:
+    def _training(self, data: Path, case: Case) -> list[Any]:
         flags = f"text --model embedded:minilm --global_batch_size {BATCH} --eval_strategy no"
         flags += f" --max_length {case.max_length} --save_strategy no --baseline false"
         flags += " --load_best_model_at_end false --eval_samples 32 --use_cpu true"
-        return [*flags.split(), "--dataset", str(data)]
+        return ["-m", "finetune", *flags.split(), "--dataset", data]
 
     def _model(self, way: str, case: Case) -> Path:
         """Return a run of a few steps to predict with, by the checkout of that way."""
-        key = way, case.max_length
-        if key not in self._models:
-            words = ["-m", "finetune", *self._training(self._write_rows(case), case)]
-            output = self.scratch / way / f"model-{case.max_length}"
-            words += ["--max_steps", "2", "--output_dir", str(output)]
+        output = self.scratch / way / f"model-{case.max_length}"
+        if not output.exists():
+            words = self._training(self._write_rows(case), case)
+            words += ["--max_steps", 2, "--output_dir", output]
             run(words, self.scratch / way, self.trees[way])
-            self._models[key] = output
-        return self._models[key]
+        return output
 
     def _write_rows(self, case: Case) -> Path:
-        name, count = case.data.partition(":")[2], 2000 if case.trains else PREDICTED
-        path = self.scratch / f"{name}-{count}.parquet"
+        count = 2000 if case.trains else PREDICTED
+        path = self.scratch / f"{case.data.partition(':')[2]}-{count}.parquet"
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
             rows = Source(case.data).load()["train"].shuffle(seed=1).select(range(count))
             labels = ["good" if label else "bad" for label in rows["label"]]
-            texts = rows.select_columns(["text"]).add_column("label", labels)
-            texts.to_pandas().to_parquet(path)
+            rows.select_columns(["text"]).add_column("label", labels).to_parquet(path)
         return path
 
 
@@ -117,13 +115,13 @@ def measure(bench: Bench, case: Case, ways: Sequence[str], rounds: int) -> None:
     rates = {way: [_rate(finished) for finished in turns[way]] for way in ways}
     print(f"\n{case.name}\n{'':16} samples/s  times {ways[0]}  MiB  of its memory")
     for way in ways:
-        ratios = [mine / base for mine, base in zip(rates[way], rates[ways[0]], strict=True)]
-        memory, base = (
+        ratios = [rate / base for rate, base in zip(rates[way], rates[ways[0]], strict=True)]
+        memory, base_memory = (
             statistics.median(turn.memory for turn in turns[name]) for name in (way, ways[0])
         )
         print(
             f"{way:16} {statistics.median(rates[way]):9.1f}  {statistics.median(ratios):5.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f})  {memory:,.0f}  {memory / base:.2f}",
+            f"({min(ratios):.2f} to {max(ratios):.2f})  {memory:,.0f}  {memory / base_memory:.2f}",
             flush=True,
         )
 
@@ -139,14 +137,14 @@ def main() -> None:
     parser.add_argument("--tree", type=Path, help="another checkout to compare with")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="part of the names of the cases")
-    given = parser.parse_args()
-    trees = {THIS: ROOT, **({OTHER: given.tree} if given.tree else {})}
+    options = parser.parse_args()
+    trees = {THIS: ROOT, **({OTHER: options.tree} if options.tree else {})}
     print(processor())
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(Path(scratch), trees)
         for case in CASES:
-            if given.only in case.name:
-                measure(bench, case, [STOCK, *reversed(trees)], given.rounds)
+            if options.only in case.name:
+                measure(bench, case, [STOCK, *reversed(trees)], options.rounds)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
     python benchmarks/start.py          # about two minutes
 
-In turns: a process that only imports what every script of this kind imports, the stock script, and
-the toolkit, each alone and as two workers of torchrun.
+In turns: the stock script and the toolkit, each alone and as two workers of torchrun.
 """
 
 from __future__ import annotations
@@ -64,40 +63,32 @@ def main() -> None:
     """Print the medians."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--way", choices=("imports", "stock"), help=argparse.SUPPRESS)
-    parser.add_argument("--data", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.way == "imports":
-        import datasets
-        from transformers import Trainer  # noqa: F401
-
-        stop()
+    parser.add_argument("--stock", metavar="DATA", help=argparse.SUPPRESS)
+    options = parser.parse_args()
     from finetune.data import embedded
 
-    if given.way == "stock":
+    if options.stock:
         import stock
 
         stock.Clock = StopAtFirstStep  # type: ignore[assignment, misc]
-        stock.train(given.data, str(embedded.model_directory()), MAX_LENGTH, output_dir="stock")
-    import datasets
-
+        stock.train(options.stock, str(embedded.model_directory()), MAX_LENGTH, output_dir="stock")
     from finetune.data.sources import Source
 
     print(processor())
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         rows = Source("embedded:imdb").load()["train"].shuffle(seed=1).select(range(ROWS))
-        data, recipe, this = home / "reviews.parquet", home / "reviews.py", Path(__file__).resolve()
-        datasets.Dataset.from_dict({k: rows[k][:] for k in ("text", "label")}).to_parquet(data)
+        data = home / "reviews.parquet"
+        rows.select_columns(["text", "label"]).to_parquet(data)
+        recipe = home / "reviews.py"
         recipe.write_text(_RECIPE.replace("DATA", str(data)), encoding="utf-8")
         ways: dict[str, list[Any]] = {
-            "imports": [this, "--way", "imports"],
-            "stock": [this, "--way", "stock", "--data", data],
+            "stock": [Path(__file__).resolve(), "--stock", data],
             "toolkit": ["-m", "finetune", recipe],
         }
         ways |= {f"{way}, two": [*TORCHRUN, *words] for way, words in ways.items()}
         seconds: dict[str, list[float]] = {way: [] for way in ways}
-        for number in range(given.rounds + 1):  # the first fills caches
+        for number in range(options.rounds + 1):  # the first fills caches
             for way, words in ways.items():
                 output = run(words, home / "scratch").output
                 if number:
@@ -105,9 +96,8 @@ def main() -> None:
     for way, turns in seconds.items():
         base = seconds["stock, two" if way.endswith("two") else "stock"]
         ratios = [mine / other for mine, other in zip(turns, base, strict=True)]
-        print(
-            f"{way:16} {statistics.median(turns):6.2f} s  {statistics.median(ratios):5.2f} of stock"
-        )
+        seconds_of_way = statistics.median(turns)
+        print(f"{way:16} {seconds_of_way:6.2f} s  {statistics.median(ratios):5.2f} of stock")
 
 
 if __name__ == "__main__":
