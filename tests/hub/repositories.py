@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 import yaml
+from datasets import ClassLabel, Dataset, Features, Value
+from datasets import Image as ImageFeature
 from PIL import Image
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -109,47 +109,17 @@ def _sentences(rng: random.Random, opinions: Sequence[str], count: int) -> str:
     return " ".join(sentence() for _ in range(count))
 
 
-def _class_label(names: Sequence[str]) -> dict[str, Any]:
-    return {"class_label": {"names": {str(i): name for i, name in enumerate(names)}}}
-
-
 def _parquet_dataset(
-    directory: Path,
-    config: str,
-    card: dict[str, Any],
-    card_features: list[dict[str, Any]],
-    features: dict[str, Any],
-    splits: dict[str, pa.Table],
+    directory: Path, config: str, pretty_name: str, features: Features, splits: dict[str, Any]
 ) -> None:
     """Write the files that `Dataset.push_to_hub` makes: parquet by split, and a card."""
-    info = {"huggingface": json.dumps({"info": {"features": features}})}
-    infos = []
-    for split, table in splits.items():
+    for split, columns in splits.items():
         path = directory / config / f"{split}-00000-of-00001.parquet"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.replace_schema_metadata(info), path)
-        infos.append({"name": split, "num_bytes": table.nbytes, "num_examples": table.num_rows})
-    stored = sum(path.stat().st_size for path in (directory / config).iterdir())
-    card |= {
-        "dataset_info": {
-            "config_name": config,
-            "features": card_features,
-            "splits": infos,
-            "download_size": stored,
-            "dataset_size": sum(info["num_bytes"] for info in infos),
-        },
-        "configs": [
-            {
-                "config_name": config,
-                "data_files": [{"split": split, "path": f"{config}/{split}-*"} for split in splits],
-                "default": True,
-            }
-        ],
-    }
-    header = yaml.safe_dump(card, sort_keys=False)
-    _write(
-        directory, "README.md", f"---\n{header}---\n\n# Dataset Card for {card['pretty_name']}\n"
-    )
+        Dataset.from_dict(columns, features=features).to_parquet(path)
+    files = [{"split": split, "path": f"{config}/{split}-*"} for split in splits]
+    configs = [{"config_name": config, "data_files": files, "default": True}]
+    header = yaml.safe_dump({"pretty_name": pretty_name, "configs": configs})
+    _write(directory, "README.md", f"---\n{header}---\n\n# Dataset Card for {pretty_name}\n")
 
 
 def _build_yelp(directory: Path) -> None:
@@ -174,27 +144,9 @@ def _build_yelp(directory: Path) -> None:
         rows = [(label, review(label)) for label in labels]
         rng.shuffle(rows)
         rows += rows[:repeated]
-        columns = {"label": [label for label, _ in rows], "text": [text for _, text in rows]}
-        splits[split] = pa.table(columns)
-    _parquet_dataset(
-        directory,
-        "yelp_review_full",
-        {
-            "language": ["en"],
-            "license": ["other"],
-            "task_categories": ["text-classification"],
-            "pretty_name": "YelpReviewFull",
-        },
-        [
-            {"name": "label", "dtype": _class_label(YELP_LABELS)},
-            {"name": "text", "dtype": "string"},
-        ],
-        {
-            "label": {"names": list(YELP_LABELS), "_type": "ClassLabel"},
-            "text": {"dtype": "string", "_type": "Value"},
-        },
-        splits,
-    )
+        splits[split] = {"label": [label for label, _ in rows], "text": [text for _, text in rows]}
+    features = Features(label=ClassLabel(names=list(YELP_LABELS)), text=Value("string"))
+    _parquet_dataset(directory, "yelp_review_full", "YelpReviewFull", features, splits)
 
 
 def _build_sentiment(directory: Path) -> None:
@@ -242,26 +194,14 @@ def _digit(rng: np.random.Generator, label: int) -> bytes:
 
 def _build_mnist(directory: Path) -> None:
     rng = np.random.default_rng(2)
-    names = [str(digit) for digit in range(10)]
     splits = {}
     for split, count in MNIST_ROWS.items():
         labels = rng.permutation(np.arange(count) % 10)
         images = [{"bytes": _digit(rng, label), "path": None} for label in labels]
-        image_type = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-        splits[split] = pa.table({"image": pa.array(images, image_type), "label": labels})
-    _parquet_dataset(
-        directory,
-        "mnist",
-        {
-            "language": ["en"],
-            "license": ["mit"],
-            "task_categories": ["image-classification"],
-            "pretty_name": "MNIST",
-        },
-        [{"name": "image", "dtype": "image"}, {"name": "label", "dtype": _class_label(names)}],
-        {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}},
-        splits,
-    )
+        splits[split] = {"image": images, "label": labels}
+    names = [str(digit) for digit in range(10)]
+    features = Features(image=ImageFeature(), label=ClassLabel(names=names))
+    _parquet_dataset(directory, "mnist", "MNIST", features, splits)
 
 
 def _vocabulary(lowercase: bool) -> list[str]:
@@ -294,37 +234,17 @@ def _tokenizer(vocabulary: Iterable[str], lowercase: bool) -> Tokenizer:
 def _build_bert(directory: Path, lowercase: bool, dtype: torch.dtype) -> None:
     vocabulary = _vocabulary(lowercase)
     tokenizer_config = {"do_lower_case": lowercase, "model_max_length": 512}
-    config: dict[str, Any] = {
-        "architectures": ["BertForMaskedLM"],
-        "attention_probs_dropout_prob": 0.1,
-        "gradient_checkpointing": False,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "hidden_size": 32,
-        "initializer_range": 0.02,
-        "intermediate_size": 64,
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": 512,
-        "model_type": "bert",
-        "num_attention_heads": 2,
-        "num_hidden_layers": 2,
-        "pad_token_id": 0,
-        "position_embedding_type": "absolute",
-        "transformers_version": "4.6.0.dev0",
-        "type_vocab_size": 2,
-        "use_cache": True,
-        "vocab_size": len(vocabulary),
-    }
-    if dtype is not torch.float32:
-        config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": len(vocabulary)}
+    config = BertConfig(num_hidden_layers=2, num_attention_heads=2, dtype=dtype, **sizes)
+    config.architectures = ["BertForMaskedLM"]
+    config.save_pretrained(directory)
     _write(directory, "vocab.txt", "".join(f"{token}\n" for token in vocabulary))
     _write(directory, "tokenizer.json", _tokenizer(vocabulary, lowercase).to_str())
     _write(directory, "tokenizer_config.json", json.dumps(tokenizer_config))
-    _write(directory, "config.json", json.dumps(config, indent=2))
     _write(directory, "README.md", "---\nlanguage: en\nlicense: apache-2.0\n---\n")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(lowercase))
-        model = BertForPreTraining(BertConfig(**config))
+        model = BertForPreTraining(config)
     model.to(dtype=dtype)
     # The real checkpoints are of the pre-training model and keep the old names of LayerNorm.
     weights = {
