@@ -33,11 +33,6 @@ _HASHES = {
 }
 
 
-def describe(name: str) -> str:
-    """Return a short description of ``embedded:NAME``."""
-    return f"{name.removeprefix(PREFIX)} (installed package)"
-
-
 def read(dataset: str) -> dict[str, Any]:
     """Return the single split of one of the embedded data sets.
 

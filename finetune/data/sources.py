@@ -22,7 +22,8 @@ from datasets.exceptions import DatasetGenerationError
 
 from finetune.data import ROW, arrow, embedded, memory, read
 from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
-from finetune.data.read import ReadOptions, line_numbers, read_file
+from finetune.data.read import line_numbers, read_file
+from finetune.data.read_text import ReadOptions
 from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import hub
 
@@ -66,7 +67,7 @@ class Source:
         if self.kind == "memory":
             return memory.describe(self.dataset)
         if self.kind == "embedded":
-            return embedded.describe(self.dataset)
+            return f"{self.dataset.removeprefix(embedded.PREFIX)} (installed package)"
         place = {"local": "local", "hub": "Hub"}.get(self.kind)
         return f"{self.dataset} ({place})" if place else "made by the recipe"
 
@@ -142,7 +143,7 @@ class Source:
         places: dict[int, tuple[str, int | str]] = {}
         start = 0
         for path in paths:
-            end = start + len(read_file(path, self.options))
+            end = start + len(read_file(path, self.options).rows)
             if inside := [row for row in rows if start <= row < end]:
                 noun, numbers = line_numbers(path, [row - start for row in inside], self.options)
                 noun = f"{path.name} {noun}" if len(paths) > 1 else noun
@@ -202,42 +203,30 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
     """Return the rows of files, one after the other.
 
     Raises:
-        UserError: If they have other columns, or values without a common type.
+        UserError: If they have other columns, or columns of other types.
     """
     tables: list[Dataset] = []
-    facts: dict[str, str] = {}
+    facts: dict[str, str] = {}  # with the first file that they are about
     for path in paths:
-        file_report = Report()
-        tables.append(read_file(path, options, file_report))
-        for finding in file_report.findings:  # of the first file only
-            facts.setdefault(finding.message.removeprefix(path.name), finding.message)
-        columns, expected = tables[-1].column_names, tables[0].column_names
+        file = read_file(path, options)
+        tables.append(file.rows)
+        for fact in file.facts:
+            facts.setdefault(fact, path.name)
+        columns = file.rows.column_names
+        expected = tables[0].column_names
         if {*columns} != {*expected}:
             raise UserError(
                 f"{path} has the columns {columns}, and {paths[0]} has {expected}: give all files "
                 "of a split the same columns"
             )
-    for fact in facts.values():
-        report.info(fact, name="reading", split=split)
-    features = tables[0].features
-    kinds = {name: [table.features[name] for table in tables] for name in features}
-    clashes = {name: [*map(str, k)] for name, k in kinds.items() if any(f != k[0] for f in k)}
+    for fact, name in facts.items():
+        report.info(f"{name}: {fact}", name="reading", split=split)
     try:
-        if "ClassLabel" in str(clashes):  # in Arrow a number, whatever its names
-            raise pa.ArrowTypeError(f"other classes in {', '.join(clashes)}")
-        if clashes:  # types that hold the values of all, such as fractions and whole numbers
-            schemas = [table.select_columns([*features]).features.arrow_schema for table in tables]
-            merged = pa.unify_schemas(schemas, promote_options="permissive")
-            features = Features.from_arrow_schema(arrow.stored(merged))
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        return datasets.concatenate_datasets([table.select_columns(expected) for table in tables])
+    except ValueError as error:
         raise UserError(
-            f"{paths[0]} and the other files of the {split} split have columns of other types: "
-            f"{error}; write them alike"
+            f"the files of the {split} split have columns of other types, write them alike: {error}"
         ) from error
-    parts = [table.select_columns([*features]) for table in tables]
-    return datasets.concatenate_datasets(
-        [part if part.features == features else part.cast(features) for part in parts]
-    )
 
 
 def names_are_values(rows: Dataset, columns: Sequence[str]) -> str | None:
