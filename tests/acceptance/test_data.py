@@ -332,10 +332,6 @@ UNREADABLE: dict[str, tuple[Callable[[Path], str], list[str]]] = {
                          ["train split", "it has: test"]),
     "other names": (lambda folder: str(write_files(folder, a=encode_rows(".csv"), b="")),
                     ["--dataset", "*.csv"]),
-    "several of a split": (
-        lambda folder: str(write_files(folder, **{"train": "a", "train-1": "b"})),
-        ["'train'", "train.csv", "train-1.csv"],
-    ),
     "nothing": (lambda folder: "", ["--dataset"]),
 }  # fmt: skip
 FOREIGN = ("a.xls", "a.ods", "a.csv.xz", "a.zip", "a.parquet.gz")
