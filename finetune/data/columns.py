@@ -161,7 +161,8 @@ def require_rows(
     dropped = [report.text(item) for item in report.findings if item.name == "dropped_rows"]
     reason = f" ({'; '.join(dropped)})" * bool(dropped)
     train = dataset["train"]
-    classes, trained = targets.class_names(train), targets.counts(train)
+    classes = targets.class_names(train)
+    trained = targets.counts(train)
     for split, rows in dataset.items():
         if not len(rows):
             report.error(f"there are no {split} rows: the data is too small{reason}")
@@ -206,15 +207,12 @@ def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -
         words = unicodedata.normalize("NFKC", name).casefold().split()
         visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
         groups[visible.lstrip("0") or "0" if visible.isdecimal() else visible].append(name)
-    similar = [group for _, group in sorted(groups.items()) if len(group) > 1]
-    if similar:
+    if similar := [group for _, group in sorted(groups.items()) if len(group) > 1]:
         pairs = [(name, names[0].strip()) for names in similar for name in names]
         option = shlex.quote(join_pairs([(old, new) for old, new in pairs if old != new]))
         # escaped where the difference is not visible
         quoted = [
-            " and ".join(
-                repr(n) if unicodedata.is_normalized("NFC", n) else ascii(n) for n in names
-            )
+            " and ".join((repr if unicodedata.is_normalized("NFC", n) else ascii)(n) for n in names)
             for names in similar
         ]
         report.warning(

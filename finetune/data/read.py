@@ -1,8 +1,5 @@
 """Read a file of rows into Arrow, once: later starts map the copy in the cache of ``datasets``.
 
-The name of a copy is made from the path, size, times and inode of the file, and from what the user
-said about it, so a file that has not changed is not opened again.
-
 A missing value is None. In ``.csv`` and ``.tsv`` files that is an empty field and nothing else: the
 words NA, null and None are text, and so are numbers and dates. In JSON it is null or an absent key;
 a column whose values are objects, or have no common type, is kept as JSON text, which ``datasets``
@@ -60,8 +57,7 @@ _UNREADABLE = (
     *(pa.ArrowException, zipfile.BadZipFile),
 )
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
-#: Where the schema of a copy has what was detected, as JSON.
-_DETECTED = b"finetune"
+_DETECTED = b"finetune"  # where the schema of a copy has what was detected, as JSON
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
 _LINES = pa.schema([("text", pa.string())])
 
@@ -162,13 +158,15 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
     elif suffix == ".txt":
         lines = (line.rstrip("\r\n") for line in read_text.text_lines(path, layout.encoding))
         tables = (pa.table({"text": batch}, _LINES) for batch in read_text.batches(lines, len))
+    elif suffix in formats.TEXTS:
+        tables = _json_tables(path, layout.encoding)
     else:
-        is_json = suffix in formats.TEXTS
-        tables = _json_tables(path, layout.encoding) if is_json else _arrow_tables(path)
+        tables = _arrow_tables(path)
+    writer: Any = None
     rows = 0
     with copy.open("wb") as file, contextlib.ExitStack() as stack:
         for table in map(arrow.plain, tables):
-            if not rows:
+            if writer is None:
                 detected = {_DETECTED: json.dumps([asdict(layout), facts])}
                 schema = table.schema.with_metadata({**(table.schema.metadata or {}), **detected})
                 writer = stack.enter_context(pa.ipc.new_stream(file, schema))
@@ -191,7 +189,6 @@ def _open_copy(copy: Path) -> FileRows:
 
 @contextlib.contextmanager
 def _explain(path: Path) -> Iterator[None]:
-    """Turn errors of reading a file into a ``UserError``."""
     try:
         yield
     except _UNREADABLE as error:
@@ -268,10 +265,9 @@ def _sheet_records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record
         for number, values in enumerate(rows, start=1):
             cells = [_as_text(value) for value in values]
             if any(cells):
-                yield read_text.Record(
-                    number, number, read_text.column_names(path, cells) if is_header else cells
-                )
+                cells = read_text.column_names(path, cells) if is_header else cells
                 is_header = False
+                yield read_text.Record(number, number, cells)
 
 
 def _as_text(value: Any) -> str:

@@ -64,16 +64,18 @@ class Source:
 
     def describe(self) -> str:
         """Return a short description: ``tickets.csv (local)``."""
-        if self.kind == "memory":
-            return memory.describe(self.dataset)
-        if self.kind == "embedded":
-            return f"{self.dataset.removeprefix(embedded.PREFIX)} (installed package)"
-        place = {"local": "local", "hub": "Hub"}.get(self.kind)
-        return f"{self.dataset} ({place})" if place else "made by the recipe"
+        descriptions = {
+            "none": "made by the recipe",
+            "memory": memory.describe(self.dataset),
+            "embedded": f"{self.dataset.removeprefix(embedded.PREFIX)} (installed package)",
+            "local": f"{self.dataset} (local)",
+            "hub": f"{self.dataset} (Hub)",
+        }
+        return descriptions[self.kind]
 
     @functools.cached_property
     def files(self) -> SplitFiles:
-        """The files of a local data set, as they were when they were first looked for."""
+        """The files of a local data set."""
         return find_files(self.dataset, self.split_names)
 
     def load(self, report: Report | None = None) -> DatasetDict:
@@ -85,15 +87,13 @@ class Source:
         report = report or Report()
         if not self.dataset:
             raise UserError("--dataset is required: this recipe has no data set of its own")
-        options = {}
+        unused: dict[str, str | None] = {}
         if self.kind != "hub":
-            options = {"--dataset_revision": self.revision, "--dataset_config": self.config}
+            unused = {"--dataset_revision": self.revision, "--dataset_config": self.config}
         if self.options.flags and (self.kind != "local" or self.files.kind == "images"):
-            options |= self.options.flags
-        applies = f"does not apply to {self.describe()}"
-        misplaced = [f"{flag} {value}" for flag, value in options.items() if value is not None]
-        if misplaced:
-            raise UserError(*(f"{option}: {applies}" for option in misplaced))
+            unused |= self.options.flags
+        if mistakes := [f"{flag} {value}" for flag, value in unused.items() if value is not None]:
+            raise UserError(*(f"{text}: does not apply to {self.describe()}" for text in mistakes))
         if self.kind == "local":
             facts = self.files.facts
             splits = {
@@ -132,7 +132,6 @@ class Source:
         return [f"{noun} {number}" for noun, number in self._find_places(split, rows)]
 
     def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
-        """Return the place of each row: ``line`` or ``a.csv line``, and the number."""
         if self.kind == "memory":
             return [("position", row) for row in rows]
         paths = self.files.files.get(split) if self.kind == "local" else None
@@ -152,7 +151,6 @@ class Source:
         return [places[row] for row in rows]
 
     def _read_classes(self, paths: Sequence[Path], labels: Sequence[str]) -> Dataset:
-        """Return the texts or images of files, their labels, and their paths in the directory."""
         directory = Path(self.dataset).expanduser()
         files = [str(path.relative_to(directory)) for path in paths]
         columns: dict[str, Sequence[str | None]] = {"label": labels, "file": files}
