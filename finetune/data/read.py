@@ -85,8 +85,6 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
         for flag, value in options.flags.items()
         if formats.suffix(path) not in (suffixes := kinds.get(flag, (*formats.SEPARATORS,)))
     ]
-    if options.quoting not in formats.QUOTING:
-        mistakes.append(f"--csv_quoting {options.quoting}: expected auto, minimal or none")
     if mistakes:
         raise UserError(*mistakes)
     with _explain(path):
