@@ -74,9 +74,11 @@ def pieces(
     numbers = np.arange(len(rows)) if wanted is None else wanted
     places = numbers if mapping is None else mapping[numbers]
     order = np.argsort(places, kind="stable")
-    numbers, places = numbers[order], places[order]
+    numbers = numbers[order]
+    places = places[order]
     for chunk in rows.data.column(name).chunks:
-        begin, end = end, end + len(chunk)
+        begin = end
+        end += len(chunk)
         low, high = np.searchsorted(places, [begin, end])
         for start in range(low, high, _AT_ONCE):
             part = slice(start, min(start + _AT_ONCE, high))

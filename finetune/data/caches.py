@@ -7,7 +7,9 @@ from pathlib import Path
 from finetune.errors import UserError
 from finetune.runtime import hub
 
-FILES, TOKENIZED, MEMORY = "finetune-files", "finetune-tokenized", "finetune-memory"
+FILES = "finetune-files"
+TOKENIZED = "finetune-tokenized"
+MEMORY = "finetune-memory"
 
 
 def directory(*names: str) -> Path:

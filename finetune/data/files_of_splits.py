@@ -106,7 +106,8 @@ def choose_splits(
         for split, name in chosen.items()
         if name not in names
     ]
-    unread, facts = [name for name in names if name not in chosen.values()], []
+    unread = [name for name in names if name not in chosen.values()]
+    facts = []
     for split in (split for split in SPLITS if split not in split_names):
         guesses = [name for name in unread if guess_split(name) == split and name not in SPLITS]
         candidates = [split] if split in unread else guesses
