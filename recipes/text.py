@@ -4,7 +4,7 @@ python -m finetune text --dataset tickets.csv --text_column body --label_column 
 python -m finetune text --embedded                                  # no Hub: Rotten Tomatoes
 """
 
-from finetune import TextRecipe, option
+from finetune import TextRecipe
 
 
 class Text(TextRecipe):
@@ -14,12 +14,7 @@ class Text(TextRecipe):
     embedded = dict(
         dataset="embedded:rotten-tomatoes",
         model="embedded:minilm",
-        text_column="text",
-        label_column="label",
         max_length=256,
         learning_rate=1e-4,
         num_train_epochs=1,
     )
-
-    text_column: str = option("", "column that holds the text (unset: one with a usual name)")
-    label_column: str = option("", "column that holds the label (unset: one with a usual name)")

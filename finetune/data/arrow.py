@@ -1,20 +1,17 @@
 """Read columns of a data set from Arrow, without a Python object for each value.
 
-Behind an indices mapping ``datasets`` makes a Python integer of each row that it reads, and to add
-a column there it copies all others into a new file; both take seconds for 650,000 rows.
+Behind an indices mapping ``datasets`` makes a Python integer of each row that it reads, which takes
+seconds for 650,000 rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, Features
-from datasets.fingerprint import Hasher
-from datasets.table import InMemoryTable, concat_tables
 
 _AT_ONCE = 10_000  # rows in memory
 
@@ -24,19 +21,20 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def stored(schema: pa.Schema) -> pa.Schema:
-    """Return a schema in types that ``datasets`` knows, text and lists in one of their several.
+def plain(table: pa.Table) -> pa.Table:
+    """Return a table in types that ``datasets`` knows: texts and lists in one of their types, and
+    categories as their values.
 
     Raises:
         ValueError: If it knows none for a column, with the type.
     """
-    fields = [(field.name, _plain(field.type)) for field in schema]
-    return Features.from_arrow_schema(pa.schema(fields, schema.metadata)).arrow_schema
-
-
-def plain(table: pa.Table) -> pa.Table:
-    """Return a table in these types, without what other libraries note in its schema."""
-    return decoded(table).cast(stored(table.schema.remove_metadata())).replace_schema_metadata()
+    for number, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):  # Arrow looks up no category that is a view
+            kind = pa.dictionary(field.type.index_type, _plain(field.type.value_type))
+            table = table.set_column(number, field.name, table.column(number).cast(kind))
+    fields = [(field.name, _plain(field.type)) for field in table.schema]
+    features = Features.from_arrow_schema(pa.schema(fields, table.schema.metadata))
+    return table.cast(features.arrow_schema)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -46,24 +44,9 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
         return pa.binary()
-    if pa.types.is_map(kind):
-        pair = [("key", _plain(kind.key_type)), ("value", _plain(kind.item_type))]
-        return pa.list_(pa.struct(pair))
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_plain(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _plain(field.type)) for field in kind])
     return kind
-
-
-def decoded(table: pa.Table) -> pa.Table:
-    """Return a table whose columns have their values, in place of numbers of categories."""
-    for number, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            kind = pa.dictionary(field.type.index_type, _plain(field.type.value_type))
-            values = table.column(number).cast(kind).cast(kind.value_type)
-            table = table.set_column(number, field.name, values)
-    return table
 
 
 def _indices(rows: Dataset) -> np.ndarray | None:
@@ -86,13 +69,16 @@ def pieces(
 
     Of all rows, or of those of the numbers ``wanted``.
     """
-    mapping, end = _indices(rows), 0
+    mapping = _indices(rows)
+    end = 0
     numbers = np.arange(len(rows)) if wanted is None else wanted
     places = numbers if mapping is None else mapping[numbers]
     order = np.argsort(places, kind="stable")
-    numbers, places = numbers[order], places[order]
+    numbers = numbers[order]
+    places = places[order]
     for chunk in rows.data.column(name).chunks:
-        begin, end = end, end + len(chunk)
+        begin = end
+        end += len(chunk)
         low, high = np.searchsorted(places, [begin, end])
         for start in range(low, high, _AT_ONCE):
             part = slice(start, min(start + _AT_ONCE, high))
@@ -108,25 +94,3 @@ def batches(rows: Dataset, name: str, size: int = 10_000) -> Iterator[pa.Chunked
 def matching(texts: pa.Array, pattern: str) -> np.ndarray:
     """Return which texts a regular expression of RE2 finds something in, shape ``(texts,)``."""
     return np.array(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))
-
-
-def with_column(rows: Dataset, name: str, values: pa.Array, feature: Any) -> Dataset:
-    """Return ``rows``, of which none is in them twice, with another column of shape ``(rows,)``.
-
-    ``Dataset.add_column`` copies all others of a selection.
-    """
-    schema, info = Features({name: feature}).arrow_schema, rows.info.copy()
-    info.features = Features({**rows.features, name: feature})
-    values, places = values.cast(schema.field(0).type), _indices(rows)
-    if places is not None:
-        source = np.full(rows.data.num_rows, -1, dtype=np.int64)
-        source[places] = np.arange(len(places))
-        assert np.count_nonzero(source >= 0) == len(places), "a row is there twice"
-        values = values.take(pa.array(source, mask=source < 0))
-    return Dataset(
-        concat_tables([rows.data, InMemoryTable.from_arrays([values], schema=schema)], axis=1),
-        info=info,
-        split=rows.split,
-        indices_table=rows._indices,
-        fingerprint=str(Hasher.hash([rows._fingerprint, name, str(feature), values])),
-    )

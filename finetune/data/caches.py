@@ -7,20 +7,23 @@ from pathlib import Path
 from finetune.errors import UserError
 from finetune.runtime import hub
 
-FILES, TOKENIZED, MEMORY = "finetune-files", "finetune-tokenized", "finetune-memory"
+FILES = "finetune-files"
+TOKENIZED = "finetune-tokenized"
+MEMORY = "finetune-memory"
 
 
-def place(folder: str, name: str) -> Path:
-    """Return the path of an entry in one of our folders; it may not be there."""
-    return hub.caches()["datasets"] / folder / name
+def directory(*names: str) -> Path:
+    """Return one of our folders, or one in it, which is made unless it is there.
 
-
-def make(directory: Path) -> None:
-    """Make a directory unless it is there; refuse a cache that cannot be written."""
+    Raises:
+        UserError: If the cache cannot be written.
+    """
+    path = hub.caches()["datasets"].joinpath(*names)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(error) from error
+    return path
 
 
 def unwritable(error: OSError) -> UserError:

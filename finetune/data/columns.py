@@ -26,12 +26,6 @@ from finetune.data.labels import (
 from finetune.data.targets import refuse_or_drop
 from finetune.errors import Report, UserError, suggestion
 
-_USUAL_NAMES = {
-    "text": ("text", "sentence", "review", "body", "content", "message", "comment"),
-    "image": ("image", "img", "picture", "photo", "file", "path"),
-    "label": ("label", "labels", "class", "category", "target"),
-}
-
 
 def parse_names(flag: str, text: Any) -> list[str]:
     """Return the columns that an option names, by a text or a list; none if it is None.
@@ -45,31 +39,6 @@ def parse_names(flag: str, text: Any) -> list[str]:
     return names
 
 
-def find_columns(rows: Dataset, columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return the columns of each kind: those that are named, or else the one with a usual name.
-
-    ``columns`` are by kind, ``text``, ``image`` or ``label``; empty ones are found.
-
-    Raises:
-        UserError: If no column has a usual name, or several, none of which is called as its kind.
-    """
-    named_columns = {name for names in columns.values() for name in names}
-    chosen, report = list[list[str]](), Report()
-    for kind, names in columns.items():
-        if not any(names):
-            free = [name for name in rows.column_names if name not in named_columns]
-            names = [name for name in free if name.lower() in _USUAL_NAMES[kind]]
-            names = [kind] if kind in names else names
-            if len(names) != 1:
-                report.error(
-                    f"--{kind}_column: expected the name of a column, or one column called "
-                    f"{' or '.join(_USUAL_NAMES[kind])}{describe_columns(rows, kind)}"
-                )
-        chosen.append([*names])
-    report.raise_errors()
-    return chosen
-
-
 def require_columns(
     dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Report
 ) -> None:
@@ -81,7 +50,7 @@ def require_columns(
         UserError: If there is such a column.
     """
     flags: dict[str, str] = {}
-    for flag, column in ((flag, column) for flag, names in columns.items() for column in names):
+    for flag, column in [(flag, column) for flag, names in columns.items() for column in names]:
         lacking = [split for split, rows in dataset.items() if column not in rows.column_names]
         if column in flags:
             report.error(f"{flag}: '{column}' is named by {flags[column]} already")
@@ -90,19 +59,22 @@ def require_columns(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
                 + describe_columns(dataset[lacking[0]], column)
             )
+        elif flag.startswith("--text_column"):
+            _require_text(dataset, flag, column, report)
         flags.setdefault(column, flag)
-        for split, rows in dataset.items() if flag.startswith("--text_column") else ():
-            if lacking or not rows.num_rows:
-                continue
-            values = itertools.chain.from_iterable(arrow.batches(rows, column))
-            cells = (value.as_py() for value in values if value.is_valid)
-            first = next(cells, "")
-            numbers = (parse_number(cell) is not None for cell in itertools.chain([first], cells))
-            if not isinstance(first, str) or (split == "train" and all(numbers)):
-                message = f"the column '{column}' of the {split} data holds no text, but {first!r}"
-                report.error(f"{flag}: {message}", fix="is it the right column?")
-                break
     report.raise_errors()
+
+
+def _require_text(dataset: DatasetDict, flag: str, column: str, report: Report) -> None:
+    for split, rows in dataset.items():
+        values = itertools.chain.from_iterable(arrow.batches(rows, column))
+        cells = (value.as_py() for value in values if value.is_valid)
+        first = next(cells, "")
+        numbers = (parse_number(cell) is not None for cell in itertools.chain([first], cells))
+        if not isinstance(first, str) or (split == "train" and all(numbers)):
+            message = f"the column '{column}' of the {split} data holds no text, but {first!r}"
+            report.error(f"{flag}: {message}", fix="is it the right column?")
+            return
 
 
 def describe_columns(rows: Dataset, column: str) -> str:
@@ -189,7 +161,8 @@ def require_rows(
     dropped = [report.text(item) for item in report.findings if item.name == "dropped_rows"]
     reason = f" ({'; '.join(dropped)})" * bool(dropped)
     train = dataset["train"]
-    classes, trained = targets.class_names(train), targets.counts(train)
+    classes = targets.class_names(train)
+    trained = targets.counts(train)
     for split, rows in dataset.items():
         if not len(rows):
             report.error(f"there are no {split} rows: the data is too small{reason}")
@@ -234,15 +207,12 @@ def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -
         words = unicodedata.normalize("NFKC", name).casefold().split()
         visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
         groups[visible.lstrip("0") or "0" if visible.isdecimal() else visible].append(name)
-    similar = [group for _, group in sorted(groups.items()) if len(group) > 1]
-    if similar:
+    if similar := [group for _, group in sorted(groups.items()) if len(group) > 1]:
         pairs = [(name, names[0].strip()) for names in similar for name in names]
         option = shlex.quote(join_pairs([(old, new) for old, new in pairs if old != new]))
         # escaped where the difference is not visible
         quoted = [
-            " and ".join(
-                repr(n) if unicodedata.is_normalized("NFC", n) else ascii(n) for n in names
-            )
+            " and ".join((repr if unicodedata.is_normalized("NFC", n) else ascii)(n) for n in names)
             for names in similar
         ]
         report.warning(

@@ -17,13 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from datasets import Dataset, DatasetDict, List
 
 from finetune.data import ROW, arrow, digests, targets
 from finetune.data.labels import list_names, parse_list, parse_number
 from finetune.data.prediction_columns import PREFIX, free_name
-from finetune.data.read import ReadOptions, existing, read_file
+from finetune.data.read import existing, read_file
+from finetune.data.read_text import ReadOptions
 from finetune.data.sources import Source
 from finetune.errors import Report, UserError, counted
 from finetune.runtime.files import replacing
@@ -65,7 +65,8 @@ def read_suspects(path: Path) -> list[Line]:
     Raises:
         UserError: If it is no such file.
     """
-    rows, cells = read_file(path, ReadOptions()), []
+    rows = read_file(path, ReadOptions()).rows
+    cells = []
     for name in ("split", "digest", "label", "new_label"):
         column = name
         while f"{PREFIX}{column}" in rows.column_names:  # the user has a column of that name
@@ -179,10 +180,10 @@ def apply(
         new = [labels.get(row, label) for row, label in zip(keys[split], old, strict=True)]
         if new != old:
             places = [place for place, label in enumerate(new) if label is not None]
-            feature, kind = rows.features["label"], rows.data.schema.field("label").type
-            values = pa.array([new[place] for place in places], kind)
+            labels_left = [new[place] for place in places]
+            feature = rows.features["label"]
             rows = rows.remove_columns("label").select(places)
-            rows = arrow.with_column(rows, "label", values, feature)
+            rows = rows.add_column("label", labels_left, feature=feature)
         corrected[split] = rows
     return corrected, applied
 

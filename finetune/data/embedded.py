@@ -33,11 +33,6 @@ _HASHES = {
 }
 
 
-def describe(name: str) -> str:
-    """Return a short description of ``embedded:NAME``."""
-    return f"{name.removeprefix(PREFIX)} (installed package)"
-
-
 def read(dataset: str) -> dict[str, Any]:
     """Return the single split of one of the embedded data sets.
 
@@ -80,8 +75,8 @@ def verified_path(file: str) -> Path:
     package, _, name = file.partition("/")
     spec = importlib.util.find_spec(package)
     folders = (spec and spec.submodule_search_locations) or ()
-    path = next((Path(folder, name) for folder in folders), None)
-    if path is None or not path.exists():
+    path = Path(*folders[:1], name)
+    if not folders or not path.exists():
         raise UserError(
             f"--embedded needs the package '{package.replace('_', '-')}': "
             f"pip install '{DISTRIBUTION}[embedded]' (in a clone: make env)"

@@ -17,7 +17,6 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any, Literal
 
 import numpy as np
@@ -37,11 +36,10 @@ Columns = dict[str, list[int]]
 _HEAD = 4
 #: A text is cut to so many characters a token, and no fewer in all, before it is tokenized: most
 #: have 3 to 6 a token, and a text of 5 MB takes 4 s.
-_CHARACTERS_PER_TOKEN, _FEWEST_CHARACTERS = 32, 2**14
+_CHARACTERS_PER_TOKEN = 32
+_FEWEST_CHARACTERS = 2**14
 #: Characters that are tokenized in one call, about: a tokenizer needs 100 times as many bytes.
 _CHARACTERS_PER_CALL = 2**20
-#: Characters by which the tokens of a longer text are estimated.
-_COUNTED = 200_000
 #: The column of prepared rows with the number of their document in its split.
 COLUMN = "document"
 _SAMPLE = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
@@ -83,26 +81,25 @@ class Frame:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: int = 1) -> None:
         self._example: Columns = dict(tokenizer(*[_SAMPLE] * texts, verbose=False))
-        ids, (sample_ids,) = self._example["input_ids"], token_ids(tokenizer, [_SAMPLE])
-        size = len(sample_ids)
+        ids = self._example["input_ids"]
+        (sample,) = token_ids(tokenizer, [_SAMPLE])
+        size = len(sample)
+        starts = [n for n in range(len(ids)) if ids[n : n + size] == sample] if size else []
+        if len(starts) != texts:
+            raise UserError(
+                f"{type(tokenizer).__name__} does not put its special tokens around those of the "
+                "text: use --long_texts cut, --truncation head, one --text_column"
+            )
+        self._spans = [(start, start + size) for start in starts]  # of the texts in the example
         self.size = len(ids) - texts * size
-        self._bounds = [0]  # where the texts begin and end in the example
-        for _ in range(texts):
-            places = range(self._bounds[-1], len(ids) if size else 0)
-            begin = next((n for n in places if ids[n : n + size] == sample_ids), None)
-            if begin is None:
-                raise UserError(
-                    f"{type(tokenizer).__name__} does not put its special tokens around those of "
-                    "the text: use --long_texts cut, --truncation head, one --text_column"
-                )
-            self._bounds += [begin, begin + size]
 
     def row(self, *texts: list[int]) -> Columns:
         """Return the row of the tokens of as many texts."""
         row = {}
         for name, values in self._example.items():
-            column, position = list[int](), 0
-            for text, begin, end in zip(texts, self._bounds[1::2], self._bounds[2::2], strict=True):
+            column: list[int] = []
+            position = 0
+            for text, (begin, end) in zip(texts, self._spans, strict=True):
                 column += values[position:begin]
                 column += text if name == "input_ids" else [values[begin]] * len(text)
                 position = end
@@ -118,33 +115,27 @@ class Encoder:
         tokenizer: Of the model; its ``truncation_side`` says which end of a text is lost.
         max_length: Longer rows are truncated to this many tokens, special tokens included.
         truncation: ``head_tail`` keeps the first quarter of them and the rest from the end.
-        end: Number and spelling of the token at which the heads of encoder-decoders read a text;
-            they fail where a text has it inside, as tokenizers of SentencePiece find it there.
     """
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     truncation: Truncation = "head"
-    end: tuple[int, str] | None = None
 
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
         """Return the outputs of the tokenizer for rows, all of the same number of parts."""
-        columns = _columns(rows)
-        encoded = self._encode(columns)
-        if self.end is not None:
-            (example,) = self._encode([["a"]] * len(columns))["input_ids"]
-            self.refuse_ends(rows, encoded["input_ids"], example.count(self.end[0]))
-        return encoded
-
-    def refuse_ends(self, rows: Sequence[Read], tokens: Sequence[list[int]], count: int) -> None:
-        """Refuse rows whose tokens have the token that ends a text more than ``count`` times."""
-        for row, ids in zip(rows, tokens, strict=True):
-            if self.end is not None and ids.count(self.end[0]) > count:
-                text = shorten(row if isinstance(row, str) else " ".join(row), 60)
-                raise UserError(
-                    f"the text '{text}' spells out '{self.end[1]}', the token that ends a text for "
-                    "this model: take it out of the texts"
-                )
+        columns = [[self._clip(text) for text in column] for column in _columns(rows)]
+        if len(columns) == 1 and self.truncation != "head_tail":
+            limit: dict[str, Any] = {"truncation": True, "max_length": self.max_length}
+            encoded: Mapping[str, list[Any]] = self.tokenizer(*columns, **limit)
+            return encoded
+        # a fast tokenizer would make all combinations of what it truncates of both texts of a pair
+        are_pair = is_pair(self.tokenizer, len(columns))
+        frame = Frame(self.tokenizer, 2) if are_pair else self.frame
+        room = self.max_length - self._frame_size(len(columns))
+        encoded_rows = [
+            frame.row(*self._cut(parts, room, are_pair)) for parts in self._tokens(columns)
+        ]
+        return {name: [row[name] for row in encoded_rows] for name in encoded_rows[0]}
 
     def refuse_too_short(self, parts: int) -> None:
         """Refuse a ``max_length`` that has no room for a token of each of several parts."""
@@ -156,30 +147,10 @@ class Encoder:
             )
 
     def whole_lengths(self, rows: Sequence[Read]) -> np.ndarray:
-        """Return the tokens of rows without truncation, special tokens included, shape ``(rows,)``.
-
-        Those of a text of more than 200,000 characters are estimated from its beginning.
-        """
+        """Return how many tokens rows have, special ones too, not truncated, shape ``(rows,)``."""
         columns = _columns(rows)
-        beginnings = [[text[:_COUNTED] for text in texts] for texts in columns]
-        lengths = np.full(len(rows), self._frame_size(len(columns)), dtype=np.int64)
-        for number, parts in enumerate(self._tokens(beginnings)):
-            for ids, texts in zip(parts, columns, strict=True):
-                lengths[number] += round(len(ids) * max(1, len(texts[number]) / _COUNTED))
-        return lengths
-
-    def _encode(self, columns: Sequence[Sequence[str]]) -> Mapping[str, list[Any]]:
-        columns = [[self._clip(text) for text in column] for column in columns]
-        if len(columns) == 1 and self.truncation != "head_tail":
-            limit: dict[str, Any] = {"truncation": True, "max_length": self.max_length}
-            encoded: Mapping[str, list[Any]] = self.tokenizer(*columns, **limit)
-            return encoded
-        # a fast tokenizer would make all combinations of what it truncates of both texts of a pair
-        are_pair = is_pair(self.tokenizer, len(columns))
-        frame = Frame(self.tokenizer, 2) if are_pair else self.frame
-        room = self.max_length - self._frame_size(len(columns))
-        rows = [frame.row(*self._cut(parts, room, are_pair)) for parts in self._tokens(columns)]
-        return {name: [row[name] for row in rows] for name in rows[0]}
+        frame_size = self._frame_size(len(columns))
+        return np.array([frame_size + sum(map(len, parts)) for parts in self._tokens(columns)])
 
     def _clip(self, text: str) -> str:
         """Return a long text without most of what truncation leaves out; the whole text if the rest
@@ -215,10 +186,13 @@ class Encoder:
         Of parts that are joined, all but the first are tokenized behind the separator: a tokenizer
         of SentencePiece marks the beginning of the first part only.
         """
-        prefix, size, options = "", 0, dict[str, Any]()
+        prefix = ""
+        size = 0
+        options: dict[str, Any] = {}
         if len(columns) > 1 and not is_pair(self.tokenizer, len(columns)):
-            prefix, size = separator(self.tokenizer), len(self._separator)
-            options = {"split_special_tokens": False}
+            prefix = separator(self.tokenizer)
+            size = len(self._separator)
+            options["split_special_tokens"] = False
         texts = [*columns[:1], *([prefix + text for text in column] for column in columns[1:])]
         parts = [token_ids(self.tokenizer, column, **options) for column in texts]
         for first, *rest in zip(*parts, strict=True):
@@ -229,12 +203,14 @@ class Encoder:
         is truncated first; of equally long ones the last has more, as with fast tokenizers.
         """
         if self.truncation == "head_tail":  # of one text
-            (ids,), head = parts, self.max_length // _HEAD
+            (ids,) = parts
+            head = self.max_length // _HEAD
             return [ids[:head] + ids[max(head, len(ids) - room + head) :]]
         lengths = [len(ids) if are_pair else min(len(ids), room) for ids in parts]
         shortened = [*parts]
         for place, number in enumerate(sorted(range(len(parts)), key=lengths.__getitem__)):
-            ids, share = parts[number], min(lengths[number], room // (len(parts) - place))
+            ids = parts[number]
+            share = min(lengths[number], room // (len(parts) - place))
             is_left = self.tokenizer.truncation_side == "left"
             shortened[number] = ids[len(ids) - share :] if is_left else ids[:share]
             room -= share
@@ -258,7 +234,8 @@ class Windows:
 
     def __init__(self, encoder: Encoder, stride: int | None = None) -> None:
         special = encoder.frame.size
-        self.encoder, self.room = encoder, encoder.max_length - special  # tokens of text
+        self.encoder = encoder
+        self.room = encoder.max_length - special  # tokens of text
         self.shared = min(encoder.max_length // 4, self.room - 1) if stride is None else stride
         limit = f"--max_length {encoder.max_length}, {special} of them special tokens"
         if self.room < 1:
@@ -269,7 +246,6 @@ class Windows:
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
         """Yield the number of its text for each window, and what the tokenizer returns for it."""
         for number, ids in enumerate(token_ids(self.encoder.tokenizer, texts)):
-            self.encoder.refuse_ends([texts[number]], [ids], 0)
             starts = range(0, len(ids) - self.room, self.room - self.shared)
             for start in (*starts, max(0, len(ids) - self.room)):
                 yield number, self.encoder.frame.row(ids[start : start + self.room])
@@ -285,37 +261,23 @@ def documents_of(rows: Any) -> np.ndarray | None:
 
 def first_lengths(rows: Any) -> np.ndarray:
     """Return the tokens of each document, or of its first window, shape ``(documents,)``."""
-    lengths, documents = np.asarray(rows.with_format("numpy")["length"][:]), documents_of(rows)
+    lengths = np.asarray(rows.with_format("numpy")["length"][:])
+    documents = documents_of(rows)
     return lengths if documents is None else lengths[np.unique(documents, return_index=True)[1]]
 
 
-class Pool:
-    """Pools the outputs for windows to those of documents, as they come, by ``mean`` or ``max``."""
-
-    def __init__(self, documents: int, pooling: str) -> None:
-        self._is_mean, self._windows = pooling == "mean", np.zeros(documents, dtype=np.int64)
-        self._pooled = np.empty(0)
-
-    def add(self, documents: np.ndarray, outputs: np.ndarray) -> None:
-        """Take outputs, shape ``(windows, outputs)``, and the numbers of their documents."""
-        if not self._windows.any():
-            shape = (len(self._windows), *outputs.shape[1:])
-            self._pooled = np.full(shape, 0.0 if self._is_mean else -np.inf)
-        combine = np.add if self._is_mean else np.maximum
-        combine.at(self._pooled, documents, outputs)  # in float64, whatever the outputs are
-        np.add.at(self._windows, documents, 1)
-
-    @property
-    def outputs(self) -> np.ndarray:
-        """The outputs of the documents, shape ``(documents, outputs)``, float32."""
-        assert self._windows.all()
-        counts = self._windows.reshape(-1, *[1] * (self._pooled.ndim - 1))
-        return np.asarray(self._pooled / (counts if self._is_mean else 1), dtype=np.float32)
-
-
 def pooled(outputs: np.ndarray, documents: np.ndarray, pooling: str) -> np.ndarray:
-    """Return the outputs of documents, in the order of their numbers, from those of windows."""
-    numbers, places = np.unique(documents, return_inverse=True)
-    pool = Pool(len(numbers), pooling)
-    pool.add(places, outputs)
-    return pool.outputs
+    """Return the outputs of documents, in the order of their numbers, from those of windows.
+
+    Args:
+        outputs: Of windows in any order, shape ``(windows, ...)``.
+        documents: The document of each window, shape ``(windows,)``.
+        pooling: ``mean`` or ``max``.
+    """
+    order = np.argsort(documents, kind="stable")
+    _, starts, counts = np.unique(documents[order], return_index=True, return_counts=True)
+    combine = np.add if pooling == "mean" else np.maximum
+    combined = combine.reduceat(outputs[order].astype(np.float64), starts, axis=0)
+    if pooling == "mean":
+        combined /= counts.reshape(-1, *[1] * (combined.ndim - 1))
+    return combined.astype(np.float32)

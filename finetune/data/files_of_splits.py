@@ -31,7 +31,7 @@ NONE = "none"
 #: Suffixes of files that are taken for images.
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 #: The number of a part at the end of a file's name: ``train-00000-of-00002``, ``train_1``.
-_PART = re.compile(r"[-_.]?(?:part[-_.]?)?\d+(?:[-_]of[-_](?P<total>\d+))?$")
+_PART = re.compile(r"[-_.]?(?:part[-_.]?)?\d+(?:[-_]of[-_]\d+)?$")
 #: Files that ``Dataset.save_to_disk`` writes beside those with rows.
 _DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
 
@@ -106,7 +106,8 @@ def choose_splits(
         for split, name in chosen.items()
         if name not in names
     ]
-    unread, facts = [name for name in names if name not in chosen.values()], []
+    unread = [name for name in names if name not in chosen.values()]
+    facts = []
     for split in (split for split in SPLITS if split not in split_names):
         guesses = [name for name in unread if guess_split(name) == split and name not in SPLITS]
         candidates = [split] if split in unread else guesses
@@ -141,16 +142,15 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
         UserError: If there are none, or if it is not clear which they are.
     """
     path = Path(dataset).expanduser()
-    is_pattern = any(sign in dataset for sign in "*?[") and not path.exists()
-    if not is_pattern and existing(dataset).is_dir():
-        return _find_in_directory(path, split_names)
     paths = [path]
+    is_pattern = any(sign in dataset for sign in "*?[") and not path.exists()
     if is_pattern:
-        matches = map(Path, glob.glob(str(path), recursive=True))
-        paths = sorted((match for match in matches if match.is_file()), key=_natural_order)
-    foreign = [str(path) for path in paths if formats.suffix(path) not in formats.FILES]
+        paths = _sorted_files(map(Path, glob.glob(str(path), recursive=True)))
+    elif existing(dataset).is_dir():
+        return _find_in_directory(path, split_names)
     if split_names:
         raise UserError(f"--dataset_splits: {dataset} is no directory; its rows are one split")
+    foreign = [str(path) for path in paths if formats.suffix(path) not in formats.FILES]
     if foreign or not paths:
         raise UserError(
             f"cannot read {_list_names(foreign or [dataset])}: expected a file ending in "
@@ -161,77 +161,59 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     names = {*map(formats.stem, paths), *(folders if len(folders) > 1 else ())}
     if len({*map(guess_split, names)} - {None}) > 1:
         raise UserError(f"--dataset '{dataset}': files of several splits; give their directory")
-    if is_pattern:
-        _require_all_parts(dataset, "train", paths)
     return SplitFiles("tables", {"train": paths})
 
 
 def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> SplitFiles:
-    paths = {path.relative_to(directory): path for path in files_below(directory)}
+    def is_split(name: str) -> bool:
+        return guess_split(name) is not None or name in split_names.values()
+
+    paths = [path.relative_to(directory) for path in files_below(directory)]
     groups: dict[str, list[Path]] = defaultdict(list)
-    labels: dict[str, list[str]] = defaultdict(list)
-    for name, path in paths.items():
+    for path in paths:
         if formats.suffix(path) in formats.FILES:
             # the first folder that names a split, else the file without the number of its part
-            stem = formats.stem(name)
-            titles = [*name.parts[:-1], _PART.sub("", stem) or stem]
-            are_splits = (t for t in titles if guess_split(t) or t in split_names.values())
-            groups[next(are_splits, titles[0])].append(path)
+            stem = formats.stem(path)
+            names = [*path.parts[:-1], _PART.sub("", stem) or stem]
+            groups[next(filter(is_split, names), names[0])].append(path)
     kind: Literal["tables", "texts", "images"] = "tables"
-    if not any(guess_split(name) or name in split_names.values() for name in groups):
-        suffixes = {name.suffix.lower() for name in paths if len(name.parts) > 1}
-        if not suffixes.isdisjoint(IMAGES):
-            kind = "images"
-        elif ".txt" in suffixes:
-            kind = "texts"
-        elif len(groups) == 1 and not split_names:  # or what ``Dataset.save_to_disk`` wrote
+    class_level = 0  # of the folders that are named by classes
+    if not any(map(is_split, groups)):
+        members = [path for path in paths if len(path.parts) > 1]
+        images = [path for path in members if path.suffix.lower() in IMAGES]
+        if classified := images or [path for path in members if path.suffix.lower() == ".txt"]:
+            kind = "images" if images else "texts"
+            deeper = [path for path in classified if len(path.parts) > 2]
+            # without these "test" may be a class
+            class_level = int(bool(split_names) or any(guess_split(p.parts[0]) for p in deeper))
+            groups = defaultdict(list)
+            for path in deeper if class_level else classified:
+                groups[path.parts[0] if class_level else "train"].append(path)
+        elif len(groups) == 1 and not split_names:  # or what `Dataset.save_to_disk` wrote
             groups = {"train": next(iter(groups.values()))}
-    if kind != "tables":
-        groups.clear()
-        classes = IMAGES if kind == "images" else (".txt",)
-        names = [name for name in paths if name.suffix.lower() in classes and len(name.parts) > 1]
-        tops = {name.parts[0] for name in names if len(name.parts) > 2}
-        has_splits = bool(split_names) or any(map(guess_split, tops))  # else "test" may be a class
-        for name in names:
-            if len(name.parts) > 2 or not has_splits:
-                split, label = name.parts[:2] if has_splits else ("train", name.parts[0])
-                groups[split].append(paths[name])
-                labels[split].append(label)
-    suffix = next((path.suffix for group in groups.values() for path in group), "")
-    hint = f"; --dataset {shlex.quote(f'{directory}/*{suffix}')} reads all as one" * bool(groups)
+    hint = f"; --dataset '{directory}/*.csv' reads all files of such a pattern as one"
     chosen, facts = choose_splits(str(directory), groups, split_names, hint)
-    for split, title in chosen.items() if kind == "tables" else ():
-        group = groups[title]
-        if len(group) > 1 and (
-            title in map(formats.stem, group) or len({path.parent for path in group}) > 1
-        ):
-            raise UserError(
-                f"{directory}: expected one file for '{split}', or its parts in one folder, found "
-                f"{_list_names([str(path.relative_to(directory)) for path in group])}"
-            )
-        _require_all_parts(str(directory), split, group)
+    for split, name in chosen.items() if kind == "tables" else ():
+        if len(groups[name]) > 1:
+            facts.append(f"read as the {split} split: {_list_names([*map(str, groups[name])])}")
     grouped = {path for group in groups.values() for path in group}
-    if unread := [str(name) for name, path in paths.items() if path not in grouped]:
+    if unread := [str(path) for path in paths if path not in grouped]:
         facts.append(f"not read: {_list_names(unread)}")
-    files = {split: groups[name] for split, name in chosen.items()}
-    return SplitFiles(kind, files, {split: labels[name] for split, name in chosen.items()}, facts)
-
-
-def _require_all_parts(dataset: str, split: str, paths: Sequence[Path]) -> None:
-    """Refuse the tables of a split if their names count others."""
-    parts = [_PART.search(formats.stem(path)) for path in paths]
-    totals = {int(part["total"]) for part in parts if part and part["total"]}
-    if totals - {len(paths)}:
-        raise UserError(
-            f"{dataset}: '{split}' has {len(paths)} of {max(totals)} parts: download the others, "
-            "or to train on these, rename them without -of-NUMBER"
-        )
+    return SplitFiles(
+        kind,
+        {split: [directory / path for path in groups[name]] for split, name in chosen.items()},
+        {s: [path.parts[class_level] for path in groups[name]] for s, name in chosen.items()},
+        facts,
+    )
 
 
 def files_below(directory: Path) -> list[Path]:
     """Return the files anywhere below a directory, part 2 before part 10; none with a dot first."""
     names = map(Path, glob.glob("**", root_dir=directory, recursive=True))
-    paths = (directory / name for name in names if name.name not in _DESCRIPTIONS)
+    return _sorted_files(directory / name for name in names if name.name not in _DESCRIPTIONS)
+
+
+def _sorted_files(paths: Iterable[Path]) -> list[Path]:
     return sorted((path for path in paths if path.is_file()), key=_natural_order)
 
 

@@ -18,13 +18,9 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Value
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.targets import refuse_or_drop
 from finetune.errors import Report, UserError
 from finetune.runtime import activity
-
-#: Suffixes of files that are taken for images.
-SUFFIXES = IMAGES
 
 
 def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Image.Image:
@@ -63,7 +59,8 @@ def _convert(image: Image.Image) -> Image.Image:
 
 def thumbnail(image: Mapping[str, Any]) -> bytes:
     """Return a JPEG of an image, at most 64 pixels wide and high."""
-    small, buffer = decode(image, "an image"), io.BytesIO()
+    small = decode(image, "an image")
+    buffer = io.BytesIO()
     small.thumbnail((64, 64))
     small.save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
@@ -84,8 +81,8 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     dtype = str(getattr(feature, "dtype", ""))
     is_struct = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
     has_images = isinstance(feature, datasets.Image) or is_struct or "binary" in dtype
-    has_either = has_images or "string" in dtype
-    if not has_either or (column != "image" and "image" in rows.column_names):
+    is_free = column == "image" or "image" not in rows.column_names
+    if not is_free or not (has_images or "string" in dtype):
         raise UserError(
             f"--image_column {column}: expected images or paths, and no other column 'image'; "
             f"found {feature}"
@@ -119,7 +116,8 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
             return str(error)
         return ""
 
-    splits, threads = DatasetDict(dataset), min(8, os.cpu_count() or 1)
+    splits = DatasetDict(dataset)
+    threads = min(8, os.cpu_count() or 1)
     for split, rows in dataset.items():
         images = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
         results: list[str] = []
@@ -132,17 +130,8 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
             splits[split] = rows.select(readable)
             examples = "; ".join([*problems.values()][:5])
             message = f"{len(problems):,} of {len(rows):,} {split} images, such as {examples}"
-            fix, can_drop = "--drop_invalid leaves them out", drop and readable.size > 0
+            fix = "--drop_invalid leaves them out"
+            can_drop = drop and readable.size > 0
             refuse_or_drop(report, message, split, [*problems], fix, drop=can_drop)
     report.raise_errors()
     return splits
-
-
-def is_image(path: Path) -> bool:
-    """Return whether a file has the name of an image."""
-    return path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith(".")
-
-
-def below(folder: Path) -> list[str]:
-    """Return the images anywhere below a folder, relative to it, sorted."""
-    return sorted(str(path.relative_to(folder)) for path in files_below(folder) if is_image(path))

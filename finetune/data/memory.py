@@ -38,8 +38,7 @@ def describe(name: str) -> str:
 
 def is_table(data: Any) -> bool:
     """Return whether an object is a frame or a table, and not a single column."""
-    is_column = isinstance(data, pd.Series | pa.ChunkedArray) or type(data).__name__ == "Series"
-    return hasattr(data, "__arrow_c_stream__") and not is_column
+    return hasattr(data, "__arrow_c_stream__") and hasattr(data, "columns")
 
 
 def store(data: Any) -> str:
@@ -57,7 +56,7 @@ def store(data: Any) -> str:
     if mistakes := [split for split in map(str, splits) if not split.isidentifier()]:
         raise UserError(f"dataset: expected names of splits, such as train, found {mistakes}")
     digest = hashlib.sha256()
-    caches.make(parent := caches.place(caches.MEMORY, ""))
+    parent = caches.directory(caches.MEMORY)
     with tempfile.TemporaryDirectory(dir=parent, prefix=".") as directory:
         for split in sorted(splits):
             path = Path(directory, f"{split}.arrow")
@@ -65,9 +64,9 @@ def store(data: Any) -> str:
             with path.open("rb") as file:
                 digest.update(split.encode() + hashlib.file_digest(file, "sha256").digest())
         name = digest.hexdigest()[:16]
-        caches.make(parent / name)
+        stored = caches.directory(caches.MEMORY, name)
         for path in Path(directory).glob("*.arrow"):
-            os.replace(path, parent / name / path.name)
+            os.replace(path, stored / path.name)
     return PREFIX + name
 
 
@@ -77,7 +76,7 @@ def read(name: str) -> dict[str, Dataset]:
     Raises:
         UserError: If they are no longer in the cache.
     """
-    directory = caches.place(caches.MEMORY, name.removeprefix(PREFIX))
+    directory = caches.directory(caches.MEMORY) / name.removeprefix(PREFIX)
     with contextlib.suppress(pa.ArrowException, OSError):  # damaged, or removed meanwhile
         paths = sorted(directory.glob("*.arrow"))
         if splits := {path.stem: Dataset.from_file(str(path)) for path in paths}:
@@ -89,35 +88,13 @@ def read(name: str) -> dict[str, Dataset]:
 
 
 def _write(path: Path, split: str, rows: Any) -> None:
-    """Write rows as an Arrow stream whose bytes depend on nothing but their content.
-
-    What a dict lacks is missing; the index of a frame is a column if it has a name.
-    """
+    """Write rows as an Arrow stream whose bytes depend on nothing but their content."""
     try:
-        if isinstance(rows, Dataset):
-            table, schema = rows.with_format("arrow")[:], rows.features.arrow_schema
-        else:
-            if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
-                keys = dict.fromkeys(key for row in rows for key in row)
-                cells = [pa.array([row.get(key) for row in rows], from_pandas=True) for key in keys]
-                table = pa.table(cells, names=[*map(str, keys)])
-            elif isinstance(rows, pd.DataFrame):
-                rows = rows.reset_index() if any(rows.index.names) else rows
-                table = pa.Table.from_pandas(rows, preserve_index=False)
-            elif is_table(rows):
-                table = pa.table(rows)
-            else:
-                raise UserError(
-                    "dataset: expected a file, a data set on the Hub, a pandas or polars frame, a "
-                    "Dataset, a list of dicts, or a dict of these by split; found "
-                    f"{type(rows).__name__} as the {split} data"
-                )
-            if len({*table.column_names}) < len(table.column_names):
-                raise ValueError(f"two columns have the same name: {', '.join(table.column_names)}")
-            schema = arrow.stored(table.schema.remove_metadata())
+        table = _as_table(split, rows)
+        schema = arrow.plain(table.schema.empty_table()).schema
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             for start in range(0, len(table), _BATCH):
-                batch = arrow.decoded(table.slice(start, _BATCH)).cast(schema).combine_chunks()
+                batch = arrow.plain(table.slice(start, _BATCH)).combine_chunks()
                 # taken, because a slice is written with the buffers around it
                 writer.write_table(batch.take(pa.array(range(len(batch)))))
     except (pa.ArrowException, NotImplementedError, TypeError, ValueError, OverflowError) as error:
@@ -127,3 +104,23 @@ def _write(path: Path, split: str, rows: Any) -> None:
         ) from error
     if not len(table):
         raise UserError(f"dataset: the {split} data has no rows")
+
+
+def _as_table(split: str, rows: Any) -> pa.Table:
+    """Return rows as a table. What a dict lacks is missing; a named index becomes a column."""
+    if isinstance(rows, Dataset):
+        return rows.with_format("arrow")[:].cast(rows.features.arrow_schema)
+    if isinstance(rows, pd.DataFrame):
+        frame = rows.reset_index(drop=not any(rows.index.names))
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    if is_table(rows):
+        return pa.table(rows)
+    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+        names = dict.fromkeys(name for row in rows for name in row)
+        cells = [pa.array([row.get(name) for row in rows], from_pandas=True) for name in names]
+        return pa.table(cells, names=[*map(str, names)])
+    raise UserError(
+        "dataset: expected a file, a data set on the Hub, a pandas or polars frame, a Dataset, a "
+        f"list of dicts, or a dict of these by split; found {type(rows).__name__} as the {split} "
+        "data"
+    )

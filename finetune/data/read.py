@@ -1,8 +1,5 @@
 """Read a file of rows into Arrow, once: later starts map the copy in the cache of ``datasets``.
 
-The name of a copy is made from the path, size, times and inode of the file, and from what the user
-said about it, so a file that has not changed is not opened again.
-
 A missing value is None. In ``.csv`` and ``.tsv`` files that is an empty field and nothing else: the
 words NA, null and None are text, and so are numbers and dates. In JSON it is null or an absent key;
 a column whose values are objects, or have no common type, is kept as JSON text, which ``datasets``
@@ -23,27 +20,23 @@ import json
 import operator
 import os
 import re
-import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 from datasets.table import MemoryMappedTable
-from python_calamine import CalamineError, CalamineWorkbook, SheetVisibleEnum
+from python_calamine import CalamineError, CalamineWorkbook, SheetTypeEnum, SheetVisibleEnum
 
 from finetune.data import arrow, caches, read_text
-from finetune.data.read_text import ReadOptions as ReadOptions  # of callers
+from finetune.data.read_text import ReadOptions
 from finetune.errors import UserError, suggestion
-from finetune.runtime import activity, formats, hub
+from finetune.runtime import activity, formats
 from finetune.runtime.files import is_full, replacing
-
-if TYPE_CHECKING:
-    from finetune.errors import Report
 
 #: Part of the name of a copy: raise it when the same file is read in another way.
 _VERSION = 5
@@ -64,27 +57,47 @@ _UNREADABLE = (
     *(pa.ArrowException, zipfile.BadZipFile),
 )
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
-#: Where the schema of a copy has what was detected, as JSON; and how an Arrow stream ends.
-_DETECTED, _END = b"finetune", b"\xff\xff\xff\xff\0\0\0\0"
+_DETECTED = b"finetune"  # where the schema of a copy has what was detected, as JSON
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
 _LINES = pa.schema([("text", pa.string())])
-#: The rows of a file, how it was read, and the facts that the user is told.
-Copy = tuple[Dataset, ReadOptions, list[str]]
 
 
-def read_file(path: Path, options: ReadOptions, report: Report | None = None) -> Dataset:
-    """Return the rows of a file, memory-mapped from the cache that the first call fills.
+class FileRows(NamedTuple):
+    """The rows of a file, memory-mapped, how it is written, and what of that is not the usual."""
 
-    What the options leave open is detected; ``report`` gets a fact for what is not the usual.
+    rows: Dataset
+    layout: ReadOptions
+    facts: list[str]
+
+
+def read_file(path: Path, options: ReadOptions) -> FileRows:
+    """Return the rows of a file from the cache, which the first call fills.
+
+    What the options leave open is detected; the facts say what is not the usual.
 
     Raises:
         UserError: If the file is malformed, with the line where there are lines; if it holds no
             rows; if an option is not for such a file.
     """
-    rows, _, facts = _copy(path, options)
-    if report is not None:
-        for fact in facts:
-            report.info(f"{path.name}: {fact}", name="reading")
-    return rows
+    kinds = {"--encoding": formats.TEXTS, "--sheet": (formats.SPREADSHEET,)}
+    mistakes = [
+        f"{flag} {value}: not for {path}, but for {', '.join(suffixes)}"
+        for flag, value in options.flags.items()
+        if formats.suffix(path) not in (suffixes := kinds.get(flag, (*formats.SEPARATORS,)))
+    ]
+    if mistakes:
+        raise UserError(*mistakes)
+    with _explain(path):
+        state = _state(path)
+        key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
+        copy = caches.directory(caches.FILES) / f"{key}.arrow"
+        with contextlib.suppress(pa.ArrowException, OSError):  # not there, or damaged
+            return _open_copy(copy)
+        with replacing(copy) as new:
+            _write_copy(path, options, new)
+            if _state(path) != state:
+                raise UserError(f"{path} has changed while it was read: start again")
+        return _open_copy(copy)
 
 
 def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple[str, list[int]]:
@@ -92,7 +105,7 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
 
     ``rows`` are numbers from 0, in any order. A file with lines is read again.
     """
-    _, layout, _ = _copy(path, options)
+    layout = read_file(path, options).layout
     suffix = formats.suffix(path)
     numbers: Iterator[int] = itertools.count(1)
     if suffix in _WITH_RECORDS:
@@ -121,32 +134,6 @@ def existing(name: str) -> Path:
     return path
 
 
-def _copy(path: Path, options: ReadOptions) -> Copy:
-    """Return the rows of a file from the cache; make a copy if need be."""
-    kinds = {"--encoding": formats.TEXTS, "--sheet": (formats.SPREADSHEET,)}
-    mistakes = [
-        f"{flag} {value}: not for {path}, but for {', '.join(suffixes)}"
-        for flag, value in options.flags.items()
-        if formats.suffix(path) not in (suffixes := kinds.get(flag, (*formats.SEPARATORS,)))
-    ]
-    if options.quoting not in formats.QUOTING:
-        mistakes.append(f"--csv_quoting {options.quoting}: expected auto, minimal or none")
-    if mistakes:
-        raise UserError(*mistakes)
-    with _explain(path):
-        state = _state(path)
-        key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
-        copy = caches.place(caches.FILES, f"{key}.arrow")
-        caches.make(copy.parent)
-        with contextlib.suppress(pa.ArrowException, OSError):  # not there, or damaged
-            return _open_copy(copy)
-        with replacing(copy) as new:
-            _write_copy(path, options, new)
-            if _state(path) != state:
-                raise UserError(f"{path} has changed while it was read: start again")
-        return _open_copy(copy)
-
-
 def _state(path: Path) -> tuple[str | int, ...]:
     """Return what differs if a file has changed, or is another one."""
     status = path.stat()
@@ -157,8 +144,10 @@ def _state(path: Path) -> tuple[str | int, ...]:
 
 def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
     """Write the rows of a file as an Arrow stream, and what was detected into its schema."""
-    layout, facts, rows, writer = options, list[str](), 0, None
-    if (suffix := formats.suffix(path)) == formats.SPREADSHEET:
+    suffix = formats.suffix(path)
+    layout = options
+    facts: list[str] = []
+    if suffix == formats.SPREADSHEET:
         layout, facts = _choose_sheet(path, options)
     elif suffix in formats.TEXTS:
         layout, facts = read_text.detect(path, options)
@@ -167,36 +156,37 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
     elif suffix == ".txt":
         lines = (line.rstrip("\r\n") for line in read_text.text_lines(path, layout.encoding))
         tables = (pa.table({"text": batch}, _LINES) for batch in read_text.batches(lines, len))
+    elif suffix in formats.TEXTS:
+        tables = _json_tables(path, layout.encoding)
     else:
-        is_json = suffix in formats.TEXTS
-        tables = _json_tables(path, layout.encoding) if is_json else _arrow_tables(path)
+        tables = _arrow_tables(path)
+    writer: Any = None
+    rows = 0
     with copy.open("wb") as file, contextlib.ExitStack() as stack:
-        for table in tables:
+        for table in map(arrow.plain, tables):
             if writer is None:
-                schema = arrow.stored(table.schema)
                 detected = {_DETECTED: json.dumps([asdict(layout), facts])}
-                schema = schema.with_metadata({**(schema.metadata or {}), **detected})
+                schema = table.schema.with_metadata({**(table.schema.metadata or {}), **detected})
                 writer = stack.enter_context(pa.ipc.new_stream(file, schema))
-            writer.write_table(table.cast(schema))
+            writer.write_table(table)
             rows += len(table)
             activity.advance(f"reading {path.name}", rows, None)
     if not rows:
         raise UserError(f"{path} holds no rows")
 
 
-def _open_copy(copy: Path) -> Copy:
+def _open_copy(copy: Path) -> FileRows:
     with copy.open("rb") as file:  # to Arrow, a stream that is cut off between batches is whole
-        file.seek(-len(_END), os.SEEK_END)
-        if file.read() != _END:
+        file.seek(-len(_END_OF_STREAM), os.SEEK_END)
+        if file.read() != _END_OF_STREAM:
             raise pa.ArrowInvalid(f"{copy} is cut off")
     table = MemoryMappedTable.from_file(str(copy))
     layout, facts = json.loads(table.schema.metadata[_DETECTED])
-    return Dataset(table, fingerprint=copy.stem), ReadOptions(**layout), facts
+    return FileRows(Dataset(table, fingerprint=copy.stem), ReadOptions(**layout), facts)
 
 
 @contextlib.contextmanager
 def _explain(path: Path) -> Iterator[None]:
-    """Turn errors of reading a file into a ``UserError``."""
     try:
         yield
     except _UNREADABLE as error:
@@ -212,7 +202,8 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
             # read ahead, a row group of 650,000 texts would be in memory as a whole
             opened = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16)
             file = stack.enter_context(opened)
-            schema, batches = file.schema_arrow, file.iter_batches(batch_size=1024)
+            schema = file.schema_arrow
+            batches = file.iter_batches(batch_size=1024)
         else:
             source = stack.enter_context(pa.memory_map(str(path)))
             try:
@@ -220,11 +211,11 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
             except pa.ArrowInvalid:  # a stream, as `datasets` writes it
                 source.seek(0)
                 table = pa.ipc.open_stream(source).read_all()
-            schema, batches = table.schema, table.to_batches(max_chunksize=1024)
-        read_text.refuse_repeated(path, schema.names)
+            schema = table.schema
+            batches = table.to_batches(max_chunksize=1024)
+        read_text.column_names(path, schema.names)
         for batch in batches:
-            table = arrow.decoded(pa.Table.from_batches([batch]))
-            yield table.replace_schema_metadata(schema.metadata)
+            yield pa.Table.from_batches([batch]).replace_schema_metadata(schema.metadata)
 
 
 def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
@@ -237,17 +228,19 @@ def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[s
 
     Formulas without a value, which calamine reads as empty, are refused.
     """
-    filled = []
     with CalamineWorkbook.from_path(path) as book:
-        for sheet in book.sheets_metadata:
-            with contextlib.suppress(CalamineError):  # a chart, which has no cells
-                is_filled = book.get_sheet_by_name(sheet.name).height > 1
-                filled += [sheet.name] * (is_filled and sheet.visible == SheetVisibleEnum.Visible)
-        if options.sheet not in (None, *book.sheet_names):
-            names = ", ".join(book.sheet_names)
-            raise UserError(f"--sheet {options.sheet}: {path} has no such sheet (it has: {names})")
-    if options.sheet is None and not filled:
-        raise UserError(f"{path} holds no rows")
+        names = book.sheet_names
+        filled = [
+            sheet.name
+            for sheet in book.sheets_metadata
+            if (sheet.typ, sheet.visible) == (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
+            and book.get_sheet_by_name(sheet.name).height > 1
+        ]
+    if options.sheet not in (None, *names):
+        names_of_sheets = ", ".join(names)
+        raise UserError(
+            f"--sheet {options.sheet}: {path} has no such sheet (it has: {names_of_sheets})"
+        )
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if "/worksheets/" in name and (cell := _UNCOMPUTED.search(archive.read(name))):
@@ -255,31 +248,23 @@ def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[s
                     f"{path}, {name}: the formula in {(cell[1] or b'a cell').decode()} has no "
                     "value, as no spreadsheet has computed it: open the file in one and save it"
                 )
-    if options.sheet is not None or len(filled) == 1:
-        return replace(options, sheet=options.sheet or filled[0]), []
-    fact = f"read the sheet '{filled[0]}', not {', '.join(filled[1:])} (--sheet)"
-    return replace(options, sheet=filled[0]), [fact]
+    sheet = options.sheet or [*filled, *names][0]
+    facts = []
+    if options.sheet is None and len(filled) > 1:
+        facts.append(f"read the sheet '{sheet}', not {', '.join(filled[1:])} (--sheet)")
+    return replace(options, sheet=sheet), facts
 
 
 def _sheet_records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
     """Yield the rows of a sheet that are not empty, the names of the columns first."""
-    header: list[str] = []
+    is_header = True
     with CalamineWorkbook.from_path(path) as book:
         rows = book.get_sheet_by_name(layout.sheet or "").iter_rows()
         for number, values in enumerate(rows, start=1):
             cells = [_as_text(value) for value in values]
-            while cells and not cells[-1]:
-                cells.pop()
-            if not header:
-                header = cells
-                read_text.refuse_repeated(path, header)
-            if len(cells) > len(header):
-                raise UserError(
-                    f"{path}, sheet '{layout.sheet}', row {number}: a value is in a column "
-                    "without a name"
-                )
-            if cells:
-                cells += [""] * (len(header) - len(cells))
+            if any(cells):
+                cells = read_text.column_names(path, cells) if is_header else cells
+                is_header = False
                 yield read_text.Record(number, number, cells)
 
 
@@ -301,27 +286,30 @@ def _as_text(value: Any) -> str:
 def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
     """Yield the rows of a document or of JSON lines, all with the same columns and types.
 
-    These are known at the end only, so the rows wait in a temporary file until then.
+    These are known at the end only, so the file is read twice.
 
     Raises:
         UserError: If a row is malformed, with its line.
     """
     types: dict[str, pa.DataType] = {}
-    count = 0
-    with tempfile.TemporaryFile(dir=hub.caches()["datasets"]) as file:
-        for batch in read_text.batches(_json_rows(path, encoding), operator.itemgetter(1)):
-            names = dict.fromkeys(name for row, _ in batch for name in row)
-            table = pa.table({name: _array([row.get(name) for row, _ in batch]) for name in names})
-            with pa.ipc.new_stream(file, table.schema) as stream:
-                stream.write_table(table)
-            for field in table.schema:
-                types[field.name] = _common_type(types.get(field.name, field.type), field.type)
-            count += 1
-        file.seek(0)
-        for _ in range(count):
-            with pa.ipc.open_stream(file) as stream:
-                table = stream.read_all()
-            yield pa.table({name: _column(table, name, kind) for name, kind in types.items()})
+    for batch in read_text.batches(_json_rows(path, encoding), operator.itemgetter(1)):
+        for name in dict.fromkeys(name for row, _ in batch for name in row):
+            kind = _json_type([row.get(name) for row, _ in batch])
+            types[name] = _common_type(types.get(name, kind), kind)
+    for batch in read_text.batches(_json_rows(path, encoding), operator.itemgetter(1)):
+        yield pa.table(
+            {name: _json_array([row.get(name) for row, _ in batch], types[name]) for name in types}
+        )
+
+
+def _json_type(values: Sequence[Any]) -> pa.DataType:
+    has_booleans = any(isinstance(value, bool) for value in values)
+    with contextlib.suppress(*_NO_COMMON_TYPE):
+        kind = pa.array(values).type
+        # Arrow makes numbers of truth values, and gives each object the keys of all others
+        if pa.types.is_boolean(kind) == has_booleans and "struct" not in str(kind):
+            return kind
+    return pa.json_()
 
 
 def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
@@ -332,28 +320,11 @@ def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
     return pa.json_()
 
 
-def _array(values: Sequence[Any]) -> pa.Array:
-    has_booleans = any(isinstance(value, bool) for value in values)
-    with contextlib.suppress(*_NO_COMMON_TYPE):
-        array = pa.array(values)
-        # Arrow makes numbers of truth values, and gives each object the keys of all others
-        if pa.types.is_boolean(array.type) == has_booleans and "struct" not in str(array.type):
-            return array
-    return _as_json(values)
-
-
-def _as_json(values: Sequence[Any]) -> pa.Array:
+def _json_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if kind != pa.json_():
+        return pa.array(values, kind)
     texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
-    return pa.array(texts, pa.string()).cast(pa.json_())
-
-
-def _column(table: pa.Table, name: str, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
-    if name not in table.column_names:
-        return pa.nulls(len(table), kind)
-    column = table.column(name)
-    if kind == pa.json_() != column.type:
-        return _as_json(column.to_pylist())
-    return column.cast(kind)
+    return pa.array(texts, pa.string()).cast(kind)
 
 
 def _json_lines(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:

@@ -29,7 +29,8 @@ T = TypeVar("T")
 #: Separators that are detected, and what they are called.
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: A file is judged by so many bytes of its beginning, and its separator by so many rows of it.
-_BEGINNING, _ROWS_JUDGED = 2**20, 200
+_BEGINNING = 2**20
+_ROWS_JUDGED = 200
 _LONGEST_FIELD = 2**24  # characters; what is longer is a quote that is never closed
 csv.field_size_limit(_LONGEST_FIELD)
 #: Letters of Windows-1250 that Windows-1252 reads as signs inside of words.
@@ -181,7 +182,8 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     Raises:
         UserError: If it is no text, is malformed in every reading, or has two plausible readings.
     """
-    facts, encoding = [], encoding_of(path, options.encoding)
+    facts = []
+    encoding = encoding_of(path, options.encoding)
     if options.encoding is None and encoding != "utf-8-sig":
         facts.append(f"read as {encoding} (--encoding)")
     options = replace(options, encoding=encoding)
@@ -244,7 +246,9 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
     """Yield the rows of a ``.csv`` or ``.tsv``, the names of the columns first, with the options of
     :func:`detect`; refuse a malformed row, with its line.
     """
-    separator, header, line = options.separator or ",", list[str](), 1
+    separator = options.separator or ","
+    header: list[str] = []
+    line = 1
     reader = csv.reader(
         text_lines(path, options.encoding),
         delimiter=separator,
@@ -254,9 +258,7 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
     try:
         for fields in reader:
             if fields and not header:
-                fields = [name or f"Unnamed: {number}" for number, name in enumerate(fields)]
-                refuse_repeated(path, fields)
-                header = fields
+                fields = header = column_names(path, fields)
             elif len(header) == 1 and not fields:
                 fields = [""]  # a row whose value is missing
             elif len(header) > 1 and fields == header:
@@ -282,10 +284,11 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
         ) from error
 
 
-def refuse_repeated(path: Path, columns: Sequence[str]) -> None:
-    """Refuse two columns of one name: values are read and written by name."""
-    if repeated := [name for name in columns if columns.count(name) > 1]:
+def column_names(path: Path, names: Sequence[str]) -> list[str]:
+    """Return the names of columns, with one for a column without; refuse one name for two."""
+    if repeated := [name for name in names if name and names.count(name) > 1]:
         raise UserError(f"{path}: two columns are called '{repeated[0]}': rename or remove one")
+    return [name or f"Unnamed: {number}" for number, name in enumerate(names)]
 
 
 def parse_json(text: str, path: Path, line: int | None = None) -> Any:
@@ -339,12 +342,14 @@ def tables(rows: Iterator[Sequence[str]]) -> Iterator[pa.Table]:
 
 def batches(rows: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
     """Yield lists of rows, of so many at most and about so many characters by ``size``."""
-    batch, characters = list[T](), 0
+    batch: list[T] = []
+    characters = 0
     for row in rows:
         batch.append(row)
         characters += size(row)
         if len(batch) >= 10_000 or characters >= 2**24:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     if batch:
         yield batch

@@ -22,7 +22,8 @@ from datasets.exceptions import DatasetGenerationError
 
 from finetune.data import ROW, arrow, embedded, memory, read
 from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
-from finetune.data.read import ReadOptions, line_numbers, read_file
+from finetune.data.read import line_numbers, read_file
+from finetune.data.read_text import ReadOptions
 from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import hub
 
@@ -63,16 +64,18 @@ class Source:
 
     def describe(self) -> str:
         """Return a short description: ``tickets.csv (local)``."""
-        if self.kind == "memory":
-            return memory.describe(self.dataset)
-        if self.kind == "embedded":
-            return embedded.describe(self.dataset)
-        place = {"local": "local", "hub": "Hub"}.get(self.kind)
-        return f"{self.dataset} ({place})" if place else "made by the recipe"
+        descriptions = {
+            "none": "made by the recipe",
+            "memory": memory.describe(self.dataset),
+            "embedded": f"{self.dataset.removeprefix(embedded.PREFIX)} (installed package)",
+            "local": f"{self.dataset} (local)",
+            "hub": f"{self.dataset} (Hub)",
+        }
+        return descriptions[self.kind]
 
     @functools.cached_property
     def files(self) -> SplitFiles:
-        """The files of a local data set, as they were when they were first looked for."""
+        """The files of a local data set."""
         return find_files(self.dataset, self.split_names)
 
     def load(self, report: Report | None = None) -> DatasetDict:
@@ -84,15 +87,13 @@ class Source:
         report = report or Report()
         if not self.dataset:
             raise UserError("--dataset is required: this recipe has no data set of its own")
-        options = {}
+        unused: dict[str, str | None] = {}
         if self.kind != "hub":
-            options = {"--dataset_revision": self.revision, "--dataset_config": self.config}
+            unused = {"--dataset_revision": self.revision, "--dataset_config": self.config}
         if self.options.flags and (self.kind != "local" or self.files.kind == "images"):
-            options |= self.options.flags
-        applies = f"does not apply to {self.describe()}"
-        misplaced = [f"{flag} {value}" for flag, value in options.items() if value is not None]
-        if misplaced:
-            raise UserError(*(f"{option}: {applies}" for option in misplaced))
+            unused |= self.options.flags
+        if mistakes := [f"{flag} {value}" for flag, value in unused.items() if value is not None]:
+            raise UserError(*(f"{text}: does not apply to {self.describe()}" for text in mistakes))
         if self.kind == "local":
             facts = self.files.facts
             splits = {
@@ -131,7 +132,6 @@ class Source:
         return [f"{noun} {number}" for noun, number in self._find_places(split, rows)]
 
     def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
-        """Return the place of each row: ``line`` or ``a.csv line``, and the number."""
         if self.kind == "memory":
             return [("position", row) for row in rows]
         paths = self.files.files.get(split) if self.kind == "local" else None
@@ -142,7 +142,7 @@ class Source:
         places: dict[int, tuple[str, int | str]] = {}
         start = 0
         for path in paths:
-            end = start + len(read_file(path, self.options))
+            end = start + len(read_file(path, self.options).rows)
             if inside := [row for row in rows if start <= row < end]:
                 noun, numbers = line_numbers(path, [row - start for row in inside], self.options)
                 noun = f"{path.name} {noun}" if len(paths) > 1 else noun
@@ -151,7 +151,6 @@ class Source:
         return [places[row] for row in rows]
 
     def _read_classes(self, paths: Sequence[Path], labels: Sequence[str]) -> Dataset:
-        """Return the texts or images of files, their labels, and their paths in the directory."""
         directory = Path(self.dataset).expanduser()
         files = [str(path.relative_to(directory)) for path in paths]
         columns: dict[str, Sequence[str | None]] = {"label": labels, "file": files}
@@ -202,42 +201,30 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
     """Return the rows of files, one after the other.
 
     Raises:
-        UserError: If they have other columns, or values without a common type.
+        UserError: If they have other columns, or columns of other types.
     """
     tables: list[Dataset] = []
-    facts: dict[str, str] = {}
+    facts: dict[str, str] = {}  # with the first file that they are about
     for path in paths:
-        file_report = Report()
-        tables.append(read_file(path, options, file_report))
-        for finding in file_report.findings:  # of the first file only
-            facts.setdefault(finding.message.removeprefix(path.name), finding.message)
-        columns, expected = tables[-1].column_names, tables[0].column_names
+        file = read_file(path, options)
+        tables.append(file.rows)
+        for fact in file.facts:
+            facts.setdefault(fact, path.name)
+        columns = file.rows.column_names
+        expected = tables[0].column_names
         if {*columns} != {*expected}:
             raise UserError(
                 f"{path} has the columns {columns}, and {paths[0]} has {expected}: give all files "
                 "of a split the same columns"
             )
-    for fact in facts.values():
-        report.info(fact, name="reading", split=split)
-    features = tables[0].features
-    kinds = {name: [table.features[name] for table in tables] for name in features}
-    clashes = {name: [*map(str, k)] for name, k in kinds.items() if any(f != k[0] for f in k)}
+    for fact, name in facts.items():
+        report.info(f"{name}: {fact}", name="reading", split=split)
     try:
-        if "ClassLabel" in str(clashes):  # in Arrow a number, whatever its names
-            raise pa.ArrowTypeError(f"other classes in {', '.join(clashes)}")
-        if clashes:  # types that hold the values of all, such as fractions and whole numbers
-            schemas = [table.select_columns([*features]).features.arrow_schema for table in tables]
-            merged = pa.unify_schemas(schemas, promote_options="permissive")
-            features = Features.from_arrow_schema(arrow.stored(merged))
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        return datasets.concatenate_datasets([table.select_columns(expected) for table in tables])
+    except ValueError as error:
         raise UserError(
-            f"{paths[0]} and the other files of the {split} split have columns of other types: "
-            f"{error}; write them alike"
+            f"the files of the {split} split have columns of other types, write them alike: {error}"
         ) from error
-    parts = [table.select_columns([*features]) for table in tables]
-    return datasets.concatenate_datasets(
-        [part if part.features == features else part.cast(features) for part in parts]
-    )
 
 
 def names_are_values(rows: Dataset, columns: Sequence[str]) -> str | None:

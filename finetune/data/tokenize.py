@@ -117,8 +117,7 @@ def tokenize(
         if not rows.cache_files and len(rows) <= _FEW:
             tokenized[split] = _map(rows, encode, work, keep_in_memory=True, **options)
             continue
-        directory = caches.place(caches.TOKENIZED, key)
-        caches.make(directory)
+        directory = caches.directory(caches.TOKENIZED, key)
         count = min(processes or cpu_count(), -(-len(rows) // _FEW))
         options |= dict(num_proc=count if count > 1 else None)  # one would be another process
         options |= dict(cache_file_name=f"{directory}/rows.arrow")

@@ -175,7 +175,7 @@ def _read_rows(
     if "csv_quoting" in names and formats.suffix(data) not in formats.SEPARATORS:
         options["csv_quoting"] = "auto"
     if "image_column" in names and Path(data).expanduser().is_dir():
-        options |= {"image_column": "", "label_column": ""}  # which are those of the run's table
+        options |= {"image_column": "image", "label_column": "label"}  # of a folder
     options |= reading
     source, only = replace(recipe, **options), ""
     try:

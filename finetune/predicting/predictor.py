@@ -20,7 +20,7 @@ import torch
 from finetune.data import ROW
 from finetune.data.batches import cut, split
 from finetune.data.digests import TEXTS
-from finetune.data.encoding import Pool, characters, documents_of
+from finetune.data.encoding import characters, documents_of, pooled
 from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.recipe import TextRecipe
@@ -36,6 +36,8 @@ _MOST_WAITING = 2048
 _LABELS = ("label", "labels", "label_ids")
 #: Inputs of the model, the row of the chunk that each belongs to, and their tokens.
 _Inputs = tuple[Sequence[Mapping[str, Any]], np.ndarray, Sequence[int]]
+#: Logits, and the row of the chunk that each belongs to.
+_Outputs = tuple[np.ndarray, np.ndarray]
 
 
 class Predictor:
@@ -71,36 +73,37 @@ class Predictor:
         ``reads_ahead`` the next chunk is tokenized while the model computes. Rows are as the recipe
         reads them: texts, tuples of texts of several columns, or values of its ``input_column``.
         """
-        # the pool of a chunk, rows of it and their logits; without these the chunk is complete
-        waiting: deque[tuple[Pool | None, np.ndarray, Future[np.ndarray] | None]] = deque()
+        # the outputs of a chunk with their rows, and more of both; without these it is complete
+        waiting: deque[tuple[list[_Outputs], np.ndarray, Future[np.ndarray] | None]] = deque()
         rows_waiting = 0
         pooling = self._recipe.pooling if isinstance(self._recipe, TextRecipe) else "mean"
 
         def take(most: int) -> Iterator[np.ndarray]:
             nonlocal rows_waiting
             while rows_waiting > most or (waiting and waiting[0][2] is None):
-                pool, rows, logits = waiting.popleft()
-                if pool is None:
-                    yield np.zeros((0, self._task.width), np.float32)
-                elif logits is None:
-                    yield pool.outputs
-                else:
-                    pool.add(rows, logits.result())
+                outputs, rows, logits = waiting.popleft()
+                if logits is not None:
+                    outputs.append((logits.result(), rows))
                     rows_waiting -= len(rows)
+                elif outputs:
+                    of_inputs, documents = map(np.concatenate, zip(*outputs, strict=True))
+                    yield pooled(of_inputs, documents, pooling)
+                else:
+                    yield np.zeros((0, self._task.width), np.float32)
 
         with self._executor() as executor:
             try:
                 for values in chunks:
-                    pool = Pool(len(values), pooling) if values else None
+                    outputs: list[_Outputs] = []
                     for inputs, rows, lengths in self._prepare(values):
                         order = np.argsort(-np.asarray(lengths), kind="stable")
                         sizes = cut(np.asarray(lengths)[order], self._batch_tokens)
                         for batch in split(order, sizes):
                             logits = executor.submit(self._forward, inputs, batch)
-                            waiting.append((pool, rows[batch], logits))
+                            waiting.append((outputs, rows[batch], logits))
                         rows_waiting += len(order)
                         yield from take(_MOST_WAITING)
-                    waiting.append((pool, np.array([], int), None))
+                    waiting.append((outputs, np.array([], int), None))
                     yield from take(_MOST_WAITING if reads_ahead else 0)
                 yield from take(0)
             finally:

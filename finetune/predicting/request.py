@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from finetune.data import images, read
 from finetune.data.columns import parse_names
+from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.read_text import ReadOptions, refuse_half_characters
-from finetune.errors import Report, UserError, counted, suggestion
+from finetune.errors import UserError, counted, suggestion
 from finetune.predicting import Options
 from finetune.predicting.predictor import Predictor, device
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
@@ -69,7 +70,8 @@ class Request:
         run.require_model()
         self.run, self.options = run, options
         self._task, self._recipe = run.kind, run.recipe(scores=False)
-        self._report, self._reading = Report(), ReadOptions()
+        self._reading = ReadOptions()
+        self._facts: list[str] = []  # about how the file is read
         if isinstance(source, pd.DataFrame):
             if repeated := source.columns[source.columns.duplicated()].tolist():
                 raise UserError(f"the data has two columns named {repeated[0]!r}: rename one")
@@ -110,10 +112,13 @@ class Request:
         """Return the kind and the rows of a file, which is read into the cache, or of images."""
         path, options = read.existing(name), self.options
         kind = formats.suffix(path)
-        if path.is_dir() or images.is_image(path):
-            if files := images.below(path) if path.is_dir() else [path.name]:
-                return "folder", pa.table({"file": files})
-        elif kind in read.READABLE:
+        folder = path if path.is_dir() else path.parent
+        files = files_below(path) if path.is_dir() else [path]
+        pictures = [file for file in files if file.suffix.lower() in IMAGES]
+        if pictures:
+            names = sorted(str(file.relative_to(folder)) for file in pictures)
+            return "folder", pa.table({"file": names})
+        if not path.is_dir() and kind in read.READABLE:
             quoting = options.csv_quoting
             if kind in formats.SEPARATORS:
                 quoting = quoting or self.run.manifest.options.get("csv_quoting")
@@ -123,10 +128,12 @@ class Request:
                 encoding=options.encoding,
                 sheet=options.sheet,
             )
-            return kind, read.read_file(path, self._reading, self._report).data.table
+            file = read.read_file(path, self._reading)
+            self._facts = [f"{path.name}: {fact}" for fact in file.facts]
+            return kind, file.rows.data.table
         raise UserError(
             f"cannot read {name}: expected a file ending in {', '.join(read.READABLE)}, an image "
-            f"or a folder of images ({', '.join(images.SUFFIXES)}), or - for standard input"
+            f"or a folder of images ({', '.join(IMAGES)}), or - for standard input"
         )
 
     def _choose_columns(self) -> list[str]:
@@ -162,7 +169,7 @@ class Request:
 
     def notes(self, missing: int) -> list[str]:
         """Return sentences for the user at the end, when ``missing`` rows have no prediction."""
-        notes = [*filter(None, [self.run.unfinished]), *self._report.sentences("info")]
+        notes = [*filter(None, [self.run.unfinished]), *self._facts]
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             notes.append(f"the input already has columns of these names: see {', '.join(renamed)}")
         if missing:

@@ -120,7 +120,7 @@ class Recipe(RecipeOptions):
     def read(self) -> DatasetDict:
         """Return the rows of the source as they are, with the column ``_row``."""
         from finetune.data.files_of_splits import parse_split_names
-        from finetune.data.read import ReadOptions
+        from finetune.data.read_text import ReadOptions
         from finetune.data.sources import Source
 
         options = ReadOptions(

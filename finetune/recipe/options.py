@@ -147,7 +147,7 @@ class TextOptions(ModelOptions):
 class ImageOptions(ModelOptions):
     """The column of images, and what training changes in them."""
 
-    image_column: str = _image("", "column of images or paths (unset: one with a usual name)")
+    image_column: str = _image("image", "column of images or paths")
     crop_scale: float = _image(0.5, "least share of the area that crops keep (1: no crops)")
     horizontal_flip: bool = _image(True, "mirror every other training image (not digits or text)")
 
@@ -249,7 +249,8 @@ def validate(recipe: Any) -> None:
     values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     for name in ("group_column", "label_column", "text_column"):
         value, other = values.get(name), "time_column" if name == "group_column" else f"{name}s"
-        is_set = value not in (None, getattr(type(recipe), name, None), recipe.embedded.get(name))
+        defaults = (None, "", getattr(type(recipe), name, None), recipe.embedded.get(name))
+        is_set = value not in defaults
         if is_set and values.get(other) is not None:
             report.error(f"--{name} {value} and --{other} {values[other]}: give one of the two")
     if values["metrics"] and recipe.own_metrics:

@@ -49,13 +49,8 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data.tokenize import combined
         from finetune.tasks import kinds
 
-        by_kind = {"text": self.columns_read(), "label": [*self.label_options().columns]}
-        texts, labels = columns.find_columns(dataset["train"], by_kind)
-        if [texts, labels] != [*by_kind.values()]:
-            self.text_column = self.text_column if self.text_columns else texts[0]
-            self.label_column = self.label_column if self.label_columns else labels[0]
-            names = " and ".join(map(repr, texts))
-            self.note(f"columns: {names} is the text, {labels[0]!r} the label")
+        texts = self.columns_read()
+        labels = [*self.label_options().columns]
         is_one = self.text_columns is None
         flags = {
             "--text_column" if is_one else "--text_columns": texts,
@@ -230,11 +225,7 @@ class TextRecipe(Recipe, TextOptions):
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
 
-        tokenizer, config, end = self.processing_class(), self.model_config, None
-        if config is not None and config.is_encoder_decoder:  # every row must have it equally often
-            end = getattr(config.get_text_config(), "eos_token_id", None)
-        end_token = None if end is None else (end, str(tokenizer.convert_ids_to_tokens(end)))
-        return Encoder(tokenizer, self.max_length, self.truncation, end_token)
+        return Encoder(self.processing_class(), self.max_length, self.truncation)
 
     @property
     def windows(self) -> Windows | None:
@@ -295,7 +286,6 @@ class ImageRecipe(Recipe, ImageOptions):
     dataset: str = option(
         "", "folder with a folder for each class, table of paths and labels, or name on the Hub"
     )
-    label_column: str = option("", "column that holds the label (unset: one with a usual name)")
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``;
@@ -307,11 +297,7 @@ class ImageRecipe(Recipe, ImageOptions):
         from finetune.data.labels import LabelOptions, parse_label_map
         from finetune.tasks import kinds
 
-        by_kind = {"image": [self.image_column], "label": [self.label_column]}
-        (image,), (label,) = columns.find_columns(dataset["train"], by_kind)
-        if (image, label) not in ((self.image_column, self.label_column), ("image", "label")):
-            self.note(f"columns: '{image}' is the image, '{label}' the label")
-            self.image_column, self.label_column = image, label
+        image, label = self.image_column, self.label_column
         flags = {"--image_column": [image], "--label_column": [label]}
         columns.require_columns(dataset, flags, self.report)
         dataset = columns.drop_own_columns(dataset, [image, label], self.report)

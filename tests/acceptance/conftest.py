@@ -262,7 +262,7 @@ def second_seed_run(trained: Trained, reviews: Path, bert: Path) -> finetune.Run
 def multi_label_run(trained: Trained, shared_directory: Path, bert: Path) -> finetune.Run:
     """Up to three labels a row, in lists of a JSON lines file; some rows have none."""
     path = once(shared_directory / "tags.jsonl", data.write_tags)
-    return trained("multi_label", "text", dataset=str(path), model=str(bert))
+    return trained("multi_label", "text", dataset=str(path), model=str(bert), label_column="labels")
 
 
 @pytest.fixture(scope="session")
