@@ -122,8 +122,6 @@ def look(settings: Settings) -> ArgumentValues | None:
     _check_sources(settings, values)
     if report.has_errors or "splits" not in vars(recipe):
         return values
-    with report.collect():
-        recipe.kind.refuse_metrics(recipe.known_scoring)
     return _check_values(replace(settings))  # the task, which the data decides, has defaults too
 
 

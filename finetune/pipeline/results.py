@@ -22,6 +22,7 @@ from transformers import EvalPrediction
 
 from finetune.config.settings import Settings
 from finetune.data import ROW, arrow, digests, images, sources
+from finetune.data.encoding import first_lengths
 from finetune.data.prediction_columns import DIGEST, RENAMED, THUMBNAIL, USER_COLUMNS, free_name
 from finetune.errors import UserError
 from finetune.pipeline.events import Noted, Progress
@@ -229,8 +230,8 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     else:  # digests tell rows without a text apart
         hashes = digests.hash_rows(rows, recipe.input_column)
         columns[DIGEST] = [value.hex() for value in hashes.to_pylist()]
-    if (tokens := recipe.whole_lengths("test")) is not None:
-        columns["tokens"] = tokens
+    if "length" in (prepared := recipe.prepared["test"]).column_names:
+        columns["tokens"] = first_lengths(prepared)
     targets = recipe.targets("test")
     columns |= task.columns(targets, logits)
     if isinstance(rows.features.get("image"), Image):

@@ -109,8 +109,6 @@ class Recipe(RecipeOptions):
         """Return the raw data: ``train``, and ``validation`` and ``test`` where the source has
         them, with the columns :attr:`input_column` and ``label``, a ``ClassLabel`` for instance.
         """
-        if not self.dataset and type(self).labelled is Recipe.labelled:
-            raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
         return self.labelled(self.read())
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
@@ -282,7 +280,6 @@ class Recipe(RecipeOptions):
     def prepared(self) -> DatasetDict:
         """:attr:`splits`, prepared for the model."""
         self.check()
-        self.kind.refuse_metrics(self.known_scoring)
         return self.prepare(self.splits)
 
     def over(self, rows: Dataset) -> Self:
@@ -302,10 +299,6 @@ class Recipe(RecipeOptions):
     def columns_read(self) -> list[str]:
         """Return the columns of the data that the model reads, in their order."""
         return [self.input_column]
-
-    def whole_lengths(self, split: str) -> list[int] | None:
-        """Return the tokens of each row before truncation; None where rows have no length."""
-        return None
 
     # ---- labels and metrics ----------------------------------------------------------------------
 
@@ -387,13 +380,42 @@ class Recipe(RecipeOptions):
     @functools.cached_property
     def metric_names(self) -> list[str]:
         """The names of what :attr:`known_scoring` computes; the data is loaded for it."""
-        self.kind.refuse_metrics(self.known_scoring)
         return self._scoring.names(self.kind)
 
     def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return :meth:`defaults`, over which those of the user go, with the metric that chooses
-        the best model.
-        """
-        from finetune.recipe.scoring import choose_best
+        the best model: the first if the user names metrics, or if they lack that of the recipe.
 
-        return choose_best(self, user_options or {})
+        Before the data is loaded, which may decide the task, the metrics of the task are not known.
+        """
+        from finetune.recipe.scoring import files_of
+        from finetune.statistics.metrics import DIRECTIONS
+
+        defaults = self.defaults()
+        scoring = self.known_scoring
+        names = [*self.own_metrics]
+        if self.metrics != type(self).metrics:
+            defaults.pop("metric_for_best_model", None)
+        if scoring and "splits" in vars(self):
+            names = self.metric_names
+        elif self.metrics and not files_of(scoring):
+            names = [*scoring]
+        if not names:
+            return defaults
+        if defaults.get("metric_for_best_model") not in (*names, "loss"):
+            defaults["metric_for_best_model"] = names[0]
+        merged = {**defaults, **(user_options or {})}
+        metric = str(merged["metric_for_best_model"] or "loss").removeprefix("eval_")
+        if metric not in ("loss", *names):
+            expected = f"expected one of loss, {', '.join(names)}"
+            raise UserError(f"--metric_for_best_model {metric}: {expected}")
+        direction = {**DIRECTIONS, "loss": -1}.get(metric)
+        is_greater = merged.get("greater_is_better")
+        allowed = (True, False) if direction is None else (None, direction > 0)
+        if scoring and is_greater not in allowed:
+            values = "true or false" if direction is None else str(direction > 0).lower()
+            raise UserError(
+                f"--metric_for_best_model {metric} with --greater_is_better "
+                f"{str(is_greater).lower()}: expected {values}, whether more of it is better"
+            )
+        return defaults

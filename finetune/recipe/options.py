@@ -46,7 +46,7 @@ class RecipeOptions:
     dataset_revision: str | None = _data(None, "commit, tag or branch on the Hub (unset: newest)")
     dataset_config: str | None = _data(None, "configuration of a data set on the Hub")
     dataset_splits: str | None = _data(
-        None, "names of the splits in the source; none: split off", "test=NAME,validation=NAME"
+        None, "names of splits; none: split off", "test=NAME,validation=NAME"
     )
     csv_quoting: Literal["auto", "minimal", "none"] = _data(
         "auto", "quotation marks in a .csv: minimal, they enclose fields; none, they are text"
@@ -58,13 +58,9 @@ class RecipeOptions:
     train_samples: int | None = _splits(None, "train on this many rows, sampled by class")
     eval_samples: int | None = _splits(None, "validate and test on at most this many rows each")
     test_size: float | None = _splits(None, "test set split off: a share or rows (unset: 0.2)")
-    validation_size: float | None = _splits(
-        None, "the same for validation (unset: 0.1 of the rows left, at most 10,000)"
-    )
+    validation_size: float | None = _splits(None, "for validation (unset: 0.1, at most 10,000)")
     group_column: str | None = _splits(None, "column of groups, such as patients, not divided")
-    time_column: str | None = _splits(
-        None, "column of dates or numbers: the newest rows are tested"
-    )
+    time_column: str | None = _splits(None, "column of dates or numbers: test the newest rows")
     keep_contradictions: Literal["none", "first"] = _splits(
         "none", "training rows with the same text but different labels: drop all, or keep the first"
     )
@@ -73,11 +69,9 @@ class RecipeOptions:
     exclude: str | None = _splits(None, "leave out all rows that such a file lists", "FILE,FILE")
 
     loss_function: str | None = _training(None, "loss, one of those of the task (unset: its first)")
-    class_weights: str = _training(
-        "none", "weight in the loss: balanced, none, or by name", "NAME=WEIGHT,NAME=WEIGHT"
-    )
+    class_weights: str = _training("none", "none, balanced, or by name", "NAME=WEIGHT,NAME=WEIGHT")
     metrics: str | None = _training(
-        None, "f1_macro, roc_auc, ./MINE.py and others (unset: those of the task)", "NAME,NAME"
+        None, "such as f1_macro, ./MINE.py (unset: by task)", "NAME,NAME"
     )
 
     def split_plan(self) -> Plan:
@@ -238,10 +232,9 @@ def validate(recipe: Any) -> None:
             elif value is not None and not is_allowed(value):
                 report.error(f"--{name} {value}: expected {expected}")
     report.raise_errors()
-    owner = next(cls for cls in type(recipe).__mro__ if {"load", "read", "dataset"} & {*vars(cls)})
-    is_read = owner.__module__.startswith("finetune.recipe.") or "dataset" in vars(owner)
-    declared = type(recipe).dataset or recipe.embedded.get("dataset")
-    if recipe.dataset and not (is_read or declared):
+    own = (cls for cls in type(recipe).__mro__ if not cls.__module__.startswith("finetune.recipe."))
+    attributes = {name for cls in own for name in vars(cls)}
+    if recipe.dataset and "load" in attributes and "dataset" not in attributes:
         report.error(
             f"--dataset {recipe.dataset}: the recipe loads its own data; if its load() reads "
             "self.dataset, write `dataset: str = ...` in the class"

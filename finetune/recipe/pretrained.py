@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from finetune.checking.texts import TokenSample
     from finetune.data.batches import Augmentation
-    from finetune.data.encoding import Encoder, Rows, Windows
+    from finetune.data.encoding import Encoder, Windows
     from finetune.data.labels import LabelOptions
 
 
@@ -74,8 +74,6 @@ class TextRecipe(Recipe, TextOptions):
                     fix="add a first line with the names of the columns, such as 'text,label'",
                 )
         dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
-        if not is_one and "label" in texts:
-            raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
         options, is_open = self.label_options(), self.task == kinds.AUTO
         label_columns = columns.read_label_columns(dataset, texts, options, self.report)
         if is_open:
@@ -87,12 +85,14 @@ class TextRecipe(Recipe, TextOptions):
         if self.label_columns and self.task == "regression":
             self.target_names = labels
         dataset = dataset.remove_columns(labels)
-        if is_one and texts[0] != "text":
+        if not is_one:
+            dataset = combined(dataset, texts)
+        elif texts[0] != "text":
             dataset = dataset.rename_column(texts[0], "text")
         dataset = encoded.added_to(dataset)
         if is_open and self.task == "single_label" and super().is_ordinal(dataset["train"]):
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
-        return dataset if is_one else combined(dataset, texts)
+        return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.tasks import kinds
@@ -256,18 +256,6 @@ class TextRecipe(Recipe, TextOptions):
             processes=self.preprocessing_num_workers,
         )
 
-    def whole_lengths(self, split: str) -> list[int] | None:
-        import numpy as np
-
-        from finetune.data.encoding import first_lengths
-
-        if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
-            return None
-        lengths = first_lengths(self.prepared[split]).copy()
-        full = np.flatnonzero(lengths >= self.max_length)
-        lengths[full] = self.encoder().whole_lengths(self._reader(split)(full))
-        return list(lengths.tolist())
-
     @functools.cached_property
     def token_sample(self) -> TokenSample | None:
         """What the tokenizer makes of a sample of the training texts."""
@@ -275,14 +263,7 @@ class TextRecipe(Recipe, TextOptions):
 
         if type(self).prepare is not TextRecipe.prepare:  # which tokenizes in another way
             return None
-        return sample_tokens(self._reader("train"), len(self.splits["train"]), self.encoder())
-
-    def _reader(self, split: str) -> Rows:
-        """Return a function from row numbers to these rows of a split, as the model reads them."""
-        from finetune.data.tokenize import read_by_model
-
-        rows, has_parts = self.splits[split], self.text_columns is not None
-        return lambda numbers: read_by_model(rows.select(numbers), several=has_parts)
+        return sample_tokens(self.splits["train"], self.encoder())
 
 
 class ImageRecipe(Recipe, ImageOptions):

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from evaluate import EvaluationModule
     from transformers import EvalPrediction
 
-    from finetune.recipe import Recipe
-
 #: What ``--metrics`` accepts beside the folders of ``metrics/``.
 _VARIANTS: dict[str, Mapping[str, Any]] = {
     **{name: {"average": "macro"} for name in AVERAGED},
@@ -123,6 +121,7 @@ class Scoring:
         """
         from transformers import EvalPrediction
 
+        task.refuse_metrics(self.arguments)
         if self.arguments == task.metrics:
             return [*self.arguments]
         load.cache_clear()  # a file may have been edited since, in a notebook
@@ -182,40 +181,6 @@ class Scoring:
         if len(arrays) == 1 and not (is_path(module) and name == path.stem):
             return {name: float(*arrays.values())}
         return {key: float(array) for key, array in arrays.items()}
-
-
-def choose_best(recipe: Recipe, user_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the training defaults of a recipe, whose best model is chosen by one of its metrics:
-    by the first of them if a user names them, or if they lack that of the recipe.
-
-    Before the data is loaded, which may decide the task, the metrics of the task are not known.
-    """
-    defaults, scoring, names = recipe.defaults(), recipe.known_scoring, [*recipe.own_metrics]
-    if recipe.metrics != type(recipe).metrics:
-        defaults.pop("metric_for_best_model", None)
-    if scoring and "splits" in vars(recipe):
-        names = recipe.metric_names
-    elif recipe.metrics and not files_of(scoring):
-        names = [*scoring]
-    if not names:
-        return defaults
-    if defaults.get("metric_for_best_model") not in (*names, "loss"):
-        defaults["metric_for_best_model"] = names[0]
-    merged = {**defaults, **user_options}
-    metric = str(merged["metric_for_best_model"] or "loss").removeprefix("eval_")
-    if metric not in ("loss", *names):
-        raise UserError(
-            f"--metric_for_best_model {metric}: expected one of loss, {', '.join(names)}"
-        )
-    is_greater, direction = merged.get("greater_is_better"), {**DIRECTIONS, "loss": -1}.get(metric)
-    allowed = (True, False) if direction is None else (None, direction > 0)
-    if scoring and is_greater not in allowed:
-        values = "true or false" if direction is None else str(direction > 0).lower()
-        raise UserError(
-            f"--metric_for_best_model {metric} with --greater_is_better {str(is_greater).lower()}: "
-            f"expected {values}, whether more of {metric} is better"
-        )
-    return defaults
 
 
 def without_counted(
