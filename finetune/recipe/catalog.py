@@ -40,19 +40,16 @@ _SHA256 = "__sha256__"  # of the source, an attribute of a module that is import
 # ---- recipes -------------------------------------------------------------------------------------
 
 
-def names() -> list[str]:
-    """Return the recipes of the toolkit, then those that installed packages register."""
-    shipped = list(_shipped())
-    return shipped + sorted({*entry_points(group=ENTRY_POINTS).names} - set(shipped))
-
-
-def summary(name: str) -> str:
-    """Return the first line of a recipe's docstring, read without importing the recipe."""
-    if path := _shipped().get(name):
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        return docstring.partition("\n")[0]
-    (point, *_) = entry_points(group=ENTRY_POINTS, name=name)
-    return f"from {point.value}"
+def summaries() -> dict[str, str]:
+    """Return a line about each recipe by name, read without importing it: the recipes of the
+    toolkit, then those that installed packages register.
+    """
+    shipped = {}
+    for name, path in _shipped().items():
+        docstring = ast.get_docstring(ast.parse(path.read_bytes())) or ""
+        shipped[name] = docstring.partition("\n")[0]
+    points = sorted(entry_points(group=ENTRY_POINTS))
+    return {**shipped, **{point.name: f"from {point.value}" for point in points}, **shipped}
 
 
 def find(name: str) -> type[Recipe]:
@@ -70,8 +67,9 @@ def find(name: str) -> type[Recipe]:
     for point in entry_points(group=ENTRY_POINTS, name=name):
         loaded = point.load()
         return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
+    names = summaries()
     raise UserError(
-        f"unknown recipe '{name}'{suggestion(name, names())} (available: {', '.join(names())}); "
+        f"unknown recipe '{name}'{suggestion(name, names)} (available: {', '.join(names)}); "
         "a custom one is a path to a .py"
     )
 
@@ -84,11 +82,9 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
     """
     if _is_file(name):
         refuse_untrusted([Path(name)], "recipe", manifest)
-        if module := imported(Path(name).resolve()):
-            return _only_recipe(module, name)
-    if name not in names():
+    elif name not in (names := summaries()):
         raise UserError(
-            f"{manifest} names the recipe '{name}', not installed (available: {', '.join(names())})"
+            f"{manifest} names the recipe '{name}', not installed (available: {', '.join(names)})"
         )
     return find(name)
 
@@ -104,12 +100,6 @@ def origin(recipe: type[Recipe]) -> str:
         return recipe.__module__
     path = Path(file).resolve()
     return path.stem if path in _shipped().values() else str(path)
-
-
-def file_hash(recipe: type[Recipe]) -> str | None:
-    """Return the sha256 of a recipe file of the user's; None for an installed recipe."""
-    name = origin(recipe)
-    return read_source(Path(name), "recipe")[1] if _is_file(name) else None
 
 
 def display_name(recipe: type[Recipe]) -> str:
@@ -160,11 +150,10 @@ def imported(path: Path) -> ModuleType | None:
     return None
 
 
-def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = None) -> ModuleType:
-    """Import a file, which can import what is beside it: ``from .costs import COSTS``, and in a
-    recipe ``import costs``. One that was imported from the same source is not imported again.
-
-    ``tell`` is called with path and sha256 before; ``kind`` is for messages: ``recipe``.
+def import_file(path: Path, kind: str) -> ModuleType:
+    """Import the file of a ``recipe`` or ``metric``, which can import what is beside it:
+    ``from .costs import COSTS``, and in a recipe ``import costs``. One that was imported from the
+    same source is not imported again.
 
     Raises:
         UserError: If it cannot be imported.
@@ -172,8 +161,6 @@ def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = No
     source, sha256 = read_source(path, kind)
     if (module := imported(path)) and getattr(module, _SHA256, sha256) == sha256:
         return module
-    if tell is not None:
-        tell(f"importing the {kind} {path} (sha256 {sha256})")
     finder = _BesideFile(str(path.parent))
     if kind == "recipe" and finder not in sys.meta_path:
         sys.meta_path.append(finder)
@@ -212,7 +199,8 @@ def trust(recipe: str, metrics: Sequence[Path], tell: Callable[[str], object]) -
     files = [("recipe", Path(recipe))] if _is_file(recipe) else []
     for kind, path in [*files, *(("metric", path) for path in metrics)]:
         if path.is_file() and not imported(path.resolve()):
-            import_file(path.resolve(), kind, tell)
+            tell(f"importing the {kind} {path.resolve()} (sha256 {read_source(path, kind)[1]})")
+            import_file(path.resolve(), kind)
 
 
 @dataclass(frozen=True)
