@@ -80,8 +80,7 @@ class Recipe(RecipeOptions):
         self.split_how = ""  # how rows were split off
         self.corrections: Sequence[dict[str, Any]] = ()  # what each file of corrections did
         self.task_reason = ""  # why the labels are those of the task, where the data decides it
-        self.label_name = "label"  # the user's name of the column
-        self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several
+        self.label_sources: Sequence[str] = ["label"]  # the user's names of the columns
         self.unmapped_labels: Sequence[str] = ()  # in --label_map, but not in the data
         validate(self)
         if self.loss_function and type(self).loss is not Recipe.loss:
@@ -254,7 +253,7 @@ class Recipe(RecipeOptions):
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
         dataset = sources.number_rows(self.load())
         columns.require_labelled(dataset, self.input_column, self.report)
-        columns.require_rows(dataset, self.target_names or [self.label_name], self.report)
+        columns.require_rows(dataset, self.label_sources, self.report)
         return dataset
 
     @functools.cached_property
@@ -263,7 +262,8 @@ class Recipe(RecipeOptions):
         from finetune.checking.rows import check_rows
         from finetune.data import columns, corrections
 
-        source, report = self.source, self.report
+        source = self.source
+        report = self.report
         columns.check_names(source, self.unmapped_labels, report)
         report.raise_errors()
         dataset = self.split(source)
@@ -271,7 +271,7 @@ class Recipe(RecipeOptions):
             dataset, self.corrections = corrections.apply(
                 dataset, source, self.input_column, report=report, **files
             )
-        columns.require_rows(dataset, self.target_names or [self.label_name], report, source)
+        columns.require_rows(dataset, self.label_sources, report, source)
         split_by = [name for name in (self.group_column, self.time_column) if name is not None]
         check_rows(source, dataset, self.columns_read(), split_by, report)
         return dataset
@@ -308,12 +308,14 @@ class Recipe(RecipeOptions):
         from finetune.tasks import kinds
 
         rows = self.splits["train"]
+        task = getattr(self, "task", kinds.AUTO)
+        is_in_order = self.ordered_labels and kinds.in_order(rows, self.label_names)
         return kinds.of_rows(
             rows,
-            ordered=self.is_ordinal(rows),
+            ordered=task == "ordinal" or (task == kinds.AUTO and is_in_order),
             loss_function=self.loss_function,
             thresholds=getattr(self, "thresholds", "none"),
-            target_names=self.target_names,
+            target_names=self.label_sources if len(self.label_sources) > 1 else (),
         )
 
     @property
@@ -327,12 +329,6 @@ class Recipe(RecipeOptions):
     def labels(self) -> list[str]:
         """The names of the classes in their order, or of the numbers of a row that has several."""
         return self.kind.labels
-
-    def is_ordinal(self, rows: Dataset) -> bool:
-        """Return whether the order of the classes of rows means something."""
-        from finetune.tasks import kinds
-
-        return self.ordered_labels and kinds.in_order(rows, self.label_names)
 
     def targets(self, split: str) -> np.ndarray:
         """Return the targets of the raw rows of a split: see :attr:`kind`."""

@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from finetune.errors import UserError, suggestion
 from finetune.runtime.importing import (
@@ -58,20 +58,24 @@ def find(name: str) -> type[Recipe]:
     Raises:
         UserError: If there is none, or if the file does not define exactly one recipe.
     """
+    from finetune.recipe import Recipe
+
+    _import_package()  # a recipe of another package may derive from one of them
+    points = entry_points(group=ENTRY_POINTS, name=name)
+    loaded: Any
     if name in _shipped():
-        _import_package()
-        return _only_recipe(importlib.import_module(f"recipes.{name}"), name)
-    if name.endswith(".py"):
-        _import_package()  # a recipe may derive from one of them
-        return _only_recipe(import_file(Path(name).expanduser().resolve(), "recipe"), name)
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        loaded = point.load()
-        return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
-    names = summaries()
-    raise UserError(
-        f"unknown recipe '{name}'{suggestion(name, names)} (available: {', '.join(names)}); "
-        "a custom one is a path to a .py"
-    )
+        loaded = importlib.import_module(f"recipes.{name}")
+    elif name.endswith(".py"):
+        loaded = import_file(Path(name).expanduser().resolve(), "recipe")
+    elif points:
+        loaded = next(iter(points)).load()
+    else:
+        names = summaries()
+        raise UserError(
+            f"unknown recipe '{name}'{suggestion(name, names)} (available: {', '.join(names)}); "
+            "a custom one is a path to a .py"
+        )
+    return only_class(loaded, Recipe, f"'{name}'") if isinstance(loaded, ModuleType) else loaded
 
 
 def of_run(name: str, manifest: Path) -> type[Recipe]:
@@ -124,12 +128,6 @@ def _import_package() -> None:
 
 def _is_file(name: str) -> bool:
     return name.endswith(".py") and Path(name).is_absolute()
-
-
-def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:
-    from finetune.recipe import Recipe
-
-    return only_class(module, Recipe, f"'{name}'")
 
 
 # ---- files of recipes and metrics ----------------------------------------------------------------

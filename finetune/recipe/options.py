@@ -78,12 +78,9 @@ class RecipeOptions:
         """Return how the options split rows."""
         from finetune.data.splits import Plan
 
-        names = {field.name for field in dataclasses.fields(Plan)} & vars(self).keys()
-        return Plan(
-            seed=self.split_seed,
-            drop=bool(getattr(self, "drop_invalid", False)),
-            **{name: getattr(self, name) for name in names},
-        )
+        same = {name: vars(self)[name] for name in Plan.__dataclass_fields__ if name in vars(self)}
+        drop = bool(getattr(self, "drop_invalid", False))
+        return Plan(seed=self.split_seed, drop=drop, **same)
 
     def correction_files(self) -> dict[str, list[str]]:
         """Return the names of the files of corrections, by the option that names them."""
@@ -161,11 +158,11 @@ def declare(cls: Any) -> None:
     inherited: dict[str, dataclasses.Field[Any]] = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__[1:])):
         inherited |= {field.name: field for field in dataclasses.fields(base)}
-    annotated, attributes = inspect.get_annotations(cls), vars(cls)
+    annotated = inspect.get_annotations(cls)
+    attributes = vars(cls)
     for name in inherited.keys() & attributes.keys():
         if name not in annotated:
-            hint: Any = inherited[name].type
-            hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
+            hint = getattr(inherited[name].type, "__name__", inherited[name].type)
             raise UserError(
                 f"{cls.__name__}.{name} overrides an option without annotation, so it would have "
                 f"no effect: write `{name}: {hint} = ...`"
@@ -219,7 +216,8 @@ def validate(recipe: Any) -> None:
         from finetune.data import memory
 
         recipe.dataset = memory.store(recipe.dataset)
-    report, hints = Report(), get_type_hints(type(recipe))
+    report = Report()
+    hints = get_type_hints(type(recipe))
     for field in dataclasses.fields(recipe):
         name, form = field.name, field.metadata.get("metavar", "")
         with report.collect():

@@ -17,7 +17,7 @@ from finetune.recipe.options import ImageOptions, TextOptions, option
 
 if TYPE_CHECKING:
     import torch
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
     from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
 
     from finetune.checking.texts import TokenSample
@@ -74,23 +74,24 @@ class TextRecipe(Recipe, TextOptions):
                     fix="add a first line with the names of the columns, such as 'text,label'",
                 )
         dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
-        options, is_open = self.label_options(), self.task == kinds.AUTO
+        options = self.label_options()
+        is_open = self.task == kinds.AUTO
         label_columns = columns.read_label_columns(dataset, texts, options, self.report)
         if is_open:
             decided = kinds.decide_task(label_columns["train"], options, self.report)
             self.task, self.task_reason = decided  # type: ignore[assignment]
             options = self.label_options()
         encoded = kinds.encode_labels(label_columns, options, self.report)
-        self.label_name, self.unmapped_labels = labels[0], encoded.unmapped
-        if self.label_columns and self.task == "regression":
-            self.target_names = labels
+        self.label_sources = labels
+        self.unmapped_labels = encoded.unmapped
         dataset = dataset.remove_columns(labels)
         if not is_one:
             dataset = combined(dataset, texts)
         elif texts[0] != "text":
             dataset = dataset.rename_column(texts[0], "text")
         dataset = encoded.added_to(dataset)
-        if is_open and self.task == "single_label" and super().is_ordinal(dataset["train"]):
+        is_in_order = self.ordered_labels and kinds.in_order(dataset["train"], self.label_names)
+        if is_open and self.task == "single_label" and is_in_order:
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
         return dataset
 
@@ -126,15 +127,13 @@ class TextRecipe(Recipe, TextOptions):
         """Refuse columns of other data, as typed or None, that are not as many as the trained."""
         from finetune.data.columns import parse_names
 
-        columns, names = self.columns_read(), parse_names("--text_columns", text_columns)
+        columns = self.columns_read()
+        names = parse_names("--text_columns", text_columns)
         if len(names or [text_column]) != len(columns) and (names or text_column is not None):
             raise UserError(
                 f"--text_column {', '.join(names) or text_column}: {reader} reads "
                 f"{len(columns)} ({', '.join(columns)}); name as many"
             )
-
-    def is_ordinal(self, rows: Dataset) -> bool:
-        return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
 
     # ---- model and tokenizer ---------------------------------------------------------------------
 
@@ -230,10 +229,12 @@ class TextRecipe(Recipe, TextOptions):
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
 
-        tokenizer, config, end = self.processing_class(), self.model_config, None
+        tokenizer = self.processing_class()
+        config = self.model_config
+        end_token = None
         if config is not None and config.is_encoder_decoder:  # every row must have it equally often
             end = getattr(config.get_text_config(), "eos_token_id", None)
-        end_token = None if end is None else (end, str(tokenizer.convert_ids_to_tokens(end)))
+            end_token = None if end is None else (end, str(tokenizer.convert_ids_to_tokens(end)))
         return Encoder(tokenizer, self.max_length, self.truncation, end_token)
 
     @property
@@ -309,7 +310,8 @@ class ImageRecipe(Recipe, ImageOptions):
         )
         label_columns = columns.read_label_columns(dataset, (), options, self.report)
         encoded = kinds.encode_labels(label_columns, options, self.report)
-        self.label_name, self.unmapped_labels = label, encoded.unmapped
+        self.label_sources = [label]
+        self.unmapped_labels = encoded.unmapped
         return encoded.added_to(dataset.remove_columns(label))
 
     @functools.cached_property
