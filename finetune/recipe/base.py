@@ -120,18 +120,16 @@ class Recipe(RecipeOptions):
         from finetune.data.read import ReadOptions
         from finetune.data.sources import Source
 
-        options = ReadOptions(
-            quoting=self.csv_quoting,
-            separator=self.csv_separator,
-            encoding=self.encoding,
-            sheet=self.sheet,
+        form = {"separator": self.csv_separator, "encoding": self.encoding, "sheet": self.sheet}
+        self.row_source = Source(
+            self.dataset,
+            self.dataset_revision,
+            self.dataset_config,
+            parse_split_names(self.dataset_splits),
+            ReadOptions(quoting=self.csv_quoting, **form),
         )
-        splits = parse_split_names(self.dataset_splits)
-        self.row_source = source = Source(
-            self.dataset, self.dataset_revision, self.dataset_config, splits, options
-        )
-        self.report.locate = source.locate
-        return source.load(self.report)
+        self.report.locate = self.row_source.locate
+        return self.row_source.load(self.report)
 
     def check(self) -> None:
         """Raise a ``UserError`` if options cannot work with the model; no data is read yet."""
@@ -263,17 +261,16 @@ class Recipe(RecipeOptions):
         from finetune.data import columns, corrections
 
         source = self.source
-        report = self.report
-        columns.check_names(source, self.unmapped_labels, report)
-        report.raise_errors()
+        columns.check_names(source, self.unmapped_labels, self.report)
+        self.report.raise_errors()
         dataset = self.split(source)
         if any((files := self.correction_files()).values()):
             dataset, self.corrections = corrections.apply(
-                dataset, source, self.input_column, report=report, **files
+                dataset, source, self.input_column, report=self.report, **files
             )
-        columns.require_rows(dataset, self.label_sources, report, source)
-        split_by = [name for name in (self.group_column, self.time_column) if name is not None]
-        check_rows(source, dataset, self.columns_read(), split_by, report)
+        columns.require_rows(dataset, self.label_sources, self.report, source)
+        split_by = [*filter(None, (self.group_column, self.time_column))]
+        check_rows(source, dataset, self.columns_read(), split_by, self.report)
         return dataset
 
     @functools.cached_property
@@ -373,19 +370,13 @@ class Recipe(RecipeOptions):
         is_replaced = type(self).compute_metrics is not Recipe.compute_metrics
         return {} if is_replaced else dict(self._scoring.arguments)
 
-    @functools.cached_property
-    def metric_names(self) -> list[str]:
-        """The names of what :attr:`known_scoring` computes; the data is loaded for it."""
-        return self._scoring.names(self.kind)
-
     def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return :meth:`defaults`, over which those of the user go, with the metric that chooses
         the best model: the first if the user names metrics, or if they lack that of the recipe.
 
         Before the data is loaded, which may decide the task, the metrics of the task are not known.
         """
-        from finetune.recipe.scoring import files_of
-        from finetune.statistics.metrics import DIRECTIONS
+        from finetune.recipe.scoring import files_of, require_direction
 
         defaults = self.defaults()
         scoring = self.known_scoring
@@ -393,7 +384,7 @@ class Recipe(RecipeOptions):
         if self.metrics != type(self).metrics:
             defaults.pop("metric_for_best_model", None)
         if scoring and "splits" in vars(self):
-            names = self.metric_names
+            names = self._scoring.names(self.kind)
         elif self.metrics and not files_of(scoring):
             names = [*scoring]
         if not names:
@@ -403,15 +394,7 @@ class Recipe(RecipeOptions):
         merged = {**defaults, **(user_options or {})}
         metric = str(merged["metric_for_best_model"] or "loss").removeprefix("eval_")
         if metric not in ("loss", *names):
-            expected = f"expected one of loss, {', '.join(names)}"
-            raise UserError(f"--metric_for_best_model {metric}: {expected}")
-        direction = {**DIRECTIONS, "loss": -1}.get(metric)
-        is_greater = merged.get("greater_is_better")
-        allowed = (True, False) if direction is None else (None, direction > 0)
-        if scoring and is_greater not in allowed:
-            values = "true or false" if direction is None else str(direction > 0).lower()
-            raise UserError(
-                f"--metric_for_best_model {metric} with --greater_is_better "
-                f"{str(is_greater).lower()}: expected {values}, whether more of it is better"
-            )
+            raise UserError(f"--metric_for_best_model {metric}: expected loss, {', '.join(names)}")
+        if scoring:
+            require_direction(metric, merged.get("greater_is_better"))
         return defaults

@@ -7,7 +7,6 @@ once. A file that a run names is data, and is imported only if the user trusts i
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import os
@@ -46,8 +45,7 @@ def summaries() -> dict[str, str]:
     """
     shipped = {}
     for name, path in _shipped().items():
-        docstring = ast.get_docstring(ast.parse(path.read_bytes())) or ""
-        shipped[name] = docstring.partition("\n")[0]
+        shipped[name] = path.read_text(encoding="utf-8").lstrip('"').partition("\n")[0]
     points = sorted(entry_points(group=ENTRY_POINTS))
     return {**shipped, **{point.name: f"from {point.value}" for point in points}, **shipped}
 

@@ -45,8 +45,7 @@ class TextRecipe(Recipe, TextOptions):
         """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
         several columns of text, ``texts`` has the parts. Other columns stay.
         """
-        from finetune.data import columns, sources
-        from finetune.data.tokenize import combined
+        from finetune.data import columns, sources, tokenize
         from finetune.tasks import kinds
 
         by_kind = {"text": self.columns_read(), "label": [*self.label_options().columns]}
@@ -63,8 +62,7 @@ class TextRecipe(Recipe, TextOptions):
         }
         columns.require_columns(dataset, flags, self.report)
         is_file = self.row_source is not None and self.row_source.kind == "local"
-        has_names = is_file and is_one and not self.label_columns
-        for split, rows in dataset.items() if has_names else ():
+        for split, rows in dataset.items() if is_file else ():
             if column := sources.names_are_values(rows, [*texts, *labels]):
                 self.report.warning(
                     f"the first line of the {split} data looks like a row, not like column names: "
@@ -86,7 +84,7 @@ class TextRecipe(Recipe, TextOptions):
         self.unmapped_labels = encoded.unmapped
         dataset = dataset.remove_columns(labels)
         if not is_one:
-            dataset = combined(dataset, texts)
+            dataset = tokenize.combined(dataset, texts)
         elif texts[0] != "text":
             dataset = dataset.rename_column(texts[0], "text")
         dataset = encoded.added_to(dataset)
@@ -143,12 +141,11 @@ class TextRecipe(Recipe, TextOptions):
 
         The default of ``max_length`` is reduced to the positions of the model.
         """
-        from finetune.models import families
-        from finetune.models.pretrained import load_config
+        from finetune.models import families, pretrained
 
         if type(self).build_model is not TextRecipe.build_model:
             return None
-        config = load_config(self.model, self.model_revision)
+        config = pretrained.load_config(self.model, self.model_revision)
         positions = families.positions(config)
         if positions is not None and self.max_length > positions:
             limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"
@@ -285,8 +282,7 @@ class ImageRecipe(Recipe, ImageOptions):
         """
         from datasets import DatasetDict
 
-        from finetune.data import columns, images
-        from finetune.data.labels import LabelOptions, parse_label_map
+        from finetune.data import columns, images, labels
         from finetune.tasks import kinds
 
         by_kind = {"image": [self.image_column], "label": [self.label_column]}
@@ -301,11 +297,11 @@ class ImageRecipe(Recipe, ImageOptions):
             {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
         )
         dataset = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
-        options = LabelOptions(
+        options = labels.LabelOptions(
             columns=[label],
             task="single_label",
             names=self.label_names,
-            renames=parse_label_map(self.label_map),
+            renames=labels.parse_label_map(self.label_map),
             drop_invalid=self.drop_invalid,
         )
         label_columns = columns.read_label_columns(dataset, (), options, self.report)
