@@ -133,8 +133,7 @@ def _is_file(name: str) -> bool:
 
 def is_path(name: object) -> bool:
     """Return whether a name is that of a file or directory rather than of something installed."""
-    is_text = isinstance(name, str) and ("/" in name or os.sep in name or name.endswith(".py"))
-    return is_text or isinstance(name, os.PathLike)
+    return isinstance(name, str) and ("/" in name or os.sep in name or name.endswith(".py"))
 
 
 def imported(path: Path) -> ModuleType | None:

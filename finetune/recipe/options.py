@@ -121,12 +121,8 @@ class TextOptions(ModelOptions):
     text_column: str = _text("text", "column that holds the text")
     text_columns: str | None = _text(None, "several columns instead, of a pair", "NAME,NAME")
     max_length: int = _text(512, "truncate texts to this many tokens")
-    truncation: Literal["head", "tail", "head_tail"] = _text(
-        "head", "tokens kept of a long text: the first, the last, or a quarter first and the last"
-    )
-    long_texts: Literal["cut", "windows"] = _text(
-        "cut", "texts of more than max_length tokens: cut them, or read overlapping windows"
-    )
+    truncation: Literal["head", "tail", "head_tail"] = _text("head", "what is kept of long texts")
+    long_texts: Literal["cut", "windows"] = _text("cut", "texts of more than max_length tokens")
     stride: int | None = _text(None, "tokens that windows share (unset: a quarter of max_length)")
     pooling: Literal["mean", "max"] = _text("mean", "logits of a text's windows: mean or maximum")
     preprocessing_num_workers: int | None = _text(None, "processes that tokenize (unset: by cores)")

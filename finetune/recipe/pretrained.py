@@ -271,9 +271,7 @@ class ImageRecipe(Recipe, ImageOptions):
     packaged_model = "embedded:vit"
     training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
 
-    dataset: str = option(
-        "", "folder with a folder for each class, table of paths and labels, or name on the Hub"
-    )
+    dataset: str = option("", "folder of class folders, table of paths, or data set on the Hub")
     label_column: str = option("", "column that holds the label (unset: one with a usual name)")
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
