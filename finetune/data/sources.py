@@ -16,7 +16,6 @@ from typing import Literal
 import datasets
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, Image, Value
 from datasets.exceptions import DatasetGenerationError
 
@@ -238,12 +237,3 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
     return datasets.concatenate_datasets(
         [part if part.features == features else part.cast(features) for part in parts]
     )
-
-
-def names_are_values(rows: Dataset, columns: Sequence[str]) -> str | None:
-    """Return the name of a column that is also a value in it: the first line is probably a row."""
-    for column in columns:
-        values = rows.data.column(column) if column in rows.column_names else pa.array([])
-        if arrow.is_text(values.type) and pc.any(pc.equal(values, column)).as_py():
-            return column
-    return None

@@ -45,7 +45,7 @@ class TextRecipe(Recipe, TextOptions):
         """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
         several columns of text, ``texts`` has the parts. Other columns stay.
         """
-        from finetune.data import columns, sources, tokenize
+        from finetune.data import columns, tokenize
         from finetune.tasks import kinds
 
         by_kind = {"text": self.columns_read(), "label": [*self.label_options().columns]}
@@ -61,16 +61,6 @@ class TextRecipe(Recipe, TextOptions):
             "--label_columns" if self.label_columns else "--label_column": labels,
         }
         columns.require_columns(dataset, flags, self.report)
-        is_file = self.row_source is not None and self.row_source.kind == "local"
-        for split, rows in dataset.items() if is_file else ():
-            if column := sources.names_are_values(rows, [*texts, *labels]):
-                self.report.warning(
-                    f"the first line of the {split} data looks like a row, not like column names: "
-                    f"'{column}' is both the name of a column and a value in it",
-                    "missing_header",
-                    split=split,
-                    fix="add a first line with the names of the columns, such as 'text,label'",
-                )
         dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
         options = self.label_options()
         is_open = self.task == kinds.AUTO
