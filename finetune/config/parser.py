@@ -73,10 +73,9 @@ class RecipeParser(HfArgumentParser):
                 "already; set their defaults in `training`, or choose other names"
             )
         if mistakes := [
-            f"{self.title}: `{attribute}`: {describe_unknown(repr(name), names)}"
-            for attribute, names in (("training", arguments), ("embedded", self.names))
-            for name in getattr(recipe, attribute)
-            if name not in names
+            f"{self.title}: `training`: {describe_unknown(repr(name), arguments)}"
+            for name in recipe.training
+            if name not in arguments
         ]:
             raise UserError(*mistakes)
         super().__init__(
