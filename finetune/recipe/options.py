@@ -147,26 +147,22 @@ RENAMED_PARTS = "Recipe.parts() is called trainer_kwargs() now; the old name goe
 def declare(cls: Any) -> None:
     """Make a dataclass of a recipe, with the defaults of the classes above merged into its own.
 
+    An option of theirs keeps its help and, unless it is annotated again, its type.
+
     Raises:
-        UserError: If it overrides an option without annotation, which would have no effect, or
-            does not name the metrics of its ``compute_metrics``.
+        UserError: If it does not name the metrics of its ``compute_metrics``.
     """
     inherited: dict[str, dataclasses.Field[Any]] = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__[1:])):
         inherited |= {field.name: field for field in dataclasses.fields(base)}
-    annotated = inspect.get_annotations(cls)
     attributes = vars(cls)
+    hints = get_type_hints(cls)
     for name in inherited.keys() & attributes.keys():
-        if name not in annotated:
-            hint = getattr(inherited[name].type, "__name__", inherited[name].type)
-            raise UserError(
-                f"{cls.__name__}.{name} overrides an option without annotation, so it would have "
-                f"no effect: write `{name}: {hint} = ...`"
-            )
         value = attributes[name]
         field = value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
         field.metadata = MappingProxyType({**inherited[name].metadata, **field.metadata})
         setattr(cls, name, field)
+        cls.__annotations__ = {**inspect.get_annotations(cls), name: hints[name]}
     if "compute_metrics" in attributes and "own_metrics" not in attributes:
         raise UserError(
             f"{cls.__name__} has a compute_metrics of its own and does not say what it returns: "

@@ -126,14 +126,13 @@ class Scoring:
         load.cache_clear()  # a file may have been edited since, in a notebook
         report = Report()
         owners: dict[str, str] = {}
-        custom = files_of(self.arguments)
         reserved = {*shipped(), *_VARIANTS, *DIRECTIONS, "loss"}
         example = EvalPrediction(*task.example_outputs())
         for name in self.arguments:
             with report.collect():
                 for score in self._compute(name, task, example):
-                    is_reserved = score in reserved or score.startswith(("eval_", "test_"))
-                    if owners.setdefault(score, name) != name or (is_reserved and name in custom):
+                    is_reserved = score in reserved and name in files_of(self.arguments)
+                    if owners.setdefault(score, name) != name or is_reserved:
                         report.error(
                             f"the metric '{name}' computes '{score}', a name of the toolkit "
                             "or of another metric: return it by another name"
