@@ -58,7 +58,7 @@ class Settings:
 
         parser = RecipeParser(catalog.find(recipe))
         command = shlex.join([*distributed.launcher(), "-m", "finetune", recipe, *flags])
-        return cls._resolve(parser, {}, parser.read(flags), command)
+        return cls._resolve(parser, parser.read(flags), command)
 
     @classmethod
     def from_keywords(
@@ -70,12 +70,12 @@ class Settings:
             UserError: If there is no such recipe.
         """
         from finetune.config.parser import RecipeParser, RunOptions
+        from finetune.data import memory
 
-        changed: dict[str, Any] = {}
         if isinstance(recipe, Recipe):
-            for option in dataclasses.fields(recipe):
-                if (value := getattr(recipe, option.name)) != option.default:
-                    changed[option.name] = value
+            defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
+            changed = [name for name in defaults if getattr(recipe, name) != defaults[name]]
+            options = {**{name: getattr(recipe, name) for name in changed}, **options}
             recipe = type(recipe)
         parser = RecipeParser(catalog.find(recipe) if isinstance(recipe, str) else recipe)
         hints = get_type_hints(RunOptions)
@@ -88,25 +88,21 @@ class Settings:
                 parser.report.error(mistake)
             else:
                 keywords[name] = value
-        if not isinstance(keywords.get("dataset", ""), str):
-            from finetune.data import memory
-
+        if "dataset" in keywords:
             keywords["dataset"] = memory.store(keywords["dataset"])
-        words = [f"{name}={value!r}" for name, value in {**changed, **keywords}.items()]
+        words = [f"{name}={value!r}" for name, value in keywords.items()]
         command = f"finetune.train({', '.join([repr(catalog.origin(parser.recipe)), *words])})"
-        return cls._resolve(parser, changed, keywords, command)
+        return cls._resolve(parser, keywords, command)
 
     @classmethod
-    def _resolve(
-        cls, parser: RecipeParser, changed: Mapping[str, Any], typed: dict[str, Any], command: str
-    ) -> Settings:
-        """Merge the options: of the config file, of an instance of the recipe, and as typed."""
+    def _resolve(cls, parser: RecipeParser, typed: dict[str, Any], command: str) -> Settings:
+        """Merge the options of the recipe, of the config file, and as typed."""
         from finetune.config.parser import RUN_OPTIONS
 
         recipe = parser.recipe
         report = parser.report
         config = _read_config(parser, typed["config"]) if typed.get("config") is not None else {}
-        user_options = merge_options({**config, **changed}, typed)
+        user_options = merge_options(config, typed)
         hub_token = user_options.pop("hub_token", None)
         if user_options.get("embedded") and not recipe.embedded:
             report.error(f"--embedded: {catalog.display_name(recipe)} has no embedded data")
