@@ -58,7 +58,8 @@ def find(name: str) -> type[Recipe]:
     """
     from finetune.recipe import Recipe
 
-    _import_package()  # a recipe of another package may derive from one of them
+    if name in _shipped() or name.endswith(".py"):
+        _import_package()  # a file may derive from one of them
     points = entry_points(group=ENTRY_POINTS, name=name)
     loaded: Any
     if name in _shipped():
