@@ -16,6 +16,7 @@ from finetune.recipe.base import Recipe
 from finetune.recipe.options import ImageOptions, TextOptions, option
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from datasets import DatasetDict
     from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
@@ -243,6 +244,21 @@ class TextRecipe(Recipe, TextOptions):
             self.windows,
             processes=self.preprocessing_num_workers,
         )
+
+    def whole_lengths(self, split: str) -> np.ndarray | None:
+        """Return the tokens of each row before truncation; None if a ``prepare`` counts none."""
+        import numpy as np
+
+        from finetune.data.encoding import first_lengths
+        from finetune.data.tokenize import read_by_model
+
+        if "length" not in self.prepared[split].column_names:
+            return None
+        lengths = first_lengths(self.prepared[split]).copy()
+        full = np.flatnonzero(lengths >= self.max_length)
+        texts = read_by_model(self.splits[split].select(full), several=bool(self.text_columns))
+        lengths[full] = self.encoder().whole_lengths(texts)
+        return lengths
 
     @functools.cached_property
     def token_sample(self) -> TokenSample | None:

@@ -181,7 +181,7 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
 
 
 def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Plot | None:
-    """Plot how long the texts are, in ``tokens`` after truncation, shape ``(rows,)``, where they
+    """Plot how long the texts are, in ``tokens`` before truncation, shape ``(rows,)``, where they
     are truncated if that is known, and the accuracy by length.
     """
     if len(tokens) < _FEWEST_ROWS:
@@ -190,11 +190,11 @@ def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Pl
     lengths = np.minimum(tokens, np.quantile(tokens, 0.995))
     histogram.hist(lengths, bins=min(40, 1 + int(np.ptp(lengths))), color=BLUE)
     alt = f"Median length {np.median(tokens):,.0f} tokens"
-    if max_length and max_length <= tokens.max():
+    if max_length and max_length < tokens.max():
         for axes in (histogram, accuracy):
             axes.axvline(max_length, color=ORANGE, linestyle="--", linewidth=1.2)
-        share = f"{(tokens >= max_length).mean():.1%}"
-        alt += f"; {share} of the texts have {max_length:,} or more (dashed)"
+        share = f"{(tokens > max_length).mean():.1%}"
+        alt += f"; {share} of the texts are truncated at {max_length:,} (dashed)"
     _title(histogram, "Texts by length")
     if np.ptp(lengths):
         eighths = pd.Series(right).groupby(pd.qcut(lengths, 8, duplicates="drop"), observed=True)
