@@ -78,9 +78,6 @@ def test_defaults_merge_down_the_classes(name: str) -> None:
     assert "learning_rate" not in above
 
 
-# ---- the recipes that come with the toolkit --------------------------------------------------
-
-
 # ---- models ----------------------------------------------------------------------------------
 
 

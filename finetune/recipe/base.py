@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from finetune.errors import Report, UserError
 from finetune.recipe.options import RENAMED_PARTS, RecipeOptions, declare, option, validate
@@ -25,7 +25,7 @@ from finetune.runtime import hub
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
     from transformers import BaseImageProcessor, EvalPrediction, PreTrainedTokenizerBase
 
     from finetune.data.sources import Source
@@ -278,20 +278,6 @@ class Recipe(RecipeOptions):
         """:attr:`splits`, prepared for the model."""
         self.check()
         return self.prepare(self.splits)
-
-    def over(self, rows: Dataset) -> Self:
-        """Return the same recipe with these raw rows as each of its splits, prepared once.
-
-        The rows have ``_row``, :attr:`input_column` and ``label``, numbered as the model does.
-        """
-        from datasets import DatasetDict
-
-        # nothing is trained on them, and they may lack classes that have a weight
-        copy = dataclasses.replace(self, class_weights="none")
-        copy.splits = DatasetDict(dict.fromkeys(("train", "validation", "test"), rows))
-        prepared = copy.prepare(DatasetDict(test=rows))["test"]
-        copy.prepared = DatasetDict(dict.fromkeys(copy.splits, prepared))
-        return copy
 
     def columns_read(self) -> list[str]:
         """Return the columns of the data that the model reads, in their order."""
