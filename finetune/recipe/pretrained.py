@@ -338,10 +338,6 @@ class ImageRecipe(Recipe, ImageOptions):
         return prepared
 
     def processing_class(self) -> BaseImageProcessor:
-        return self._processor
-
-    @functools.cached_property
-    def _processor(self) -> BaseImageProcessor:
         from finetune.models.pretrained import load_processor
 
         return load_processor(self.model, self.model_revision)
