@@ -362,7 +362,7 @@ class Recipe(RecipeOptions):
 
         Before the data is loaded, which may decide the task, the metrics of the task are not known.
         """
-        from finetune.recipe.scoring import files_of, require_direction
+        from finetune.recipe.scoring import require_direction
 
         defaults = self.defaults()
         scoring = self.known_scoring
@@ -371,8 +371,6 @@ class Recipe(RecipeOptions):
             defaults.pop("metric_for_best_model", None)
         if scoring and "splits" in vars(self):
             names = self._scoring.names(self.kind)
-        elif self.metrics and not files_of(scoring):
-            names = [*scoring]
         if not names:
             return defaults
         if defaults.get("metric_for_best_model") not in (*names, "loss"):

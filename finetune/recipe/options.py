@@ -78,9 +78,10 @@ class RecipeOptions:
         """Return how the options split rows."""
         from finetune.data.splits import Plan
 
-        same = {name: vars(self)[name] for name in Plan.__dataclass_fields__ if name in vars(self)}
-        drop = bool(getattr(self, "drop_invalid", False))
-        return Plan(seed=self.split_seed, drop=drop, **same)
+        options = vars(self)
+        shared = {name: options[name] for name in Plan.__dataclass_fields__ if name in options}
+        drop = bool(options.get("drop_invalid"))
+        return Plan(seed=self.split_seed, drop=drop, **shared)
 
     def correction_files(self) -> dict[str, list[str]]:
         """Return the names of the files of corrections, by the option that names them."""
@@ -222,8 +223,9 @@ def validate(recipe: Any) -> None:
             elif value is not None and not is_allowed(value):
                 report.error(f"--{name} {value}: expected {expected}")
     report.raise_errors()
-    own = (cls for cls in type(recipe).__mro__ if not cls.__module__.startswith("finetune.recipe."))
-    attributes = {name for cls in own for name in vars(cls)}
+    classes = type(recipe).__mro__
+    custom = [cls for cls in classes if not cls.__module__.startswith("finetune.recipe.")]
+    attributes = {name for cls in custom for name in vars(cls)}
     if recipe.dataset and "load" in attributes and "dataset" not in attributes:
         report.error(
             f"--dataset {recipe.dataset}: the recipe loads its own data; if its load() reads "
