@@ -160,15 +160,10 @@ class Report:
         finally:
             self._block_start = outer_start
 
-    @property
-    def has_errors(self) -> bool:
-        """Whether a training would refuse."""
-        return any(finding.severity == "error" for finding in self.findings)
-
-    def raise_errors(self, prefix: str = "") -> None:
+    def raise_errors(self) -> None:
         """Raise a :class:`UserError` with all errors if the current block has added any."""
         if any(finding.severity == "error" for finding in self.findings[self._block_start :]):
-            raise UserError(*(f"{prefix}{error}" for error in self.sentences("error")))
+            raise UserError(*self.sentences("error"))
 
     def sentences(self, *severities: Severity) -> list[str]:
         """Return the findings of these severities as text, with file and line."""

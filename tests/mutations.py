@@ -126,8 +126,8 @@ MUTATIONS = (
     Mutation(
         "the config file wins over flags",
         "finetune/config/settings.py",
-        "user_options = merge_options({**config, **changed}, typed)",
-        "user_options = merge_options(typed, {**config, **changed})",
+        "user_options = merge_options(config, typed)",
+        "user_options = merge_options(typed, config)",
         ("A5",),
     ),
     Mutation(

@@ -41,13 +41,18 @@ def test_a_field_declared_again_keeps_its_help() -> None:
     assert TextRecipe().max_length == 512
 
 
-def test_an_override_without_annotation_is_refused_two_classes_down() -> None:
-    with pytest.raises(
-        UserError, match=r"Wrong.temperature .* write `temperature: float = \.\.\.`"
-    ):
+def test_an_override_without_annotation_keeps_its_type_two_classes_down() -> None:
+    class Cold(Reviews):
+        temperature = 0.5
+        max_length = 16
 
-        class Wrong(Reviews):
-            temperature = 0.5
+    assert (Cold().temperature, Cold().max_length) == (0.5, 16)
+    assert RecipeParser(Cold).read(["--temperature", "2", "--max-length=8"]) == {
+        "temperature": 2.0,
+        "max_length": 8,
+    }
+    with pytest.raises(UserError, match=r"--max_length: expected a whole number, found 0\.5"):
+        Cold(max_length=0.5)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +76,6 @@ def test_defaults_merge_down_the_classes(name: str) -> None:
     assert getattr(lower, name) == {**above, "learning_rate": 2.0, "max_steps": 5}
     assert getattr(lowest, name) == getattr(lower, name)
     assert "learning_rate" not in above
-
-
-# ---- the recipes that come with the toolkit --------------------------------------------------
 
 
 # ---- models ----------------------------------------------------------------------------------

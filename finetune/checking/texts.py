@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from datasets import Dataset
 
 from finetune.data import arrow, digests
-from finetune.data.encoding import Encoder, Read
+from finetune.data.encoding import Encoder
 from finetune.data.targets import EXCLUDE, report_rows
+from finetune.data.tokenize import read_by_model
 from finetune.errors import Report
 
 #: Rows of a split that are looked at; of more, this many drawn at random.
@@ -191,12 +192,12 @@ class TokenSample:
         )
 
 
-def sample_tokens(
-    read: Callable[[np.ndarray], Sequence[Read]], total: int, encoder: Encoder
-) -> TokenSample:
-    """Tokenize a random sample of ``total`` texts, which ``read`` returns by their numbers."""
+def sample_tokens(dataset: Dataset, encoder: Encoder) -> TokenSample:
+    """Tokenize a random sample of the raw rows of a split."""
+    total = len(dataset)
     rows = np.sort(np.random.default_rng(0).choice(total, min(_TOKEN_SAMPLE, total), replace=False))
-    texts = [text if isinstance(text, str) else tuple(text) for text in read(rows)]
+    read = read_by_model(dataset.select(rows), several=digests.TEXTS in dataset.column_names)
+    texts = [text if isinstance(text, str) else tuple(text) for text in read]
     ids = [tuple(row) for row in encoder(texts)["input_ids"]]
     lengths = np.array([len(row) for row in ids], dtype=np.int64)
     full = np.flatnonzero(lengths >= encoder.max_length)

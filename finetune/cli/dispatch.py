@@ -80,8 +80,8 @@ def _run(words: list[str]) -> int:
     if words and words[0].startswith("--local-rank="):  # of torch.distributed.launch
         words = words[1:]
     if not words or words[0] in ("-h", "--help", "help"):
-        recipes = _table({name: catalog.summary(name) for name in catalog.names()})
-        print(_USAGE.format(recipes="\n".join(recipes), verbs="\n".join(_table(VERBS))))
+        recipes = "\n".join(_table(catalog.summaries()))
+        print(_USAGE.format(recipes=recipes, verbs="\n".join(_table(VERBS))))
         return 0
     if words[0] in ("--version", "-V"):
         print(f"finetune {__version__}")
@@ -92,10 +92,10 @@ def _run(words: list[str]) -> int:
     if verb == "list":
         if rest and rest != ["--help"]:
             raise UserError(f"list: unexpected words: {' '.join(rest)}")
-        print("\n".join(_table({name: catalog.summary(name) for name in catalog.names()})))
+        print("\n".join(_table(catalog.summaries())))
         return 0
     if verb not in VERBS:
-        names = catalog.names()
+        names = catalog.summaries()
         if not (verb in names or verb.endswith(".py") or verb.startswith("-")):
             raise UserError(
                 f"unknown recipe or subcommand '{verb}'{suggestion(verb, [*VERBS, *names])} "

@@ -39,7 +39,7 @@ def load_run(path: str, trust_recipe: bool) -> Run:
 
 def recipe_and_flags(words: Sequence[str], verb: str = "") -> tuple[str, list[str]]:
     """Return the name of the recipe, which comes first, and the flags."""
-    names = catalog.names()
+    names = catalog.summaries()
     if not words or words[0].startswith("-"):
         recipe = next((word for word in words if word in names), "RECIPE")
         raise UserError(

@@ -61,7 +61,9 @@ class RecipeParser(HfArgumentParser):
     """
 
     def __init__(self, recipe: type[Recipe]) -> None:
-        self.recipe, self.report, self.title = recipe, Report(), catalog.display_name(recipe)
+        self.recipe = recipe
+        self.report = Report()
+        self.title = catalog.display_name(recipe)
         self.option_names = {field.name for field in dataclasses.fields(recipe)}
         arguments = training_names()
         self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
@@ -71,10 +73,9 @@ class RecipeParser(HfArgumentParser):
                 "already; set their defaults in `training`, or choose other names"
             )
         if mistakes := [
-            f"{self.title}: `{attribute}`: {describe_unknown(repr(name), names)}"
-            for attribute, names in (("training", arguments), ("embedded", self.names))
-            for name in getattr(recipe, attribute)
-            if name not in names
+            f"{self.title}: `training`: {describe_unknown(repr(name), arguments)}"
+            for name in recipe.training
+            if name not in arguments
         ]:
             raise UserError(*mistakes)
         super().__init__(
@@ -130,7 +131,8 @@ class RecipeParser(HfArgumentParser):
         starts = [i for i, word in enumerate(words) if i == 0 or word.startswith("--")]
         for start, end in itertools.pairwise([*starts, len(words)]):
             flag, *values = words[start:end]
-            name, flags = flag.partition("=")[0], self._option_string_actions
+            name = flag.partition("=")[0]
+            flags = self._option_string_actions
             if name.startswith("--") and name not in flags:
                 unknown = describe_unknown(name, [*flags, "--help"])
                 message = f"{place}{unknown} (all options: {self.prog} --help)"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 #: Options that name data and model on the Hub.
 _SOURCES = ("dataset", "dataset_revision", "dataset_config", "model", "model_revision")
+_TRUE = ("", "yes", "true", "t", "y", "1")  # what is typed for a switch
 _HUB_TOKEN = re.compile(r"(hub[-_]token[= ])[^\s,)]+")
 
 
@@ -57,7 +58,7 @@ class Settings:
 
         parser = RecipeParser(catalog.find(recipe))
         command = shlex.join([*distributed.launcher(), "-m", "finetune", recipe, *flags])
-        return cls._resolve(parser, {}, parser.read(flags), command)
+        return cls._resolve(parser, parser.read(flags), command)
 
     @classmethod
     def from_keywords(
@@ -69,15 +70,16 @@ class Settings:
             UserError: If there is no such recipe.
         """
         from finetune.config.parser import RecipeParser, RunOptions
+        from finetune.data import memory
 
-        changed: dict[str, Any] = {}
         if isinstance(recipe, Recipe):
-            for option in dataclasses.fields(recipe):
-                if (value := getattr(recipe, option.name)) != option.default:
-                    changed[option.name] = value
+            defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
+            changed = [name for name in defaults if getattr(recipe, name) != defaults[name]]
+            options = {**{name: getattr(recipe, name) for name in changed}, **options}
             recipe = type(recipe)
         parser = RecipeParser(catalog.find(recipe) if isinstance(recipe, str) else recipe)
-        hints, keywords = get_type_hints(RunOptions), dict[str, Any]()
+        hints = get_type_hints(RunOptions)
+        keywords: dict[str, Any] = {}
         for name, value in options.items():
             if name not in parser.names:
                 message = describe_unknown(f"'{name}'", parser.names)
@@ -86,24 +88,21 @@ class Settings:
                 parser.report.error(mistake)
             else:
                 keywords[name] = value
-        if not isinstance(keywords.get("dataset", ""), str):
-            from finetune.data import memory
-
+        if "dataset" in keywords:
             keywords["dataset"] = memory.store(keywords["dataset"])
-        words = [f"{name}={value!r}" for name, value in {**changed, **keywords}.items()]
+        words = [f"{name}={value!r}" for name, value in keywords.items()]
         command = f"finetune.train({', '.join([repr(catalog.origin(parser.recipe)), *words])})"
-        return cls._resolve(parser, changed, keywords, command)
+        return cls._resolve(parser, keywords, command)
 
     @classmethod
-    def _resolve(
-        cls, parser: RecipeParser, changed: Mapping[str, Any], typed: dict[str, Any], command: str
-    ) -> Settings:
-        """Merge the options: of the config file, of an instance of the recipe, and as typed."""
+    def _resolve(cls, parser: RecipeParser, typed: dict[str, Any], command: str) -> Settings:
+        """Merge the options of the recipe, of the config file, and as typed."""
         from finetune.config.parser import RUN_OPTIONS
 
-        recipe, report = parser.recipe, parser.report
+        recipe = parser.recipe
+        report = parser.report
         config = _read_config(parser, typed["config"]) if typed.get("config") is not None else {}
-        user_options = merge_options({**config, **changed}, typed)
+        user_options = merge_options(config, typed)
         hub_token = user_options.pop("hub_token", None)
         if user_options.get("embedded") and not recipe.embedded:
             report.error(f"--embedded: {catalog.display_name(recipe)} has no embedded data")
@@ -112,7 +111,11 @@ class Settings:
         training = {name: merged[name] for name in merged if name not in {*names, *RUN_OPTIONS}}
         directory = training.get("output_dir", recipe.defaults()["output_dir"])
         training["output_dir"] = str(Path(directory).expanduser())
-        built = _build(recipe, {name: merged[name] for name in merged if name in names}, report)
+        accepted: dict[str, Any] = {}
+        for name in [name for name in merged if name in names]:
+            with report.collect():  # what the recipe refuses is left out
+                accepted[name] = getattr(recipe(**{**accepted, name: merged[name]}), name)
+        built = recipe(**accepted)
         built.report.add(*report.findings)
         return cls(
             recipe=built,
@@ -181,18 +184,14 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
     namespace, other_words = parser.parse_known_args(flags)
     typed = {name: value for name, value in vars(namespace).items() if value is not None}
-    config: dict[str, Any] = {}
+    options = {**typed}
     with contextlib.suppress(UserError):
-        config = _load_yaml(typed["config"]) if "config" in typed else {}
-    options = {**config, **typed}
-    embedded, pushes = (
-        str(options.get(name, "false")).lower() in ("", "true", "1", "yes", "y", "t")
-        for name in ("embedded", "push_to_hub")
-    )
-    if pushes or "" in (options.get(name) for name in _SOURCES):
+        options = {**(_load_yaml(typed["config"]) if "config" in typed else {}), **typed}
+    is_on = {name for name, value in options.items() if str(value).lower() in _TRUE}
+    if is_on & {"push_to_hub", *_SOURCES}:  # or a source without its value
         return
     defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-    sources = {**defaults, **(recipe.embedded if embedded else {}), **options}
+    sources = {**defaults, **(recipe.embedded if "embedded" in is_on else {}), **options}
     is_local = sources["dataset"] and not hub.names_repository(sources["dataset"])
     may_have_mistakes = is_local or other_words or not typed.keys() <= {*_SOURCES}
     if not hub.missing(sources):
@@ -201,36 +200,20 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
         hub.require(sources, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
 
 
-def _build(recipe: type[Recipe], options: Mapping[str, Any], report: Report) -> Recipe:
-    """Return the recipe; options that it refuses are reported and left out."""
-    try:
-        return recipe(**options)
-    except UserError as error:
-        for mistake in error.mistakes:
-            report.error(mistake)
-    accepted: dict[str, Any] = {}
-    for name, value in options.items():
-        with contextlib.suppress(UserError):
-            accepted[name] = getattr(recipe(**{**accepted, name: value}), name)
-    return recipe(**accepted)
-
-
 def _read_config(parser: RecipeParser, config: str) -> dict[str, Any]:
     """Return the options in a YAML file, read by the parser of the flags."""
-    content, words = dict[str, Any](), list[str]()
-    options = dataclasses.fields(parser.recipe)
-    forms: dict[str, str] = {option.name: option.metadata.get("metavar", "") for option in options}
+    forms = {o.name: o.metadata.get("metavar", "") for o in dataclasses.fields(parser.recipe)}
+    words: list[str] = []
     with parser.report.collect():
-        content = _load_yaml(config)
-    for name, value in content.items():
-        with parser.report.collect():
-            if "," in forms.get(name, ""):
-                value = format_option(value, forms[name], f"{config}: '{name}'")
-            if isinstance(value, list):
-                words += [f"--{name}", *map(str, value)]
-            elif value not in ("", "null", "~"):
-                text = json.dumps(value) if isinstance(value, dict) else value
-                words.append(f"--{name}={text}")
+        for name, value in _load_yaml(config).items():
+            with parser.report.collect():
+                if "," in forms.get(name, ""):
+                    value = format_option(value, forms[name], f"{config}: '{name}'")
+                if isinstance(value, list):
+                    words += [f"--{name}", *map(str, value)]
+                elif value not in ("", "null", "~"):
+                    text = json.dumps(value) if isinstance(value, dict) else value
+                    words.append(f"--{name}={text}")
     values = parser.read(words, f"{config}: ")
     if values.pop("config", None) is not None:
         parser.report.error(f"{config}: 'config' cannot name another file")

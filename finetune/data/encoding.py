@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any, Literal
 
 import numpy as np
@@ -115,15 +116,18 @@ class Encoder:
         tokenizer: Of the model; its ``truncation_side`` says which end of a text is lost.
         max_length: Longer rows are truncated to this many tokens, special tokens included.
         truncation: ``head_tail`` keeps the first quarter of them and the rest from the end.
+        reads_end: Whether the head reads a text at its end token, as those of encoder-decoders do.
     """
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     truncation: Truncation = "head"
+    reads_end: bool = False
 
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
         """Return the outputs of the tokenizer for rows, all of the same number of parts."""
         columns = [[self._clip(text) for text in column] for column in _columns(rows)]
+        self.refuse_end_tokens(itertools.chain(*columns))
         if len(columns) == 1 and self.truncation != "head_tail":
             limit: dict[str, Any] = {"truncation": True, "max_length": self.max_length}
             encoded: Mapping[str, list[Any]] = self.tokenizer(*columns, **limit)
@@ -136,6 +140,17 @@ class Encoder:
             frame.row(*self._cut(parts, room, are_pair)) for parts in self._tokens(columns)
         ]
         return {name: [row[name] for row in encoded_rows] for name in encoded_rows[0]}
+
+    def refuse_end_tokens(self, texts: Iterable[str]) -> None:
+        """Refuse a text in which the tokenizer finds the end token: the head would read there."""
+        end = self.tokenizer.eos_token
+        suspects = [text for text in texts if self.reads_end and end in text]
+        for text, ids in zip(suspects, token_ids(self.tokenizer, suspects), strict=True):
+            if self.tokenizer.eos_token_id in ids:
+                raise UserError(
+                    f"the text '{shorten(text, 60)}' has '{end}', the token that ends a text for "
+                    "this model: take it out of the texts"
+                )
 
     def refuse_too_short(self, parts: int) -> None:
         """Refuse a ``max_length`` that has no room for a token of each of several parts."""
@@ -245,6 +260,7 @@ class Windows:
 
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
         """Yield the number of its text for each window, and what the tokenizer returns for it."""
+        self.encoder.refuse_end_tokens(texts)
         for number, ids in enumerate(token_ids(self.encoder.tokenizer, texts)):
             starts = range(0, len(ids) - self.room, self.room - self.shared)
             for start in (*starts, max(0, len(ids) - self.room)):

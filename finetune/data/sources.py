@@ -15,12 +15,10 @@ from typing import Literal
 
 import datasets
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, Features, Image, Value
 from datasets.exceptions import DatasetGenerationError
 
-from finetune.data import ROW, arrow, embedded, memory, read
+from finetune.data import ROW, embedded, memory, read
 from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
 from finetune.data.read import line_numbers, read_file
 from finetune.data.read_text import ReadOptions
@@ -225,12 +223,3 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         raise UserError(
             f"the files of the {split} split have columns of other types, write them alike: {error}"
         ) from error
-
-
-def names_are_values(rows: Dataset, columns: Sequence[str]) -> str | None:
-    """Return the name of a column that is also a value in it: the first line is probably a row."""
-    for column in columns:
-        values = rows.data.column(column) if column in rows.column_names else pa.array([])
-        if arrow.is_text(values.type) and pc.any(pc.equal(values, column)).as_py():
-            return column
-    return None

@@ -93,7 +93,7 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
     with telling(progress):
         values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)
-        if is_read and values is not None and not report.has_errors:
+        if is_read and values is not None and not report.sentences("error"):
             with report.collect():
                 in_windows = isinstance(recipe, TextRecipe) and recipe.long_texts == "windows"
                 if isinstance(recipe, TextRecipe) and recipe.token_sample and not in_windows:
@@ -102,7 +102,7 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
                 if not (in_windows or by_length or values.max_tokens_per_batch):
                     steps = preparation.count_steps(values, recipe.splits["train"])
                     preparation.report_few_steps(recipe, values, steps)
-        if deep and is_read and not report.has_errors:
+        if deep and is_read and not report.sentences("error"):
             read, plan = recipe.columns_read(), recipe.split_plan()
             check_deep(recipe.source, recipe.splits, recipe.input_column, read, plan, report)
         elif deep:

@@ -161,6 +161,8 @@ def _read_rows(
     data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
+    from datasets import DatasetDict
+
     from finetune.data import columns
     from finetune.data.sources import number_rows
 
@@ -197,10 +199,15 @@ def _read_rows(
     if not len(rows := dataset[split]):
         raise UserError("no rows")
     try:
-        evaluated = recipe.over(task.match_labels(rows, split, source.report))
+        rows = task.match_labels(rows, split, source.report)
     except UserError as error:
         hint = "; --label_map OLD=NEW renames labels" if task.has_probabilities else ""
         raise UserError(f"{error}{hint}") from error
+    # nothing is trained on them, and they may lack classes that have a weight
+    evaluated = replace(recipe, class_weights="none")
+    evaluated.splits = DatasetDict(dict.fromkeys(SPLITS, rows))
+    prepared = evaluated.prepare(DatasetDict(test=rows))["test"]
+    evaluated.prepared = DatasetDict(dict.fromkeys(SPLITS, prepared))
     evaluated.kind = replace(task, loss_function=recipe.loss_function or "")
     return evaluated
 

@@ -120,10 +120,8 @@ def look(settings: Settings) -> ArgumentValues | None:
     report, recipe = settings.report, settings.recipe
     values = _check_values(settings)
     _check_sources(settings, values)
-    if report.has_errors or "splits" not in vars(recipe):
+    if report.sentences("error") or "splits" not in vars(recipe):
         return values
-    with report.collect():
-        recipe.kind.refuse_metrics(recipe.known_scoring)
     return _check_values(replace(settings))  # the task, which the data decides, has defaults too
 
 
@@ -219,11 +217,11 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     options = {} if has_unknown else vars(recipe)
     with report.collect():
         hub.require(options, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
-    has_model = not (report.has_errors and hub.missing({**vars(recipe), "dataset": None}))
+    has_model = not (report.sentences("error") and hub.missing({**vars(recipe), "dataset": None}))
     if has_model:
         with report.collect():
             recipe.check()
-    if report.has_errors and hub.missing({**vars(recipe), "model": None}):
+    if report.sentences("error") and hub.missing({**vars(recipe), "model": None}):
         return
     with report.collect():
         rows = recipe.splits["train"]

@@ -25,7 +25,7 @@ from finetune.data import ROW, arrow, digests, images, sources
 from finetune.data.prediction_columns import DIGEST, RENAMED, THUMBNAIL, USER_COLUMNS, free_name
 from finetune.errors import UserError
 from finetune.pipeline.events import Noted, Progress
-from finetune.recipe import Recipe, scoring
+from finetune.recipe import Recipe, TextRecipe, scoring
 from finetune.recipe.scoring import without_counted
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
 from finetune.runtime import distributed, files
@@ -229,7 +229,8 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     else:  # digests tell rows without a text apart
         hashes = digests.hash_rows(rows, recipe.input_column)
         columns[DIGEST] = [value.hex() for value in hashes.to_pylist()]
-    if (tokens := recipe.whole_lengths("test")) is not None:
+    tokens = recipe.whole_lengths("test") if isinstance(recipe, TextRecipe) else None
+    if tokens is not None:
         columns["tokens"] = tokens
     targets = recipe.targets("test")
     columns |= task.columns(targets, logits)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data.digests import fingerprint
 from finetune.errors import UserError, counted, suggestion
-from finetune.recipe import ImageRecipe, TextRecipe, catalog, scoring
+from finetune.recipe import ImageRecipe, TextRecipe, scoring
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json
 from finetune.runtime.importing import read_source
@@ -250,6 +250,7 @@ def _read_manifest(directory: Path) -> Manifest | None:
 def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
     """Return what decides the result of a training, by name, as JSON has it."""
     recipe = settings.recipe
+    file = Path(settings.name)  # absolute if it is one of the user's
     options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
     for name in _FREE_OPTIONS:
         options.pop(name, None)
@@ -260,7 +261,7 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
         options["metrics"] = ",".join(recipe.known_scoring)  # files are compared by their hashes
     entries = {
         "recipe": settings.name,
-        "recipe_file": catalog.file_hash(type(recipe)),
+        "recipe_file": read_source(file, "recipe")[1] if file.is_absolute() else None,
         **_hash_model_files(recipe),
         "metric_files": {
             name: read_source(path, "metric")[1]

@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 from finetune.errors import Report, UserError
 from finetune.recipe.options import RENAMED_PARTS, RecipeOptions, declare, option, validate
@@ -25,7 +25,7 @@ from finetune.runtime import hub
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
     from transformers import BaseImageProcessor, EvalPrediction, PreTrainedTokenizerBase
 
     from finetune.data.sources import Source
@@ -80,8 +80,7 @@ class Recipe(RecipeOptions):
         self.split_how = ""  # how rows were split off
         self.corrections: Sequence[dict[str, Any]] = ()  # what each file of corrections did
         self.task_reason = ""  # why the labels are those of the task, where the data decides it
-        self.label_name = "label"  # the user's name of the column
-        self.target_names: Sequence[str] = ()  # of the numbers of a row, where there are several
+        self.label_sources: Sequence[str] = ["label"]  # the user's names of the columns
         self.unmapped_labels: Sequence[str] = ()  # in --label_map, but not in the data
         validate(self)
         if self.loss_function and type(self).loss is not Recipe.loss:
@@ -109,8 +108,6 @@ class Recipe(RecipeOptions):
         """Return the raw data: ``train``, and ``validation`` and ``test`` where the source has
         them, with the columns :attr:`input_column` and ``label``, a ``ClassLabel`` for instance.
         """
-        if not self.dataset and type(self).labelled is Recipe.labelled:
-            raise NotImplementedError(f"{type(self).__name__} must say how to load its data")
         return self.labelled(self.read())
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
@@ -123,18 +120,16 @@ class Recipe(RecipeOptions):
         from finetune.data.read_text import ReadOptions
         from finetune.data.sources import Source
 
-        options = ReadOptions(
-            quoting=self.csv_quoting,
-            separator=self.csv_separator,
-            encoding=self.encoding,
-            sheet=self.sheet,
+        form = {"separator": self.csv_separator, "encoding": self.encoding, "sheet": self.sheet}
+        self.row_source = Source(
+            self.dataset,
+            self.dataset_revision,
+            self.dataset_config,
+            parse_split_names(self.dataset_splits),
+            ReadOptions(quoting=self.csv_quoting, **form),
         )
-        splits = parse_split_names(self.dataset_splits)
-        self.row_source = source = Source(
-            self.dataset, self.dataset_revision, self.dataset_config, splits, options
-        )
-        self.report.locate = source.locate
-        return source.load(self.report)
+        self.report.locate = self.row_source.locate
+        return self.row_source.load(self.report)
 
     def check(self) -> None:
         """Raise a ``UserError`` if options cannot work with the model; no data is read yet."""
@@ -256,7 +251,7 @@ class Recipe(RecipeOptions):
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
         dataset = sources.number_rows(self.load())
         columns.require_labelled(dataset, self.input_column, self.report)
-        columns.require_rows(dataset, self.target_names or [self.label_name], self.report)
+        columns.require_rows(dataset, self.label_sources, self.report)
         return dataset
 
     @functools.cached_property
@@ -265,47 +260,28 @@ class Recipe(RecipeOptions):
         from finetune.checking.rows import check_rows
         from finetune.data import columns, corrections
 
-        source, report = self.source, self.report
-        columns.check_names(source, self.unmapped_labels, report)
-        report.raise_errors()
+        source = self.source
+        columns.check_names(source, self.unmapped_labels, self.report)
+        self.report.raise_errors()
         dataset = self.split(source)
         if any((files := self.correction_files()).values()):
             dataset, self.corrections = corrections.apply(
-                dataset, source, self.input_column, report=report, **files
+                dataset, source, self.input_column, report=self.report, **files
             )
-        columns.require_rows(dataset, self.target_names or [self.label_name], report, source)
-        split_by = [name for name in (self.group_column, self.time_column) if name is not None]
-        check_rows(source, dataset, self.columns_read(), split_by, report)
+        columns.require_rows(dataset, self.label_sources, self.report, source)
+        split_by = [*filter(None, (self.group_column, self.time_column))]
+        check_rows(source, dataset, self.columns_read(), split_by, self.report)
         return dataset
 
     @functools.cached_property
     def prepared(self) -> DatasetDict:
         """:attr:`splits`, prepared for the model."""
         self.check()
-        self.kind.refuse_metrics(self.known_scoring)
         return self.prepare(self.splits)
-
-    def over(self, rows: Dataset) -> Self:
-        """Return the same recipe with these raw rows as each of its splits, prepared once.
-
-        The rows have ``_row``, :attr:`input_column` and ``label``, numbered as the model does.
-        """
-        from datasets import DatasetDict
-
-        # nothing is trained on them, and they may lack classes that have a weight
-        copy = dataclasses.replace(self, class_weights="none")
-        copy.splits = DatasetDict(dict.fromkeys(("train", "validation", "test"), rows))
-        prepared = copy.prepare(DatasetDict(test=rows))["test"]
-        copy.prepared = DatasetDict(dict.fromkeys(copy.splits, prepared))
-        return copy
 
     def columns_read(self) -> list[str]:
         """Return the columns of the data that the model reads, in their order."""
         return [self.input_column]
-
-    def whole_lengths(self, split: str) -> list[int] | None:
-        """Return the tokens of each row before truncation; None where rows have no length."""
-        return None
 
     # ---- labels and metrics ----------------------------------------------------------------------
 
@@ -315,12 +291,14 @@ class Recipe(RecipeOptions):
         from finetune.tasks import kinds
 
         rows = self.splits["train"]
+        task = getattr(self, "task", kinds.AUTO)
+        is_in_order = self.ordered_labels and kinds.in_order(rows, self.label_names)
         return kinds.of_rows(
             rows,
-            ordered=self.is_ordinal(rows),
+            ordered=task == "ordinal" or (task == kinds.AUTO and is_in_order),
             loss_function=self.loss_function,
             thresholds=getattr(self, "thresholds", "none"),
-            target_names=self.target_names,
+            target_names=self.label_sources if len(self.label_sources) > 1 else (),
         )
 
     @property
@@ -334,12 +312,6 @@ class Recipe(RecipeOptions):
     def labels(self) -> list[str]:
         """The names of the classes in their order, or of the numbers of a row that has several."""
         return self.kind.labels
-
-    def is_ordinal(self, rows: Dataset) -> bool:
-        """Return whether the order of the classes of rows means something."""
-        from finetune.tasks import kinds
-
-        return self.ordered_labels and kinds.in_order(rows, self.label_names)
 
     def targets(self, split: str) -> np.ndarray:
         """Return the targets of the raw rows of a split: see :attr:`kind`."""
@@ -384,16 +356,29 @@ class Recipe(RecipeOptions):
         is_replaced = type(self).compute_metrics is not Recipe.compute_metrics
         return {} if is_replaced else dict(self._scoring.arguments)
 
-    @functools.cached_property
-    def metric_names(self) -> list[str]:
-        """The names of what :attr:`known_scoring` computes; the data is loaded for it."""
-        self.kind.refuse_metrics(self.known_scoring)
-        return self._scoring.names(self.kind)
-
     def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return :meth:`defaults`, over which those of the user go, with the metric that chooses
-        the best model.
-        """
-        from finetune.recipe.scoring import choose_best
+        the best model: the first if the user names metrics, or if they lack that of the recipe.
 
-        return choose_best(self, user_options or {})
+        Before the data is loaded, which may decide the task, the metrics of the task are not known.
+        """
+        from finetune.recipe.scoring import require_direction
+
+        defaults = self.defaults()
+        scoring = self.known_scoring
+        names = [*self.own_metrics]
+        if self.metrics != type(self).metrics:
+            defaults.pop("metric_for_best_model", None)
+        if scoring and "splits" in vars(self):
+            names = self._scoring.names(self.kind)
+        if not names:
+            return defaults
+        if defaults.get("metric_for_best_model") not in (*names, "loss"):
+            defaults["metric_for_best_model"] = names[0]
+        merged = {**defaults, **(user_options or {})}
+        metric = str(merged["metric_for_best_model"] or "loss").removeprefix("eval_")
+        if metric not in ("loss", *names):
+            raise UserError(f"--metric_for_best_model {metric}: expected loss, {', '.join(names)}")
+        if scoring:
+            require_direction(metric, merged.get("greater_is_better"))
+        return defaults

@@ -7,7 +7,6 @@ once. A file that a run names is data, and is imported only if the user trusts i
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import os
@@ -19,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from finetune.errors import UserError, suggestion
 from finetune.runtime.importing import (
@@ -40,19 +39,15 @@ _SHA256 = "__sha256__"  # of the source, an attribute of a module that is import
 # ---- recipes -------------------------------------------------------------------------------------
 
 
-def names() -> list[str]:
-    """Return the recipes of the toolkit, then those that installed packages register."""
-    shipped = list(_shipped())
-    return shipped + sorted({*entry_points(group=ENTRY_POINTS).names} - set(shipped))
-
-
-def summary(name: str) -> str:
-    """Return the first line of a recipe's docstring, read without importing the recipe."""
-    if path := _shipped().get(name):
-        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        return docstring.partition("\n")[0]
-    (point, *_) = entry_points(group=ENTRY_POINTS, name=name)
-    return f"from {point.value}"
+def summaries() -> dict[str, str]:
+    """Return a line about each recipe by name, read without importing it: the recipes of the
+    toolkit, then those that installed packages register.
+    """
+    shipped = {}
+    for name, path in _shipped().items():
+        shipped[name] = path.read_text(encoding="utf-8").lstrip('"').partition("\n")[0]
+    points = sorted(entry_points(group=ENTRY_POINTS))
+    return {**shipped, **{point.name: f"from {point.value}" for point in points}, **shipped}
 
 
 def find(name: str) -> type[Recipe]:
@@ -61,19 +56,25 @@ def find(name: str) -> type[Recipe]:
     Raises:
         UserError: If there is none, or if the file does not define exactly one recipe.
     """
+    from finetune.recipe import Recipe
+
+    if name in _shipped() or name.endswith(".py"):
+        _import_package()  # a file may derive from one of them
+    points = entry_points(group=ENTRY_POINTS, name=name)
+    loaded: Any
     if name in _shipped():
-        _import_package()
-        return _only_recipe(importlib.import_module(f"recipes.{name}"), name)
-    if name.endswith(".py"):
-        _import_package()  # a recipe may derive from one of them
-        return _only_recipe(import_file(Path(name).expanduser().resolve(), "recipe"), name)
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        loaded = point.load()
-        return _only_recipe(loaded, name) if isinstance(loaded, ModuleType) else loaded
-    raise UserError(
-        f"unknown recipe '{name}'{suggestion(name, names())} (available: {', '.join(names())}); "
-        "a custom one is a path to a .py"
-    )
+        loaded = importlib.import_module(f"recipes.{name}")
+    elif name.endswith(".py"):
+        loaded = import_file(Path(name).expanduser().resolve(), "recipe")
+    elif points:
+        loaded = next(iter(points)).load()
+    else:
+        names = summaries()
+        raise UserError(
+            f"unknown recipe '{name}'{suggestion(name, names)} (available: {', '.join(names)}); "
+            "a custom one is a path to a .py"
+        )
+    return only_class(loaded, Recipe, f"'{name}'") if isinstance(loaded, ModuleType) else loaded
 
 
 def of_run(name: str, manifest: Path) -> type[Recipe]:
@@ -84,11 +85,9 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
     """
     if _is_file(name):
         refuse_untrusted([Path(name)], "recipe", manifest)
-        if module := imported(Path(name).resolve()):
-            return _only_recipe(module, name)
-    if name not in names():
+    elif name not in (names := summaries()):
         raise UserError(
-            f"{manifest} names the recipe '{name}', not installed (available: {', '.join(names())})"
+            f"{manifest} names the recipe '{name}', not installed (available: {', '.join(names)})"
         )
     return find(name)
 
@@ -104,12 +103,6 @@ def origin(recipe: type[Recipe]) -> str:
         return recipe.__module__
     path = Path(file).resolve()
     return path.stem if path in _shipped().values() else str(path)
-
-
-def file_hash(recipe: type[Recipe]) -> str | None:
-    """Return the sha256 of a recipe file of the user's; None for an installed recipe."""
-    name = origin(recipe)
-    return read_source(Path(name), "recipe")[1] if _is_file(name) else None
 
 
 def display_name(recipe: type[Recipe]) -> str:
@@ -136,19 +129,12 @@ def _is_file(name: str) -> bool:
     return name.endswith(".py") and Path(name).is_absolute()
 
 
-def _only_recipe(module: ModuleType, name: str) -> type[Recipe]:
-    from finetune.recipe import Recipe
-
-    return only_class(module, Recipe, f"'{name}'")
-
-
 # ---- files of recipes and metrics ----------------------------------------------------------------
 
 
 def is_path(name: object) -> bool:
     """Return whether a name is that of a file or directory rather than of something installed."""
-    is_text = isinstance(name, str) and ("/" in name or os.sep in name or name.endswith(".py"))
-    return is_text or isinstance(name, os.PathLike)
+    return isinstance(name, str) and ("/" in name or os.sep in name or name.endswith(".py"))
 
 
 def imported(path: Path) -> ModuleType | None:
@@ -160,11 +146,10 @@ def imported(path: Path) -> ModuleType | None:
     return None
 
 
-def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = None) -> ModuleType:
-    """Import a file, which can import what is beside it: ``from .costs import COSTS``, and in a
-    recipe ``import costs``. One that was imported from the same source is not imported again.
-
-    ``tell`` is called with path and sha256 before; ``kind`` is for messages: ``recipe``.
+def import_file(path: Path, kind: str) -> ModuleType:
+    """Import the file of a ``recipe`` or ``metric``, which can import what is beside it:
+    ``from .costs import COSTS``, and in a recipe ``import costs``. One that was imported from the
+    same source is not imported again.
 
     Raises:
         UserError: If it cannot be imported.
@@ -172,8 +157,6 @@ def import_file(path: Path, kind: str, tell: Callable[[str], object] | None = No
     source, sha256 = read_source(path, kind)
     if (module := imported(path)) and getattr(module, _SHA256, sha256) == sha256:
         return module
-    if tell is not None:
-        tell(f"importing the {kind} {path} (sha256 {sha256})")
     finder = _BesideFile(str(path.parent))
     if kind == "recipe" and finder not in sys.meta_path:
         sys.meta_path.append(finder)
@@ -212,7 +195,8 @@ def trust(recipe: str, metrics: Sequence[Path], tell: Callable[[str], object]) -
     files = [("recipe", Path(recipe))] if _is_file(recipe) else []
     for kind, path in [*files, *(("metric", path) for path in metrics)]:
         if path.is_file() and not imported(path.resolve()):
-            import_file(path.resolve(), kind, tell)
+            tell(f"importing the {kind} {path.resolve()} (sha256 {read_source(path, kind)[1]})")
+            import_file(path.resolve(), kind)
 
 
 @dataclass(frozen=True)

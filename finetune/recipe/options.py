@@ -46,7 +46,7 @@ class RecipeOptions:
     dataset_revision: str | None = _data(None, "commit, tag or branch on the Hub (unset: newest)")
     dataset_config: str | None = _data(None, "configuration of a data set on the Hub")
     dataset_splits: str | None = _data(
-        None, "names of the splits in the source; none: split off", "test=NAME,validation=NAME"
+        None, "names of splits; none: split off", "test=NAME,validation=NAME"
     )
     csv_quoting: Literal["auto", "minimal", "none"] = _data(
         "auto", "quotation marks in a .csv: minimal, they enclose fields; none, they are text"
@@ -58,13 +58,9 @@ class RecipeOptions:
     train_samples: int | None = _splits(None, "train on this many rows, sampled by class")
     eval_samples: int | None = _splits(None, "validate and test on at most this many rows each")
     test_size: float | None = _splits(None, "test set split off: a share or rows (unset: 0.2)")
-    validation_size: float | None = _splits(
-        None, "the same for validation (unset: 0.1 of the rows left, at most 10,000)"
-    )
+    validation_size: float | None = _splits(None, "for validation (unset: 0.1, at most 10,000)")
     group_column: str | None = _splits(None, "column of groups, such as patients, not divided")
-    time_column: str | None = _splits(
-        None, "column of dates or numbers: the newest rows are tested"
-    )
+    time_column: str | None = _splits(None, "column of dates or numbers: test the newest rows")
     keep_contradictions: Literal["none", "first"] = _splits(
         "none", "training rows with the same text but different labels: drop all, or keep the first"
     )
@@ -73,23 +69,19 @@ class RecipeOptions:
     exclude: str | None = _splits(None, "leave out all rows that such a file lists", "FILE,FILE")
 
     loss_function: str | None = _training(None, "loss, one of those of the task (unset: its first)")
-    class_weights: str = _training(
-        "none", "weight in the loss: balanced, none, or by name", "NAME=WEIGHT,NAME=WEIGHT"
-    )
+    class_weights: str = _training("none", "none, balanced, or by name", "NAME=WEIGHT,NAME=WEIGHT")
     metrics: str | None = _training(
-        None, "f1_macro, roc_auc, ./MINE.py and others (unset: those of the task)", "NAME,NAME"
+        None, "such as f1_macro, ./MINE.py (unset: by task)", "NAME,NAME"
     )
 
     def split_plan(self) -> Plan:
         """Return how the options split rows."""
         from finetune.data.splits import Plan
 
-        names = {field.name for field in dataclasses.fields(Plan)} & vars(self).keys()
-        return Plan(
-            seed=self.split_seed,
-            drop=bool(getattr(self, "drop_invalid", False)),
-            **{name: getattr(self, name) for name in names},
-        )
+        options = vars(self)
+        shared = {name: options[name] for name in Plan.__dataclass_fields__ if name in options}
+        drop = bool(options.get("drop_invalid"))
+        return Plan(seed=self.split_seed, drop=drop, **shared)
 
     def correction_files(self) -> dict[str, list[str]]:
         """Return the names of the files of corrections, by the option that names them."""
@@ -130,12 +122,8 @@ class TextOptions(ModelOptions):
     text_column: str = _text("text", "column that holds the text")
     text_columns: str | None = _text(None, "several columns instead, of a pair", "NAME,NAME")
     max_length: int = _text(512, "truncate texts to this many tokens")
-    truncation: Literal["head", "tail", "head_tail"] = _text(
-        "head", "tokens kept of a long text: the first, the last, or a quarter first and the last"
-    )
-    long_texts: Literal["cut", "windows"] = _text(
-        "cut", "texts of more than max_length tokens: cut them, or read overlapping windows"
-    )
+    truncation: Literal["head", "tail", "head_tail"] = _text("head", "what is kept of long texts")
+    long_texts: Literal["cut", "windows"] = _text("cut", "texts of more than max_length tokens")
     stride: int | None = _text(None, "tokens that windows share (unset: a quarter of max_length)")
     pooling: Literal["mean", "max"] = _text("mean", "logits of a text's windows: mean or maximum")
     preprocessing_num_workers: int | None = _text(None, "processes that tokenize (unset: by cores)")
@@ -160,26 +148,22 @@ RENAMED_PARTS = "Recipe.parts() is called trainer_kwargs() now; the old name goe
 def declare(cls: Any) -> None:
     """Make a dataclass of a recipe, with the defaults of the classes above merged into its own.
 
+    An option of theirs keeps its help and, unless it is annotated again, its type.
+
     Raises:
-        UserError: If it overrides an option without annotation, which would have no effect, or
-            does not name the metrics of its ``compute_metrics``.
+        UserError: If it does not name the metrics of its ``compute_metrics``.
     """
     inherited: dict[str, dataclasses.Field[Any]] = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__[1:])):
         inherited |= {field.name: field for field in dataclasses.fields(base)}
-    annotated, attributes = inspect.get_annotations(cls), vars(cls)
+    attributes = vars(cls)
+    hints = get_type_hints(cls)
     for name in inherited.keys() & attributes.keys():
-        if name not in annotated:
-            hint: Any = inherited[name].type
-            hint = hint if isinstance(hint, str) else inspect.formatannotation(hint)
-            raise UserError(
-                f"{cls.__name__}.{name} overrides an option without annotation, so it would have "
-                f"no effect: write `{name}: {hint} = ...`"
-            )
         value = attributes[name]
         field = value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
         field.metadata = MappingProxyType({**inherited[name].metadata, **field.metadata})
         setattr(cls, name, field)
+        cls.__annotations__ = {**inspect.get_annotations(cls), name: hints[name]}
     if "compute_metrics" in attributes and "own_metrics" not in attributes:
         raise UserError(
             f"{cls.__name__} has a compute_metrics of its own and does not say what it returns: "
@@ -225,7 +209,8 @@ def validate(recipe: Any) -> None:
         from finetune.data import memory
 
         recipe.dataset = memory.store(recipe.dataset)
-    report, hints = Report(), get_type_hints(type(recipe))
+    report = Report()
+    hints = get_type_hints(type(recipe))
     for field in dataclasses.fields(recipe):
         name, form = field.name, field.metadata.get("metavar", "")
         with report.collect():
@@ -238,10 +223,10 @@ def validate(recipe: Any) -> None:
             elif value is not None and not is_allowed(value):
                 report.error(f"--{name} {value}: expected {expected}")
     report.raise_errors()
-    owner = next(cls for cls in type(recipe).__mro__ if {"load", "read", "dataset"} & {*vars(cls)})
-    is_read = owner.__module__.startswith("finetune.recipe.") or "dataset" in vars(owner)
-    declared = type(recipe).dataset or recipe.embedded.get("dataset")
-    if recipe.dataset and not (is_read or declared):
+    classes = type(recipe).__mro__
+    custom = [cls for cls in classes if not cls.__module__.startswith("finetune.recipe.")]
+    attributes = {name for cls in custom for name in vars(cls)}
+    if recipe.dataset and "load" in attributes and "dataset" not in attributes:
         report.error(
             f"--dataset {recipe.dataset}: the recipe loads its own data; if its load() reads "
             "self.dataset, write `dataset: str = ...` in the class"

@@ -16,13 +16,14 @@ from finetune.recipe.base import Recipe
 from finetune.recipe.options import ImageOptions, TextOptions, option
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
-    from datasets import Dataset, DatasetDict
+    from datasets import DatasetDict
     from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
 
     from finetune.checking.texts import TokenSample
     from finetune.data.batches import Augmentation
-    from finetune.data.encoding import Encoder, Rows, Windows
+    from finetune.data.encoding import Encoder, Windows
     from finetune.data.labels import LabelOptions
 
 
@@ -45,8 +46,7 @@ class TextRecipe(Recipe, TextOptions):
         """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
         several columns of text, ``texts`` has the parts. Other columns stay.
         """
-        from finetune.data import columns, sources
-        from finetune.data.tokenize import combined
+        from finetune.data import columns, tokenize
         from finetune.tasks import kinds
 
         texts = self.columns_read()
@@ -57,37 +57,27 @@ class TextRecipe(Recipe, TextOptions):
             "--label_columns" if self.label_columns else "--label_column": labels,
         }
         columns.require_columns(dataset, flags, self.report)
-        is_file = self.row_source is not None and self.row_source.kind == "local"
-        has_names = is_file and is_one and not self.label_columns
-        for split, rows in dataset.items() if has_names else ():
-            if column := sources.names_are_values(rows, [*texts, *labels]):
-                self.report.warning(
-                    f"the first line of the {split} data looks like a row, not like column names: "
-                    f"'{column}' is both the name of a column and a value in it",
-                    "missing_header",
-                    split=split,
-                    fix="add a first line with the names of the columns, such as 'text,label'",
-                )
         dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
-        if not is_one and "label" in texts:
-            raise UserError("--text_columns: the labels get a column of the name 'label'; rename")
-        options, is_open = self.label_options(), self.task == kinds.AUTO
+        options = self.label_options()
+        is_open = self.task == kinds.AUTO
         label_columns = columns.read_label_columns(dataset, texts, options, self.report)
         if is_open:
             decided = kinds.decide_task(label_columns["train"], options, self.report)
             self.task, self.task_reason = decided  # type: ignore[assignment]
             options = self.label_options()
         encoded = kinds.encode_labels(label_columns, options, self.report)
-        self.label_name, self.unmapped_labels = labels[0], encoded.unmapped
-        if self.label_columns and self.task == "regression":
-            self.target_names = labels
+        self.label_sources = labels
+        self.unmapped_labels = encoded.unmapped
         dataset = dataset.remove_columns(labels)
-        if is_one and texts[0] != "text":
+        if not is_one:
+            dataset = tokenize.combined(dataset, texts)
+        elif texts[0] != "text":
             dataset = dataset.rename_column(texts[0], "text")
         dataset = encoded.added_to(dataset)
-        if is_open and self.task == "single_label" and super().is_ordinal(dataset["train"]):
+        is_in_order = self.ordered_labels and kinds.in_order(dataset["train"], self.label_names)
+        if is_open and self.task == "single_label" and is_in_order:
             self.task, self.task_reason = "ordinal", "the classes have the order of the recipe"
-        return dataset if is_one else combined(dataset, texts)
+        return dataset
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
         from finetune.tasks import kinds
@@ -121,15 +111,13 @@ class TextRecipe(Recipe, TextOptions):
         """Refuse columns of other data, as typed or None, that are not as many as the trained."""
         from finetune.data.columns import parse_names
 
-        columns, names = self.columns_read(), parse_names("--text_columns", text_columns)
+        columns = self.columns_read()
+        names = parse_names("--text_columns", text_columns)
         if len(names or [text_column]) != len(columns) and (names or text_column is not None):
             raise UserError(
                 f"--text_column {', '.join(names) or text_column}: {reader} reads "
                 f"{len(columns)} ({', '.join(columns)}); name as many"
             )
-
-    def is_ordinal(self, rows: Dataset) -> bool:
-        return self.task == "ordinal" or (self.task == "auto" and super().is_ordinal(rows))
 
     # ---- model and tokenizer ---------------------------------------------------------------------
 
@@ -139,12 +127,11 @@ class TextRecipe(Recipe, TextOptions):
 
         The default of ``max_length`` is reduced to the positions of the model.
         """
-        from finetune.models import families
-        from finetune.models.pretrained import load_config
+        from finetune.models import families, pretrained
 
         if type(self).build_model is not TextRecipe.build_model:
             return None
-        config = load_config(self.model, self.model_revision)
+        config = pretrained.load_config(self.model, self.model_revision)
         positions = families.positions(config)
         if positions is not None and self.max_length > positions:
             limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"
@@ -225,7 +212,9 @@ class TextRecipe(Recipe, TextOptions):
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
 
-        return Encoder(self.processing_class(), self.max_length, self.truncation)
+        config = self.model_config
+        reads_end = config is not None and config.is_encoder_decoder
+        return Encoder(self.processing_class(), self.max_length, self.truncation, reads_end)
 
     @property
     def windows(self) -> Windows | None:
@@ -247,17 +236,20 @@ class TextRecipe(Recipe, TextOptions):
             processes=self.preprocessing_num_workers,
         )
 
-    def whole_lengths(self, split: str) -> list[int] | None:
+    def whole_lengths(self, split: str) -> np.ndarray | None:
+        """Return the tokens of each row before truncation; None if a ``prepare`` counts none."""
         import numpy as np
 
         from finetune.data.encoding import first_lengths
+        from finetune.data.tokenize import read_by_model
 
-        if "length" not in self.prepared[split].column_names:  # of a recipe with its own `prepare`
+        if "length" not in self.prepared[split].column_names:
             return None
         lengths = first_lengths(self.prepared[split]).copy()
         full = np.flatnonzero(lengths >= self.max_length)
-        lengths[full] = self.encoder().whole_lengths(self._reader(split)(full))
-        return list(lengths.tolist())
+        texts = read_by_model(self.splits[split].select(full), several=bool(self.text_columns))
+        lengths[full] = self.encoder().whole_lengths(texts)
+        return lengths
 
     @functools.cached_property
     def token_sample(self) -> TokenSample | None:
@@ -266,14 +258,7 @@ class TextRecipe(Recipe, TextOptions):
 
         if type(self).prepare is not TextRecipe.prepare:  # which tokenizes in another way
             return None
-        return sample_tokens(self._reader("train"), len(self.splits["train"]), self.encoder())
-
-    def _reader(self, split: str) -> Rows:
-        """Return a function from row numbers to these rows of a split, as the model reads them."""
-        from finetune.data.tokenize import read_by_model
-
-        rows, has_parts = self.splits[split], self.text_columns is not None
-        return lambda numbers: read_by_model(rows.select(numbers), several=has_parts)
+        return sample_tokens(self.splits["train"], self.encoder())
 
 
 class ImageRecipe(Recipe, ImageOptions):
@@ -283,9 +268,7 @@ class ImageRecipe(Recipe, ImageOptions):
     packaged_model = "embedded:vit"
     training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
 
-    dataset: str = option(
-        "", "folder with a folder for each class, table of paths and labels, or name on the Hub"
-    )
+    dataset: str = option("", "folder of class folders, table of paths, or data set on the Hub")
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
         """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``;
@@ -293,8 +276,7 @@ class ImageRecipe(Recipe, ImageOptions):
         """
         from datasets import DatasetDict
 
-        from finetune.data import columns, images
-        from finetune.data.labels import LabelOptions, parse_label_map
+        from finetune.data import columns, images, labels
         from finetune.tasks import kinds
 
         image, label = self.image_column, self.label_column
@@ -305,16 +287,17 @@ class ImageRecipe(Recipe, ImageOptions):
             {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
         )
         dataset = images.drop_unreadable(dataset, self.report, drop=self.drop_invalid)
-        options = LabelOptions(
+        options = labels.LabelOptions(
             columns=[label],
             task="single_label",
             names=self.label_names,
-            renames=parse_label_map(self.label_map),
+            renames=labels.parse_label_map(self.label_map),
             drop_invalid=self.drop_invalid,
         )
         label_columns = columns.read_label_columns(dataset, (), options, self.report)
         encoded = kinds.encode_labels(label_columns, options, self.report)
-        self.label_name, self.unmapped_labels = label, encoded.unmapped
+        self.label_sources = [label]
+        self.unmapped_labels = encoded.unmapped
         return encoded.added_to(dataset.remove_columns(label))
 
     @functools.cached_property
@@ -341,10 +324,6 @@ class ImageRecipe(Recipe, ImageOptions):
         return prepared
 
     def processing_class(self) -> BaseImageProcessor:
-        return self._processor
-
-    @functools.cached_property
-    def _processor(self) -> BaseImageProcessor:
         from finetune.models.pretrained import load_processor
 
         return load_processor(self.model, self.model_revision)

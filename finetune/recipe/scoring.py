@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,6 @@ from finetune.tasks.classes import SingleLabel
 if TYPE_CHECKING:
     from evaluate import EvaluationModule
     from transformers import EvalPrediction
-
-    from finetune.recipe import Recipe
 
 #: What ``--metrics`` accepts beside the folders of ``metrics/``.
 _VARIANTS: dict[str, Mapping[str, Any]] = {
@@ -62,7 +61,8 @@ class Scoring:
 
     def __init__(self, **arguments: Mapping[str, Any]) -> None:
         self.arguments: dict[str, Mapping[str, Any]] = dict(arguments)
-        mistakes, folders = list[str](), shipped()
+        mistakes: list[str] = []
+        folders = shipped()
         for name, options in arguments.items():
             module = str(options.get(MODULE, name))
             if is_path(module):
@@ -84,13 +84,10 @@ class Scoring:
         """Return the metrics of ``--metrics``: ``accuracy,f1_micro,./cost.py``."""
         arguments = dict[str, Mapping[str, Any]]()
         for word in split_values(names):
-            name, options = word, _VARIANTS.get(word, {})
-            if is_path(word):
-                name, options = Path(word).stem, {MODULE: word}
+            name = Path(word).stem if is_path(word) else word
+            options = {MODULE: word} if is_path(word) else _VARIANTS.get(word, {})
             if arguments.setdefault(name, options) != options:
                 raise UserError(f"--metrics: two metrics have the name '{name}': rename {word}")
-        if not arguments:
-            raise UserError(f"--metrics '{names}': expected names of metrics, accuracy,f1")
         return cls(**arguments)
 
     def __call__(
@@ -106,7 +103,7 @@ class Scoring:
         Raises:
             UserError: If a module of the user's cannot compute, or does not return numbers.
         """
-        scores = dict[str, float]()
+        scores: dict[str, float] = {}
         for name in self.arguments:
             scores |= self._compute(name, task or SingleLabel(), prediction)
         return scores
@@ -123,17 +120,19 @@ class Scoring:
         """
         from transformers import EvalPrediction
 
+        task.refuse_metrics(self.arguments)
         if self.arguments == task.metrics:
             return [*self.arguments]
         load.cache_clear()  # a file may have been edited since, in a notebook
-        report, owners, custom = Report(), dict[str, str](), files_of(self.arguments)
+        report = Report()
+        owners: dict[str, str] = {}
         reserved = {*shipped(), *_VARIANTS, *DIRECTIONS, "loss"}
         example = EvalPrediction(*task.example_outputs())
         for name in self.arguments:
             with report.collect():
-                for score in self._compute(name, task, example, is_trial=True):
-                    is_reserved = score in reserved or score.startswith(("eval_", "test_"))
-                    if owners.setdefault(score, name) != name or (is_reserved and name in custom):
+                for score in self._compute(name, task, example):
+                    is_reserved = score in reserved and name in files_of(self.arguments)
+                    if owners.setdefault(score, name) != name or is_reserved:
                         report.error(
                             f"the metric '{name}' computes '{score}', a name of the toolkit "
                             "or of another metric: return it by another name"
@@ -141,17 +140,12 @@ class Scoring:
         report.raise_errors()
         return [*owners]
 
-    def _compute(
-        self, name: str, task: Task[Any], prediction: EvalPrediction, is_trial: bool = False
-    ) -> dict[str, float]:
-        """Return what a metric computes, by name; one number alone has the name of the metric.
-
-        In a trial the rows are made up: then any error is a mistake of the user.
-        """
+    def _compute(self, name: str, task: Task[Any], prediction: EvalPrediction) -> dict[str, float]:
+        """Return what a metric computes, by name; one number alone has the name of the metric."""
         module, options = metrics.module_of(name, self.arguments[name])
         path = Path(module) if is_path(module) else shipped()[module]
         title = path_below_cwd(path) if is_path(module) else f"'{module}'"
-        metric = load(module, task.metric_config)
+        metric = load(path, task.metric_config)
         features: Any = metric.features
         if isinstance(features, list):  # of several, the library takes the first that fit
             features = features[0]
@@ -170,52 +164,25 @@ class Scoring:
         try:
             scores: Any = metric.compute(**{key: inputs[key] for key in features}, **options)
         except (Exception, SystemExit) as error:
-            if is_trial or is_path(module):
-                raise UserError(describe_error(error, path, title)) from error
-            raise
-        by_name = scores if isinstance(scores, Mapping) else {}
-        arrays = {str(key): np.asarray(score) for key, score in by_name.items()}
-        if not arrays or any(
-            array.ndim or array.dtype.kind not in "biuf" for array in arrays.values()
-        ):
+            raise UserError(describe_error(error, path, title)) from error
+        numbers = [*scores.values()] if isinstance(scores, Mapping) else []
+        if not numbers or not all(isinstance(number, Real) for number in numbers):
             raise UserError(f"{title} returns {scores!r:.200}: expected a dict of numbers by name")
-        if len(arrays) == 1 and not (is_path(module) and name == path.stem):
-            return {name: float(*arrays.values())}
-        return {key: float(array) for key, array in arrays.items()}
+        if len(numbers) == 1 and not (is_path(module) and name == path.stem):
+            return {name: float(numbers[0])}
+        return {str(key): float(score) for key, score in scores.items()}
 
 
-def choose_best(recipe: Recipe, user_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the training defaults of a recipe, whose best model is chosen by one of its metrics:
-    by the first of them if a user names them, or if they lack that of the recipe.
-
-    Before the data is loaded, which may decide the task, the metrics of the task are not known.
-    """
-    defaults, scoring, names = recipe.defaults(), recipe.known_scoring, [*recipe.own_metrics]
-    if recipe.metrics != type(recipe).metrics:
-        defaults.pop("metric_for_best_model", None)
-    if scoring and "splits" in vars(recipe):
-        names = recipe.metric_names
-    elif recipe.metrics and not files_of(scoring):
-        names = [*scoring]
-    if not names:
-        return defaults
-    if defaults.get("metric_for_best_model") not in (*names, "loss"):
-        defaults["metric_for_best_model"] = names[0]
-    merged = {**defaults, **user_options}
-    metric = str(merged["metric_for_best_model"] or "loss").removeprefix("eval_")
-    if metric not in ("loss", *names):
-        raise UserError(
-            f"--metric_for_best_model {metric}: expected one of loss, {', '.join(names)}"
-        )
-    is_greater, direction = merged.get("greater_is_better"), {**DIRECTIONS, "loss": -1}.get(metric)
-    allowed = (True, False) if direction is None else (None, direction > 0)
-    if scoring and is_greater not in allowed:
-        values = "true or false" if direction is None else str(direction > 0).lower()
-        raise UserError(
-            f"--metric_for_best_model {metric} with --greater_is_better {str(is_greater).lower()}: "
-            f"expected {values}, whether more of {metric} is better"
-        )
-    return defaults
+def require_direction(metric: str, is_greater: bool | None) -> None:
+    """Raise a ``UserError`` if ``--greater_is_better`` is missing or wrong for a metric."""
+    direction = {**DIRECTIONS, "loss": -1}.get(metric)
+    if is_greater in ((True, False) if direction is None else (None, direction > 0)):
+        return
+    values = "true or false" if direction is None else str(direction > 0).lower()
+    raise UserError(
+        f"--metric_for_best_model {metric} with --greater_is_better {str(is_greater).lower()}: "
+        f"expected {values}, whether more of {metric} is better"
+    )
 
 
 def without_counted(
@@ -236,13 +203,10 @@ def shipped() -> dict[str, Path]:
 
 
 @functools.cache
-def load(name: str, config: str | None = None) -> EvaluationModule:
-    """Return the metric in ``metrics/NAME``, or in the file of an absolute path, without the copy
-    in the cache of ``evaluate``.
-    """
+def load(path: Path, config: str | None = None) -> EvaluationModule:
+    """Return the metric in a file, and not that in the copy in the cache of ``evaluate``."""
     from evaluate import EvaluationModule
 
-    path = Path(name) if is_path(name) else shipped()[name]
     cls: Any = only_class(import_file(path, "metric"), EvaluationModule, path_below_cwd(path))
     metric: EvaluationModule = cls(config_name=config, keep_in_memory=True)
     metric.download_and_prepare()

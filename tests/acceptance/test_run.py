@@ -669,10 +669,6 @@ def test_a_step_imports_the_modules_beside_the_recipe(tmp_path: Path, cli: Cli) 
 MISTAKEN_RECIPES = {
     "import": ("import no_such_module\n", ["line 1", "no_such_module"]),
     "syntax": ("class Mine(\n", ["line 1"]),
-    "no annotation": (
-        "from finetune import TextRecipe\n\n\nclass Mine(TextRecipe):\n    max_length = 3\n",
-        ["Mine.max_length", "max_length: int"],
-    ),
     "unknown argument": (
         "from finetune import TextRecipe\n\n\n"
         "class Mine(TextRecipe):\n    training = dict(learning_rte=1)\n",
