@@ -8,7 +8,7 @@ contradicts it, each from a model that did not see the row (docs/decisions/suspe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from finetune.checking import texts
 from finetune.data import ROW, arrow, digests, targets
 from finetune.data.digests import drop_repeated
-from finetune.data.files_of_splits import KEYWORDS
 from finetune.data.splits import Plan, build_index
 from finetune.data.targets import RELABEL, report_rows
 from finetune.errors import Report, counted
@@ -35,7 +34,6 @@ _DOMINANT = 0.9
 #: Training rows below which a class is hardly learned, and words say nothing about labels.
 _FEWEST_ROWS, _FEWEST_FOR_WORDS = 10, 100
 _MOST_NAMED = 5
-_SPLIT_COLUMNS = {"split", "set", "fold", "partition", "subset"}
 #: Pairs of shares, one of which a revealing word has to reach: of the texts with it that have one
 #: class (at the lower end of an interval of 99.9%), and of that class that has it.
 _REVEALING, _DEVIATIONS = ((0.95, 0.2), (0.9, 0.5)), 3.29
@@ -53,24 +51,14 @@ def check_rows(
     source: DatasetDict,
     splits: DatasetDict,
     columns: Sequence[str],
-    split_by: Collection[str],
     report: Report,
 ) -> None:
     """Report what is suspicious in texts and classes of a source, and of the ``splits`` made of it.
 
-    ``columns`` are the names in the data of what the model reads, ``split_by`` those of the columns
-    that rows are split by.
+    ``columns`` are the names in the data of what the model reads.
     """
     for split, rows in source.items():
         texts.find_damaged_texts(rows, split, columns, report)
-        read = {*columns, *split_by, "label"}
-        for name in rows.column_names:
-            is_named = name.lower() in _SPLIT_COLUMNS and name not in read
-            values = arrow.column(rows, name).unique().to_pylist() if is_named else ()
-            if len(values) > 1 and {str(value).lower() for value in values} <= KEYWORDS.keys():
-                message = f"'{name}' names the split of each row, and is not read"
-                fix = "write a file for each split: train.csv, validation.csv, test.csv"
-                report.warning(message, "split_column", fix=fix)
     _find_class_problems(splits["train"], splits["test"], report)
 
 
@@ -213,9 +201,7 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) 
             counts = frame[half != number].value_counts()  # the most frequent pairs first
             most_frequent = counts.reset_index().drop_duplicates("code").set_index("code")["label"]
             rest = frame[half == number]
-            predicted = rest["code"].map(most_frequent)
-            most_common = np.bincount(labels[half != number]).argmax()
-            right += int((predicted.fillna(most_common) == rest["label"]).sum())
+            right += int((rest["code"].map(most_frequent) == rest["label"]).sum())
         accuracy = right / len(labels)
         if accuracy - constant < _SAVED * (1 - constant):
             continue

@@ -274,8 +274,7 @@ class Recipe(RecipeOptions):
                 dataset, source, self.input_column, report=report, **files
             )
         columns.require_rows(dataset, self.target_names or [self.label_name], report, source)
-        split_by = [name for name in (self.group_column, self.time_column) if name is not None]
-        check_rows(source, dataset, self.columns_read(), split_by, report)
+        check_rows(source, dataset, self.columns_read(), report)
         return dataset
 
     @functools.cached_property
