@@ -262,8 +262,8 @@ def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
         rows,
         "train",
         severity="warning" if suspicion.wrong.low > _SUSPICIOUS_LABELS else "info",
-        reasons=[f"label '{names[number]}' is contradicted" for number in labels[positions]],
-        suggestions=(
+        suspects=(
+            [f"label '{names[number]}' is contradicted" for number in labels[positions]],
             [names[number] for number in predicted.argmax(axis=1)],
             [float(f"{probability:.3g}") for probability in predicted.max(axis=1)],
         ),

@@ -161,7 +161,8 @@ def apply(
         labels = pd.Series(targets.values(rows), targets.source_rows(rows), dtype=object)
         changes = data[data["part"] == split].set_index("row")["label"]
         labels.loc[changes.index] = changes
-        feature, kind = rows.features["label"], rows.data.schema.field("label").type
+        feature = rows.features["label"]
+        kind = rows.data.schema.field("label").type
         rows = rows.remove_columns("label").select(np.flatnonzero(labels.notna()))
         values = pa.array([*labels[labels.notna()]], kind)
         corrected[split] = arrow.with_column(rows, "label", values, feature)

@@ -46,8 +46,6 @@ _SIMILARITY = 0.8
 _PERMUTATIONS, _BANDS = 128, 32
 #: Rows of a band that the next one is compared with, and pairs that are verified, at most.
 _MOST_IN_BAND, _MOST_VERIFIED = 100, 50
-#: The similarity as signatures estimate it, below which no pair is verified: 5.7 standard errors.
-_LEAST_ESTIMATE = 0.6
 _MOST_SETS = 1024  # rows whose word pairs are in memory
 #: Scripts without spaces between words: each letter is a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
@@ -215,7 +213,7 @@ def _find_near(
             f"that are nearly the same as {place}{differing}",
             "left out",
             rows,
-            reasons=[f"near-duplicate of row {number} of {part}" for number in numbers],
+            suspects=[[f"near-duplicate of row {number} of {part}" for number in numbers]],
         )
     return similar.index
 
@@ -267,7 +265,7 @@ def _find_similar(
         neighbours = neighbours[is_train | (splits[neighbours] != splits[row])]
         estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
         likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
-        for other in neighbours[likeliest[estimates[likeliest] >= _LEAST_ESTIMATE]].tolist():
+        for other in neighbours[likeliest].tolist():
             texts = zip(read_pairs(row), read_pairs(other), strict=True)
             if all(len(a & b) >= _SIMILARITY * len(a | b) for a, b in texts):
                 matches[row] = other

@@ -245,8 +245,6 @@ def encode_names(
         ordered = [name for name in options.names if is_complete or name in occurring]
     else:
         ordered += sorted(occurring - {*ordered}, key=natural_key)
-    if options.task == "ordinal" and not have_order(ordered, options.names):
-        ordered = sorted(ordered, key=natural_key)  # if words, the order is asked for
     numbers = {name: ordered.index(renamed[name]) for name in present}
     labels = {}
     for split, column in by_name.items():

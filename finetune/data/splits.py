@@ -90,7 +90,7 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
         raise UserError(f"{flag}: no column '{column}' in the train data{columns}")
     is_train = index["split"] == "train"
     if kind == "time":
-        index.loc[is_train, "time"] = _read_times(train, column, flag)
+        index.loc[is_train, "time"] = index["row"].map(_read_times(train, column, flag))
     else:
         groups = []
         for split in splits:
@@ -133,22 +133,22 @@ def _read_texts(rows: Dataset, column: str, flag: str) -> pa.StringArray:
     return pc.if_else(has_text, texts, pa.scalar(None, pa.string()))
 
 
-def _read_times(rows: Dataset, column: str, flag: str) -> np.ndarray:
-    """Return the time of each row, shape ``(rows,)``: numbers as they are, dates in microseconds.
+def _read_times(rows: Dataset, column: str, flag: str) -> pd.Series:
+    """Return the times of rows by their numbers: numbers as they are, dates in microseconds.
 
     Texts are numbers, or dates of ISO 8601. A missing time, or one of few texts that are neither,
-    is NaN.
+    is left out or NaN.
     """
-    codes, distinct = pd.factorize(_read_texts(rows, column, flag).to_pandas())
-    texts = pd.Series(distinct, dtype=object).str.strip()
-    times = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    texts = _read_texts(rows, column, flag).to_pandas().dropna().str.strip()
+    times: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
     kind = rows.data.schema.field(column).type
     if times.isna().any() and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
         times = dates.dt.as_unit("us").astype("int64").where(dates.notna())
     if len(texts) and 2 * times.notna().sum() <= len(texts):
-        raise UserError(f"{flag}: holds {texts[0]!r}; expected numbers, or dates like 2024-01-31")
-    return np.append(times.to_numpy(np.float64), np.nan)[codes]  # the code of a missing text is -1
+        expected = "expected numbers, or dates like 2024-01-31"
+        raise UserError(f"{flag}: holds {texts.iloc[0]!r}; {expected}")
+    return times
 
 
 def make_splits(

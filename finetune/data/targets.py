@@ -109,22 +109,21 @@ def report_rows(
     *,
     examined: int | None = None,
     severity: Severity | None = None,
-    reasons: Sequence[str] = (),
-    suggestions: tuple[Sequence[str], Sequence[float]] | tuple[()] = (),
+    suspects: Sequence[Sequence[Any]] = (),
 ) -> None:
     """Report the rows of a split at some positions; nothing if there are no such rows.
 
     ``description`` follows "3 of 100 train rows". The severity is "warning" by default if the rows
-    are more than 1% of those ``examined``, by default all; else "info". ``reasons`` say why each
-    row is a suspect, ``suggestions`` which labels they should have and how surely. The others are
+    are more than 1% of those ``examined``, by default all; else "info". ``suspects`` say why each
+    row is one, which labels they should have and how surely, a sequence each. The others are
     attributes of the finding.
     """
-    count, total = len(positions), len(rows) if examined is None else examined
+    count = len(positions)
+    total = len(rows) if examined is None else examined
     if not count:
         return
     sampled = f" looked at (of {len(rows):,})" if total < len(rows) else ""
     numbers = source_rows(rows)[np.asarray(positions)[:MOST_SUSPECTS]].tolist()
-    reasons = reasons or [description] * len(numbers)
     report.add(
         Finding(
             name=name,
@@ -135,7 +134,7 @@ def report_rows(
             rows=numbers,
             count=count,
             examined=total,
-            suspects=[*map(Suspect, numbers, reasons, *suggestions)],
+            suspects=[*map(Suspect, numbers, *(suspects or [[description] * len(numbers)]))],
         )
     )
 
