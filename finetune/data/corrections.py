@@ -90,7 +90,7 @@ def text_digest(text: str) -> str:
 def row_digests(rows: Dataset, column: str) -> list[str]:
     """Return the digests by which rows are found again; ``column`` is what the model reads."""
     if column != "text":
-        return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column).to_pylist()]
+        return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column)]
     return [
         text_digest(text) for batch in arrow.batches(rows, column) for text in batch.to_pylist()
     ]

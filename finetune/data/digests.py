@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset, DatasetDict, Image, concatenate_datasets
 
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
 #: Of rows with several columns of text: the parts that the model reads.
 TEXTS = "texts"
-_SIZE = 16  # bytes of a digest
 #: Fingerprints by split, column and what ``datasets`` identifies the rows by.
 _FINGERPRINTS: dict[tuple[str, ...], str] = {}
 #: The Jaccard index from which on two texts are nearly the same.
@@ -52,7 +49,7 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\u
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 
-def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> pa.FixedSizeBinaryArray:
+def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[bytes]:
     """Return the hash of 16 bytes of the text, image or vector that each row has in a column.
 
     Where ``text`` is made of several columns, their parts are hashed, not how they are joined.
@@ -62,16 +59,14 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> pa.Fixe
     rows = rows.select_columns([name])
     if isinstance(rows.features[name], Image):
         rows = rows.cast_column(name, Image(decode=False))
-    hashes = np.zeros((len(rows), _SIZE), np.uint8)
+    hashes = np.empty(len(rows), dtype=object)
     count = 0
     for numbers, values in arrow.pieces(rows, name):
         activity.advance("hashing", count, len(rows))
         count += len(numbers)
-        contents = [_content(value, normalize) for value in values.to_pylist()]
-        digests = b"".join(hashlib.blake2b(part, digest_size=_SIZE).digest() for part in contents)
-        hashes[numbers] = np.frombuffer(digests, np.uint8).reshape(-1, _SIZE)
-    buffers = [None, pa.py_buffer(hashes)]
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_SIZE), len(rows), buffers)
+        contents = (_content(value, normalize) for value in values.to_pylist())
+        hashes[numbers] = [hashlib.blake2b(part, digest_size=16).digest() for part in contents]
+    return list(hashes)
 
 
 def _content(value: Any, normalize: bool) -> bytes:
@@ -104,7 +99,7 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
     if key not in _FINGERPRINTS:
         total = hashlib.sha256()
         for name in names:
-            hashes = hash_rows(dataset[name], column).to_pylist()
+            hashes = hash_rows(dataset[name], column)
             labels = (str(label).encode() for label in targets.values(dataset[name]))
             total.update(name.encode() + b"".join(map(bytes.__add__, hashes, labels)))
         _FINGERPRINTS[key] = total.hexdigest()[:16]
@@ -113,8 +108,8 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
 
 def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
     """Return which rows are also in ``reference``, white space aside, shape ``(rows,)``."""
-    hashes, value_set = (hash_rows(part, column, normalize=True) for part in (rows, reference))
-    return np.asarray(pc.is_in(hashes, value_set=value_set).to_numpy(zero_copy_only=False))
+    known = {*hash_rows(reference, column, normalize=True)}
+    return np.array([digest in known for digest in hash_rows(rows, column, normalize=True)], bool)
 
 
 def drop_repeated(
@@ -128,8 +123,8 @@ def drop_repeated(
     white space aside.
     """
     splits = index["split"].cat.categories
-    hashes = [hash_rows(dataset[name], column, normalize=True) for name in splits]
-    codes = np.asarray(pa.concat_arrays(hashes).dictionary_encode().indices, dtype=np.int64)
+    hashes = (hash_rows(dataset[name], column, normalize=True) for name in splits)
+    codes = pd.factorize(np.array([*itertools.chain(*hashes)], dtype=object))[0]
     index = index.assign(digest=codes[index.index])
     index["pair"] = index["digest"] * (index["label"].max() + 1) + index["label"]
     if "time" in index:  # the oldest first

@@ -228,7 +228,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
         columns["text"] = rows["text"][:]
     else:  # digests tell rows without a text apart
         hashes = digests.hash_rows(rows, recipe.input_column)
-        columns[DIGEST] = [value.hex() for value in hashes.to_pylist()]
+        columns[DIGEST] = [value.hex() for value in hashes]
     if (tokens := recipe.whole_lengths("test")) is not None:
         columns["tokens"] = tokens
     targets = recipe.targets("test")
