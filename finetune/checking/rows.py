@@ -80,7 +80,8 @@ def check_deep(
         report.info("--deep looks at texts, and this recipe reads none", "deep")
         return
     # what near duplicates would cost, where the plan keeps them
-    near_plan, costs = Plan(drop_duplicates="near", drop_overlap="near"), Report()
+    near_plan = Plan(drop_duplicates="near", drop_overlap="near")
+    costs = Report()
     drop_repeated(build_index(source, near_plan, costs), source, column, near_plan, costs)
     for finding in costs.findings:
         if finding.name == "near_duplicates" and plan.drop_duplicates == "exact":
@@ -104,7 +105,8 @@ def check_deep(
 
 def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
     """Report classes that outweigh all others, and that are hardly trained or not tested."""
-    names, noun = targets.class_names(train), "label" if targets.is_set(train) else "class"
+    names = targets.class_names(train)
+    noun = "label" if targets.is_set(train) else "class"
     trained, tested = targets.counts(train), targets.counts(test)
     counts = np.array([trained.get(number, 0) for number in range(len(names))])
     is_tested = np.isin(np.arange(len(names)), [*tested])
@@ -209,12 +211,12 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) 
             f"the column '{name}' alone determines the label of {accuracy:.1%} of the training "
             f"rows (the most frequent class: {constant:.1%})"
         )
-        fix = "unless it is known before the label is, leave it out of --text_columns"
-        if name not in read:
-            message, fix = f"{message}; the model does not read it", ""
-        (report.warning if name in read else report.info)(
-            message, "revealing_column", fix=fix, count=right, examined=len(labels)
-        )
+        how: Any = dict(name="revealing_column", count=right, examined=len(labels))
+        if name in read:
+            fix = "unless it is known before the label is, leave it out of --text_columns"
+            report.warning(message, fix=fix, **how)
+        else:
+            report.info(f"{message}; the model does not read it", **how)
 
 
 def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:

@@ -22,7 +22,6 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
@@ -94,13 +93,13 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     else:
         groups = []
         for split in splits:
-            groups.append(pa.nulls(len(dataset[split]), pa.string()))
             if column in dataset[split].column_names:
-                groups[-1] = _read_texts(dataset[split], column, flag)
+                groups.append(_read_texts(dataset[split], column, flag))
             else:
+                groups.append(pd.Series(index=range(len(dataset[split])), dtype=object))
                 report.info(f"{flag}: the {split} data has no such column, and is used as it is")
-        codes = pa.concat_arrays(groups).dictionary_encode().indices
-        index["group"] = np.asarray(codes.to_numpy(zero_copy_only=False))
+        codes = pd.factorize(pd.concat(groups))[0]
+        index["group"] = np.where(codes < 0, np.nan, codes)
     is_missing = is_train & index[kind].isna()
     report_dropped = partial(report_rows, report, "dropped_rows")
     report_dropped(
@@ -123,14 +122,13 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     return index[~is_shared]
 
 
-def _read_texts(rows: Dataset, column: str, flag: str) -> pa.StringArray:
+def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
     """Return a column as texts; those of blanks are missing."""
-    values = arrow.column(rows, column).combine_chunks()
+    values = arrow.column(rows, column)
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise UserError(f"{flag}: holds {values.type}; expected texts, numbers or dates")
-    texts = values.cast(pa.string())
-    has_text = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
-    return pc.if_else(has_text, texts, pa.scalar(None, pa.string()))
+    texts: pd.Series = values.cast(pa.string()).to_pandas()
+    return texts.where(texts.str.strip() != "")
 
 
 def _read_times(rows: Dataset, column: str, flag: str) -> pd.Series:
@@ -139,7 +137,7 @@ def _read_times(rows: Dataset, column: str, flag: str) -> pd.Series:
     Texts are numbers, or dates of ISO 8601. A missing time, or one of few texts that are neither,
     is left out or NaN.
     """
-    texts = _read_texts(rows, column, flag).to_pandas().dropna().str.strip()
+    texts = _read_texts(rows, column, flag).dropna().str.strip()
     times: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
     kind = rows.data.schema.field(column).type
     if times.isna().any() and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, List
-from scipy.sparse import csr_array
 
 from finetune.data import ROW, arrow
 from finetune.errors import Finding, Report, Severity, Suspect, counted
@@ -54,10 +53,10 @@ def values(rows: Dataset) -> list[Any]:
 
 def indicators(labels: Any, classes: int) -> np.ndarray:
     """Return which of so many classes each row has, shape ``(rows, classes)``, of booleans."""
-    ends = np.cumsum([0, *map(len, labels)])
-    numbers = np.concatenate([*labels, []]).astype(np.int64)
-    shape = len(labels), classes
-    return np.asarray(csr_array((np.ones(len(numbers), bool), numbers, ends), shape).toarray())
+    has = np.zeros((len(labels), classes), dtype=bool)
+    rows = np.repeat(np.arange(len(labels)), [len(label) for label in labels])
+    has[rows, np.concatenate([*labels, []]).astype(np.int64)] = True
+    return has
 
 
 def strata(rows: Dataset) -> np.ndarray:

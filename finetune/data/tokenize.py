@@ -121,8 +121,8 @@ def tokenize(
         directory = caches.place(caches.TOKENIZED, key)
         caches.make(directory)
         count = min(processes or cpu_count(), -(-len(rows) // _FEW))
-        options |= dict(num_proc=count if count > 1 else None)  # one would be another process
-        options |= dict(cache_file_name=f"{directory}/rows.arrow")
+        num_proc = count if count > 1 else None  # 1 would start another process
+        options |= dict(num_proc=num_proc, cache_file_name=f"{directory}/rows.arrow")
         try:
             with _lock(directory):
                 with contextlib.suppress(pa.ArrowInvalid, OSError):
