@@ -158,14 +158,15 @@ def apply(
         applied.append({"file": name, "sha256": digest, **facts})
     corrected = DatasetDict()
     for split, rows in splits.items():
-        labels = pd.Series(targets.values(rows), targets.source_rows(rows), dtype=object)
         changes = data[data["part"] == split].set_index("row")["label"]
-        labels.loc[changes.index] = changes
-        feature = rows.features["label"]
-        kind = rows.data.schema.field("label").type
-        rows = rows.remove_columns("label").select(np.flatnonzero(labels.notna()))
-        values = pa.array([*labels[labels.notna()]], kind)
-        corrected[split] = arrow.with_column(rows, "label", values, feature)
+        if not changes.empty:
+            labels = pd.Series(targets.values(rows), targets.source_rows(rows), dtype=object)
+            labels.loc[changes.index] = changes
+            feature = rows.features["label"]
+            values = pa.array([*labels[labels.notna()]], rows.data.schema.field("label").type)
+            rows = rows.remove_columns("label").select(np.flatnonzero(labels.notna()))
+            rows = arrow.with_column(rows, "label", values, feature)
+        corrected[split] = rows
     return corrected, applied
 
 

@@ -137,10 +137,8 @@ def parse_number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of an integer of hundreds of digits
         return None
-    except OverflowError:  # an integer of hundreds of digits
-        return math.inf
 
 
 def natural_key(name: str) -> tuple[bool, float, str]:
