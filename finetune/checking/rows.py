@@ -48,10 +48,7 @@ _SUSPICIOUS_LABELS = 0.03
 
 
 def check_rows(
-    source: DatasetDict,
-    splits: DatasetDict,
-    columns: Sequence[str],
-    report: Report,
+    source: DatasetDict, splits: DatasetDict, columns: Sequence[str], report: Report
 ) -> None:
     """Report what is suspicious in texts and classes of a source, and of the ``splits`` made of it.
 
@@ -107,28 +104,27 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
     """Report classes that outweigh all others, and that are hardly trained or not tested."""
     names = targets.class_names(train)
     noun = "label" if targets.is_set(train) else "class"
-    trained, tested = targets.counts(train), targets.counts(test)
-    counts = np.array([trained.get(number, 0) for number in range(len(names))])
-    is_tested = np.isin(np.arange(len(names)), [*tested])
+    by_name = {names[number]: count for number, count in targets.counts(train).items()}
+    counts = pd.Series(by_name, dtype=int).sort_values(kind="stable")
+    is_tested = counts.index.isin([names[number] for number in targets.counts(test)])
     dominant = f"that more than {_DOMINANT:.0%} of the training rows have"
     rare = f"with fewer than {_FEWEST_ROWS} training rows"
     untested = "of the training rows without a test row"
     metrics = "--class_weights balanced, and --metrics f1_macro,average_precision"
     add = "add rows, or merge classes: --label_map OLD=NEW"
-    for name, is_concerned, description, fix in (
-        ("imbalance", counts > _DOMINANT * len(train), dominant, metrics),
-        ("few_rows_of_a_class", (counts > 0) & (counts < _FEWEST_ROWS), rare, add),
-        ("not_in_test", (counts > 1) & ~is_tested, untested, add),
+    for name, classes, description, fix in (
+        ("imbalance", counts[counts > _DOMINANT * len(train)], dominant, metrics),
+        ("few_rows_of_a_class", counts[counts < _FEWEST_ROWS], rare, add),
+        ("not_in_test", counts[(counts > 1) & ~is_tested], untested, add),
     ):
-        classes = sorted(np.flatnonzero(is_concerned).tolist(), key=counts.__getitem__)
         listed = ", ".join(
-            f"'{names[number]}' {counts[number] / len(train):.1%} ({counts[number]:,})"
-            for number in classes[:_MOST_NAMED]
+            f"'{label}' {count / len(train):.1%} ({count:,})"
+            for label, count in classes.head(_MOST_NAMED).items()
         )
-        if classes:
+        if len(classes):
             message = f"{counted(len(classes), noun)} {description}: {listed}"
             message += ", ..." * (len(classes) > _MOST_NAMED)
-            count = int(counts[classes].sum())
+            count = int(classes.sum())
             report.warning(message, name, fix=fix, count=count, examined=len(train))
 
 
