@@ -252,8 +252,8 @@ MUTATIONS = (
     Mutation(
         "training rows that are in a held-out split stay",
         "finetune/data/digests.py",
-        "rows = rows[~is_leaked]",
-        "rows = rows.copy()",
+        'index = index[index["split"] == earliest]',
+        "index = index.copy()",
         ("C6",),
     ),
     Mutation(

@@ -8,7 +8,7 @@ contradicts it, each from a model that did not see the row (docs/decisions/suspe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,6 @@ from datasets import ClassLabel, Dataset, DatasetDict
 from finetune.checking import texts
 from finetune.data import ROW, arrow, digests, targets
 from finetune.data.digests import drop_repeated
-from finetune.data.files_of_splits import KEYWORDS
 from finetune.data.splits import Plan, build_index
 from finetune.data.targets import RELABEL, report_rows
 from finetune.errors import Report, counted
@@ -35,7 +34,6 @@ _DOMINANT = 0.9
 #: Training rows below which a class is hardly learned, and words say nothing about labels.
 _FEWEST_ROWS, _FEWEST_FOR_WORDS = 10, 100
 _MOST_NAMED = 5
-_SPLIT_COLUMNS = {"split", "set", "fold", "partition", "subset"}
 #: Pairs of shares, one of which a revealing word has to reach: of the texts with it that have one
 #: class (at the lower end of an interval of 99.9%), and of that class that has it.
 _REVEALING, _DEVIATIONS = ((0.95, 0.2), (0.9, 0.5)), 3.29
@@ -50,27 +48,14 @@ _SUSPICIOUS_LABELS = 0.03
 
 
 def check_rows(
-    source: DatasetDict,
-    splits: DatasetDict,
-    columns: Sequence[str],
-    split_by: Collection[str],
-    report: Report,
+    source: DatasetDict, splits: DatasetDict, columns: Sequence[str], report: Report
 ) -> None:
     """Report what is suspicious in texts and classes of a source, and of the ``splits`` made of it.
 
-    ``columns`` are the names in the data of what the model reads, ``split_by`` those of the columns
-    that rows are split by.
+    ``columns`` are the names in the data of what the model reads.
     """
     for split, rows in source.items():
         texts.find_damaged_texts(rows, split, columns, report)
-        read = {*columns, *split_by, "label"}
-        for name in rows.column_names:
-            is_named = name.lower() in _SPLIT_COLUMNS and name not in read
-            values = arrow.column(rows, name).unique().to_pylist() if is_named else ()
-            if len(values) > 1 and {str(value).lower() for value in values} <= KEYWORDS.keys():
-                message = f"'{name}' names the split of each row, and is not read"
-                fix = "write a file for each split: train.csv, validation.csv, test.csv"
-                report.warning(message, "split_column", fix=fix)
     _find_class_problems(splits["train"], splits["test"], report)
 
 
@@ -92,7 +77,8 @@ def check_deep(
         report.info("--deep looks at texts, and this recipe reads none", "deep")
         return
     # what near duplicates would cost, where the plan keeps them
-    near_plan, costs = Plan(drop_duplicates="near", drop_overlap="near"), Report()
+    near_plan = Plan(drop_duplicates="near", drop_overlap="near")
+    costs = Report()
     drop_repeated(build_index(source, near_plan, costs), source, column, near_plan, costs)
     for finding in costs.findings:
         if finding.name == "near_duplicates" and plan.drop_duplicates == "exact":
@@ -116,29 +102,29 @@ def check_deep(
 
 def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
     """Report classes that outweigh all others, and that are hardly trained or not tested."""
-    names, noun = targets.class_names(train), "label" if targets.is_set(train) else "class"
-    trained, tested = targets.counts(train), targets.counts(test)
-    counts = np.array([trained.get(number, 0) for number in range(len(names))])
-    is_tested = np.isin(np.arange(len(names)), [*tested])
+    names = targets.class_names(train)
+    noun = "label" if targets.is_set(train) else "class"
+    by_name = {names[number]: count for number, count in targets.counts(train).items()}
+    counts = pd.Series(by_name, dtype=int).sort_values(kind="stable")
+    is_tested = counts.index.isin([names[number] for number in targets.counts(test)])
     dominant = f"that more than {_DOMINANT:.0%} of the training rows have"
     rare = f"with fewer than {_FEWEST_ROWS} training rows"
     untested = "of the training rows without a test row"
     metrics = "--class_weights balanced, and --metrics f1_macro,average_precision"
     add = "add rows, or merge classes: --label_map OLD=NEW"
-    for name, is_concerned, description, fix in (
-        ("imbalance", counts > _DOMINANT * len(train), dominant, metrics),
-        ("few_rows_of_a_class", (counts > 0) & (counts < _FEWEST_ROWS), rare, add),
-        ("not_in_test", (counts > 1) & ~is_tested, untested, add),
+    for name, classes, description, fix in (
+        ("imbalance", counts[counts > _DOMINANT * len(train)], dominant, metrics),
+        ("few_rows_of_a_class", counts[counts < _FEWEST_ROWS], rare, add),
+        ("not_in_test", counts[(counts > 1) & ~is_tested], untested, add),
     ):
-        classes = sorted(np.flatnonzero(is_concerned).tolist(), key=counts.__getitem__)
         listed = ", ".join(
-            f"'{names[number]}' {counts[number] / len(train):.1%} ({counts[number]:,})"
-            for number in classes[:_MOST_NAMED]
+            f"'{label}' {count / len(train):.1%} ({count:,})"
+            for label, count in classes.head(_MOST_NAMED).items()
         )
-        if classes:
+        if len(classes):
             message = f"{counted(len(classes), noun)} {description}: {listed}"
             message += ", ..." * (len(classes) > _MOST_NAMED)
-            count = int(counts[classes].sum())
+            count = int(classes.sum())
             report.warning(message, name, fix=fix, count=count, examined=len(train))
 
 
@@ -213,9 +199,7 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) 
             counts = frame[half != number].value_counts()  # the most frequent pairs first
             most_frequent = counts.reset_index().drop_duplicates("code").set_index("code")["label"]
             rest = frame[half == number]
-            predicted = rest["code"].map(most_frequent)
-            most_common = np.bincount(labels[half != number]).argmax()
-            right += int((predicted.fillna(most_common) == rest["label"]).sum())
+            right += int((rest["code"].map(most_frequent) == rest["label"]).sum())
         accuracy = right / len(labels)
         if accuracy - constant < _SAVED * (1 - constant):
             continue
@@ -223,12 +207,12 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) 
             f"the column '{name}' alone determines the label of {accuracy:.1%} of the training "
             f"rows (the most frequent class: {constant:.1%})"
         )
-        fix = "unless it is known before the label is, leave it out of --text_columns"
-        if name not in read:
-            message, fix = f"{message}; the model does not read it", ""
-        (report.warning if name in read else report.info)(
-            message, "revealing_column", fix=fix, count=right, examined=len(labels)
-        )
+        how: Any = dict(name="revealing_column", count=right, examined=len(labels))
+        if name in read:
+            fix = "unless it is known before the label is, leave it out of --text_columns"
+            report.warning(message, fix=fix, **how)
+        else:
+            report.info(f"{message}; the model does not read it", **how)
 
 
 def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
@@ -276,8 +260,8 @@ def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
         rows,
         "train",
         severity="warning" if suspicion.wrong.low > _SUSPICIOUS_LABELS else "info",
-        reasons=[f"label '{names[number]}' is contradicted" for number in labels[positions]],
-        suggestions=(
+        suspects=(
+            [f"label '{names[number]}' is contradicted" for number in labels[positions]],
             [names[number] for number in predicted.argmax(axis=1)],
             [float(f"{probability:.3g}") for probability in predicted.max(axis=1)],
         ),

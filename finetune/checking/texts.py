@@ -29,7 +29,6 @@ _MOST_ROWS = 100_000
 _NEXT = f"[\x80-\xbf{bytes(range(0x80, 0xA0)).decode('cp1252', 'ignore')}]"
 _ANY = f"(?:[\xc2-\xdf]{_NEXT}|[\xe0-\xef]{_NEXT}{{2}}|[\xf0-\xf4]{_NEXT}{{3}})"
 _WESTERN = f"[\xc2\xc3]{_NEXT}|\xe2{_NEXT}{{2}}|\xf0{_NEXT}{{3}}"
-_NO_WORDS = "no_words"  # normal in a few texts, unlike a damage
 #: By the name of a finding: the regular expression of RE2 that finds a damage, what it is, and what
 #: to do.
 _DAMAGES: dict[str, tuple[str, str, str]] = {
@@ -48,7 +47,7 @@ _DAMAGES: dict[str, tuple[str, str, str]] = {
         "with null bytes or other control characters",
         "check that it is the right column, or remove the characters",
     ),
-    _NO_WORDS: (
+    "no_words": (
         r"^\PL+$",
         "without a letter, only digits, marks or symbols",
         "check that it is the right column",
@@ -59,8 +58,8 @@ _DAMAGES: dict[str, tuple[str, str, str]] = {
 _LANGUAGE_SAMPLE, _FEWEST_LETTERS, _LEAST_MARGIN = 2000, 20, 7.0
 #: The share of texts with a certain language below which they are no prose, but codes or names.
 _PROSE = 0.5
-#: Shares of texts in other languages from which they are reported, and are suspicious.
-_REPORTED_LANGUAGES, _SUSPICIOUS_LANGUAGES, _FEWEST_OTHERS = 0.002, 0.05, 5
+#: Texts in other languages from which on they are reported.
+_FEWEST_OTHERS = 5
 #: Texts that are tokenized to estimate the lengths of all.
 _TOKEN_SAMPLE = 2000
 #: The mean share of unknown tokens of a text from which on it is suspicious, and the share of texts
@@ -89,11 +88,11 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
             for name, (pattern, *_) in _DAMAGES.items():
                 masks[name][positions] = arrow.matching(pc.fill_null(texts, ""), f"(?s){pattern}")
         for name, (_, description, fix) in _DAMAGES.items():
-            severity = None if name == _NO_WORDS else "warning"
-            details: Any = dict(examined=len(sample), severity=severity)
-            description, fix = f"{description}{place}", f"{fix}; else {EXCLUDE}"
+            severity = None if name == "no_words" else "warning"  # a few of these are normal
+            how: Any = dict(examined=len(sample), severity=severity)
+            fix = f"{fix}; else {EXCLUDE}"
             positions = np.flatnonzero(masks[name])
-            report_rows(report, name, description, fix, positions, rows, split, **details)
+            report_rows(report, name, description + place, fix, positions, rows, split, **how)
 
 
 def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
@@ -115,10 +114,9 @@ def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
     if not total or total < _PROSE * size:
         return
     (main, main_count), *other_counts = counts.most_common()
-    if total - main_count < max(_FEWEST_OTHERS, _REPORTED_LANGUAGES * total):
+    if total - main_count < _FEWEST_OTHERS:
         return
     is_other = (languages != main) & (languages != "")
-    is_common = total - main_count > _SUSPICIOUS_LANGUAGES * total
     listed = ", ".join(f"'{name}' {number:,}" for name, number in other_counts[:5])
     report_rows(
         report,
@@ -129,8 +127,7 @@ def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
         rows,
         "train",
         examined=total,
-        severity="warning" if is_common else "info",
-        reasons=[f"language '{language}'" for language in languages[is_other]],
+        suspects=[[f"language '{language}'" for language in languages[is_other]]],
     )
 
 

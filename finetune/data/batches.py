@@ -33,7 +33,8 @@ def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
     The longest is the first, to which those of its batch are padded; ``budget`` is the tokens of a
     batch, and a longer row is a batch of its own.
     """
-    sizes, start = list[int](), 0
+    sizes = list[int]()
+    start = 0
     while start < len(lengths):
         sizes.append(min(max(1, budget // max(1, int(lengths[start]))), len(lengths) - start))
         start += sizes[-1]
@@ -52,9 +53,9 @@ def lengths_of(rows: Any, column: str) -> np.ndarray | None:
     return np.asarray(rows[column][:])
 
 
-def padded(lengths: Sequence[int] | np.ndarray, multiple: int = PADDED_TO) -> np.ndarray:
+def padded(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the padded length of each row, shape ``(rows,)``."""
-    return -(-np.asarray(lengths) // multiple) * multiple
+    return -(-np.asarray(lengths) // PADDED_TO) * PADDED_TO
 
 
 @dataclass(frozen=True, eq=False)

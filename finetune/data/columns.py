@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 
 from finetune.data import ROW, arrow, targets
-from finetune.data.comma_list import format_option, join_pairs, split_values
+from finetune.data.comma_list import format_option, join_values, split_values
 from finetune.data.labels import (
     LabelColumn,
     LabelOptions,
@@ -209,7 +209,7 @@ def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -
         groups[visible.lstrip("0") or "0" if visible.isdecimal() else visible].append(name)
     if similar := [group for _, group in sorted(groups.items()) if len(group) > 1]:
         pairs = [(name, names[0].strip()) for names in similar for name in names]
-        option = shlex.quote(join_pairs([(old, new) for old, new in pairs if old != new]))
+        option = shlex.quote(join_values(f"{old}={new}" for old, new in pairs if old != new))
         # escaped where the difference is not visible
         quoted = [
             " and ".join((repr if unicodedata.is_normalized("NFC", n) else ascii)(n) for n in names)

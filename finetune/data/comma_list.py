@@ -37,11 +37,6 @@ def join_values(values: Iterable[str]) -> str:
     )
 
 
-def join_pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """Return the text that :func:`split_pairs` reads as these pairs."""
-    return join_values(f"{name}={value}" for name, value in pairs)
-
-
 def format_option(value: Any, form: str, flag: str) -> Any:
     """Return a list or a mapping from Python or YAML as the text of an option; other values as
     they are. ``form`` is how the text is written: ``NAME,NAME`` or ``NAME=WEIGHT,NAME=WEIGHT``.
@@ -61,5 +56,5 @@ def format_option(value: Any, form: str, flag: str) -> Any:
             f"{flag}: expected {form}, or a list or mapping of texts and numbers, found {value!r}"
         )
     if pairs:
-        return join_pairs((str(name), str(word)) for name, word in pairs.items())
+        return join_values(f"{name}={word}" for name, word in pairs.items())
     return join_values(map(str, words))

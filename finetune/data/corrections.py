@@ -12,14 +12,16 @@ import csv
 import hashlib
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from datasets import Dataset, DatasetDict, List
 
-from finetune.data import ROW, arrow, digests, targets
+from finetune.data import arrow, digests, targets
 from finetune.data.labels import list_names, parse_list, parse_number
 from finetune.data.prediction_columns import PREFIX, free_name
 from finetune.data.read import existing, read_file
@@ -36,12 +38,6 @@ COLUMNS = (
 )
 #: What a person writes into ``new_label`` for a row that is to be left out.
 DROP = "drop"
-_UNCHANGED = object()  # the label that a line without a new one asks for
-
-#: A row: its split of the source, and its number there.
-Row = tuple[str, int]
-#: Split, digest, label and new label of a line of a file; what is missing is ``""``.
-Line = tuple[str, str, str, str]
 
 
 def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
@@ -59,14 +55,14 @@ def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seque
     return path
 
 
-def read_suspects(path: Path) -> list[Line]:
-    """Return the lines of a file.
+def read_suspects(path: Path) -> pd.DataFrame:
+    """Return ``split``, ``digest``, ``label`` and ``new_label`` of each line of a file, as texts.
 
     Raises:
         UserError: If it is no such file.
     """
     rows = read_file(path, ReadOptions()).rows
-    cells = []
+    lines = pd.DataFrame()
     for name in ("split", "digest", "label", "new_label"):
         column = name
         while f"{PREFIX}{column}" in rows.column_names:  # the user has a column of that name
@@ -77,13 +73,13 @@ def read_suspects(path: Path) -> list[Line]:
                 f"{FILE} of report or check, of which only 'new_label' is edited"
             )
         texts = ["" if value is None else str(value) for value in rows[column][:]]
-        cells.append(texts if name == "label" else [text.strip() for text in texts])
-    return [*zip(*cells, strict=True)]
+        lines[name] = texts if name == "label" else [text.strip() for text in texts]
+    return lines
 
 
 def has_new_labels(path: Path) -> bool:
     """Return whether a person has written into a file, which has to be a list of suspects."""
-    return any(new_label for *_, new_label in read_suspects(path))
+    return any(read_suspects(path)["new_label"])
 
 
 def text_digest(text: str) -> str:
@@ -94,7 +90,7 @@ def text_digest(text: str) -> str:
 def row_digests(rows: Dataset, column: str) -> list[str]:
     """Return the digests by which rows are found again; ``column`` is what the model reads."""
     if column != "text":
-        return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column).to_pylist()]
+        return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column)]
     return [
         text_digest(text) for batch in arrow.batches(rows, column) for text in batch.to_pylist()
     ]
@@ -136,108 +132,107 @@ def apply(
             lines = read_suspects(path)
         except UserError as error:
             raise UserError(f"{flag} {name}: {error}") from error
-        if flag == "--relabel" and not any(new_label for *_, new_label in lines):
+        if flag == "--relabel" and not any(lines["new_label"]):
             raise UserError(f"{flag} {name}: no row has a 'new_label' (a label, or {DROP})")
-        files.append((flag, path, lines))
-    listed = {digest for _, _, lines in files for _, digest, _, _ in lines}
-    index: dict[tuple[str, str], list[Row]] = defaultdict(list)  # by split and digest
-    labels: dict[Row, Any] = {}  # as in the data, or as corrected by a file; None: left out
-    for split, rows in source.items():
-        numbers, values = arrow.column(rows, ROW).to_pylist(), targets.values(rows)
-        for place, digest in enumerate(row_digests(rows, column)):
-            if digest in listed:
-                index[split, digest].append((split, numbers[place]))
-                labels[split, numbers[place]] = values[place]
-    keys = {
-        split: [
-            (split if split in source else "train", n) for n in targets.source_rows(rows).tolist()
-        ]
-        for split, rows in splits.items()
-    }
-    split_of = {row: split for split, members in keys.items() for row in members if row in labels}
+        files.append((flag, name, path, lines))
+    data = _find_rows(splits, source, column, {*pd.concat(lines for *_, lines in files)["digest"]})
     applied = []
-    for (flag, name), (_, path, lines) in zip(flags, files, strict=True):
-        changes = _find_changes(flag, path, lines, index, labels, source["train"])
-        labels |= changes
-        used = {row: label for row, label in changes.items() if row in split_of}
-        relabelled = Counter(split_of[row] for row, label in used.items() if label is not None)
-        excluded = Counter(split_of[row] for row, label in used.items() if label is None)
-        texts = [
-            ", ".join(counted(count, f"{split} row") for split, count in counter.items()) or "none"
-            for counter in (relabelled, excluded)
-        ]
-        text = f"{flag} {name}: relabelled {texts[0]}; left out {texts[1]}"
+    for flag, name, path, lines in files:
+        changes = _find_changes(flag, path, lines, data, source["train"])
+        data.loc[changes.index, "label"] = changes
+        used = changes[data["part"].notna()[changes.index]]
+        facts: dict[str, Any] = {}
+        for kind, part in (("relabelled", used[used.notna()]), ("excluded", used[used.isna()])):
+            facts[kind] = data["part"][part.index].value_counts(sort=False).to_dict()
+        relabelled, excluded = (
+            ", ".join(counted(count, f"{split} row") for split, count in counts.items()) or "none"
+            for counts in facts.values()
+        )
+        text = f"{flag} {name}: relabelled {relabelled}; left out {excluded}"
         if unused := len(changes) - len(used):
             text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
-        if "test" in relabelled | excluded:
+        if "test" in facts["relabelled"] | facts["excluded"]:
             text += ": its test scores are not those of the same test set any more"
         report.info(text, name="corrections")
-        facts = {"file": name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        applied.append({**facts, "relabelled": dict(relabelled), "excluded": dict(excluded)})
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        applied.append({"file": name, "sha256": digest, **facts})
     corrected = DatasetDict()
     for split, rows in splits.items():
-        old = targets.values(rows)
-        new = [labels.get(row, label) for row, label in zip(keys[split], old, strict=True)]
-        if new != old:
-            places = [place for place, label in enumerate(new) if label is not None]
-            labels_left = [new[place] for place in places]
+        changes = data[data["part"] == split].set_index("row")["label"]
+        if not changes.empty:
+            labels = pd.Series(targets.values(rows), targets.source_rows(rows), dtype=object)
+            labels.loc[changes.index] = changes
             feature = rows.features["label"]
-            rows = rows.remove_columns("label").select(places)
-            rows = rows.add_column("label", labels_left, feature=feature)
+            rows = rows.remove_columns("label").select(np.flatnonzero(labels.notna()))
+            rows = rows.add_column("label", [*labels[labels.notna()]], feature=feature)
         corrected[split] = rows
     return corrected, applied
 
 
+def _find_rows(
+    splits: DatasetDict, source: DatasetDict, column: str, listed: Set[str]
+) -> pd.DataFrame:
+    """Return the rows of the source with the ``listed`` digests: ``split``, ``row``, ``digest``,
+    ``label``, which is None if they are left out, and ``part``, the split made of them, if any.
+    """
+    frames = []
+    for split, rows in source.items():
+        frame = pd.DataFrame({"split": split, "digest": row_digests(rows, column)})
+        frame["row"] = targets.source_rows(rows)
+        frame["label"] = pd.Series(targets.values(rows), dtype=object)
+        frames.append(frame[frame["digest"].isin(listed)])
+    parts = []
+    for part, rows in splits.items():
+        split = part if part in source else "train"
+        parts.append(pd.DataFrame({"split": split, "row": targets.source_rows(rows), "part": part}))
+    return pd.concat(frames).merge(pd.concat(parts), "left", on=["split", "row"])
+
+
 def _find_changes(
-    flag: str,
-    path: Path,
-    lines: Sequence[Line],
-    index: Mapping[tuple[str, str], Sequence[Row]],
-    labels: Mapping[Row, Any],
-    train: Dataset,
-) -> dict[Row, Any]:
-    """Return the rows to change with their new label, None to leave them out."""
-    mistakes, lost, requests = list[str](), list[int](), dict[Row, tuple[Any, int]]()
+    flag: str, path: Path, lines: pd.DataFrame, data: pd.DataFrame, train: Dataset
+) -> pd.Series:
+    """Return the new labels of rows by their index in ``data``, None to leave them out."""
+    mistakes = list[str]()
 
-    def locate(*numbers: int) -> str:
-        return f"{flag} {path}, {Source(str(path)).locate('train', numbers)}"
+    def locate(numbers: pd.Series) -> str:
+        return f"{flag} {path}, {Source(str(path)).locate('train', numbers.unique().tolist())}"
 
-    for number, (split, digest, label, cell) in enumerate(lines):
-        rows = [row for row in index.get((split, digest), ()) if labels[row] is not None]
-        texts = {row: label_text(train, labels[row]) for row in rows}
-        is_only = not label.strip() and len({*texts.values()}) == 1
-        matches = [row for row in rows if is_only or texts[row] == label]
-        matches = matches or [
-            row for row in rows if _normalize_label(texts[row]) == _normalize_label(label)
-        ]
-        try:
-            new_label = _parse_label(cell, train) if flag == "--relabel" else None
-        except UserError as error:
-            mistakes.append(f"{locate(number)}: {error}")
-            continue
-        if rows and not matches:
-            mistakes.append(
-                f"{locate(number)}: 'label' is '{label}', and the data has "
-                f"{', '.join(map(repr, sorted({*texts.values()})))} for this row: it must say "
-                "which row is meant; only 'new_label' is edited"
-            )
-        if (split, digest) not in index and new_label is not _UNCHANGED:
-            lost.append(number)
-        for row in matches:
-            request, other = requests.setdefault(row, (new_label, number))
-            if request != new_label:
-                mistakes.append(
-                    f"{locate(other, number)} are about rows of the same content and label: give "
-                    "them the same 'new_label', or remove a line"
-                )
-    if lost:
+    lines = lines.reset_index(names="line").rename(columns={"label": "text"})
+    pairs = lines.merge(data.reset_index(names="place"), "left", on=["split", "digest"])
+    is_lost = pairs["place"].isna() & ((pairs["new_label"] != "") | (flag == "--exclude"))
+    if is_lost.any():
         mistakes.append(
-            f"{locate(*lost)}: {len(lost):,} of {len(lines):,} rows are not in the data, by "
-            "'split' and 'digest'; remove them, or give the file of this data set"
+            f"{locate(pairs['line'][is_lost])}: {is_lost.sum():,} of {len(lines):,} rows are not "
+            "in the data, by 'split' and 'digest'; remove them, or give the file of this data set"
         )
+    pairs = pairs.dropna(subset="label")  # the others are left out already
+    texts = pairs["label"].map(partial(label_text, train))
+    is_same = texts == pairs["text"]
+    is_alike = texts.map(_normalize_label) == pairs["text"].map(_normalize_label)
+    is_match = is_same | (is_alike & ~is_same.groupby(pairs["line"]).transform("any"))
+    is_matched = is_match.groupby(pairs["line"]).transform("any")
+    for _, other in pairs[~is_matched].groupby("line"):
+        mistakes.append(
+            f"{locate(other['line'])}: 'label' is '{other['text'].iloc[0]}', and the data has "
+            f"{list_names(sorted({*texts[other.index]}))} for this row: it must say which row is "
+            "meant; only 'new_label' is edited"
+        )
+    changes = {}
+    for row, requests in pairs[is_match].groupby("place"):
+        cell, *others = requests["new_label"].unique()
+        if others and flag == "--relabel":
+            mistakes.append(
+                f"{locate(requests['line'])} are about rows of the same content and label: give "
+                "them the same 'new_label', or remove a line"
+            )
+        try:
+            if cell or flag == "--exclude":
+                changes[row] = _parse_label(cell, train) if flag == "--relabel" else None
+        except UserError as error:
+            mistakes.append(f"{locate(requests['line'].head(1))}: {error}")
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
-    return {row: label for row, (label, _) in requests.items() if label is not _UNCHANGED}
+    return pd.Series(changes, dtype=object)
 
 
 def _normalize_label(label: str) -> str:
@@ -249,9 +244,8 @@ def _normalize_label(label: str) -> str:
 
 def _parse_label(cell: str, rows: Dataset) -> Any:
     """Return the label that a cell asks for, as the data has it; None to leave the row out."""
-    names, feature = targets.class_names(rows), rows.features["label"]
-    if not cell:
-        return _UNCHANGED
+    names = targets.class_names(rows)
+    feature = rows.features["label"]
     if cell == DROP and DROP not in names:
         return None
     is_list = isinstance(feature, List)

@@ -16,13 +16,11 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset, DatasetDict, Image, concatenate_datasets
 
@@ -36,11 +34,6 @@ if TYPE_CHECKING:
 
 #: Of rows with several columns of text: the parts that the model reads.
 TEXTS = "texts"
-_SIZE = 16  # bytes of a digest
-#: What ``str.strip`` removes, as characters of RE2; U+2028 and others are of the class Z.
-_SPACE = r"\t-\r\x1c-\x20\x{85}\pZ"
-#: Finds a text whose white space is not single blanks between words.
-_NOT_NORMAL = rf"^[{_SPACE}]|[{_SPACE}]$|  |[\n\r\t\x{{a0}}]"
 #: Fingerprints by split, column and what ``datasets`` identifies the rows by.
 _FINGERPRINTS: dict[tuple[str, ...], str] = {}
 #: The Jaccard index from which on two texts are nearly the same.
@@ -50,15 +43,13 @@ _SIMILARITY = 0.8
 _PERMUTATIONS, _BANDS = 128, 32
 #: Rows of a band that the next one is compared with, and pairs that are verified, at most.
 _MOST_IN_BAND, _MOST_VERIFIED = 100, 50
-#: The similarity as signatures estimate it, below which no pair is verified: 5.7 standard errors.
-_LEAST_ESTIMATE = 0.6
 _MOST_SETS = 1024  # rows whose word pairs are in memory
 #: Scripts without spaces between words: each letter is a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 
 
-def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> pa.FixedSizeBinaryArray:
+def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[bytes]:
     """Return the hash of 16 bytes of the text, image or vector that each row has in a column.
 
     Where ``text`` is made of several columns, their parts are hashed, not how they are joined.
@@ -68,28 +59,27 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> pa.Fixe
     rows = rows.select_columns([name])
     if isinstance(rows.features[name], Image):
         rows = rows.cast_column(name, Image(decode=False))
-    hashes, count = np.zeros((len(rows), _SIZE), np.uint8), 0
+    hashes = np.empty(len(rows), dtype=object)
+    count = 0
     for numbers, values in arrow.pieces(rows, name):
         activity.advance("hashing", count, len(rows))
         count += len(numbers)
-        if arrow.is_text(values.type) and not values.null_count:
-            contents: list[bytes] = values.cast(pa.binary()).to_pylist()
-            odd = np.flatnonzero(arrow.matching(values, _NOT_NORMAL)) if normalize else ()
-            for place in odd:  # the others are normal already
-                contents[place] = _content(values[place].as_py(), normalize)
-        else:
-            contents = [_content(value, normalize) for value in values.to_pylist()]
-        digests = b"".join(hashlib.blake2b(part, digest_size=_SIZE).digest() for part in contents)
-        hashes[numbers] = np.frombuffer(digests, np.uint8).reshape(-1, _SIZE)
-    buffers = [None, pa.py_buffer(hashes)]
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_SIZE), len(rows), buffers)
+        contents = (_content(value, normalize) for value in values.to_pylist())
+        hashes[numbers] = [hashlib.blake2b(part, digest_size=16).digest() for part in contents]
+    return list(hashes)
 
 
 def _content(value: Any, normalize: bool) -> bytes:
     if isinstance(value, dict):
         return images.read_bytes(value)
     if isinstance(value, str):
-        return (" ".join(value.split()) if normalize else value).encode()
+        # few texts need the split, which takes five times as long as looking for its reasons
+        if normalize and (
+            value != value.strip()
+            or ("  " in value or "\n" in value or "\r" in value or "\t" in value or "\xa0" in value)
+        ):
+            return " ".join(value.split()).encode()
+        return value.encode()
     if isinstance(value, list) and value and isinstance(value[0], str):
         # bytes that no other parts have, and no text: 0xff is not in UTF-8
         parts = [_content(text, normalize) for text in value]
@@ -109,7 +99,7 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
     if key not in _FINGERPRINTS:
         total = hashlib.sha256()
         for name in names:
-            hashes = hash_rows(dataset[name], column).to_pylist()
+            hashes = hash_rows(dataset[name], column)
             labels = (str(label).encode() for label in targets.values(dataset[name]))
             total.update(name.encode() + b"".join(map(bytes.__add__, hashes, labels)))
         _FINGERPRINTS[key] = total.hexdigest()[:16]
@@ -118,8 +108,8 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
 
 def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
     """Return which rows are also in ``reference``, white space aside, shape ``(rows,)``."""
-    hashes, value_set = (hash_rows(part, column, normalize=True) for part in (rows, reference))
-    return np.asarray(pc.is_in(hashes, value_set=value_set).to_numpy(zero_copy_only=False))
+    known = {*hash_rows(reference, column, normalize=True)}
+    return np.array([digest in known for digest in hash_rows(rows, column, normalize=True)], bool)
 
 
 def drop_repeated(
@@ -133,121 +123,122 @@ def drop_repeated(
     white space aside.
     """
     splits = index["split"].cat.categories
-    hashes = [hash_rows(dataset[name], column, normalize=True) for name in splits]
-    codes = np.asarray(pa.concat_arrays(hashes).dictionary_encode().indices, dtype=np.int64)
+    hashes = (hash_rows(dataset[name], column, normalize=True) for name in splits)
+    codes = pd.factorize(np.array([*itertools.chain(*hashes)], dtype=object))[0]
     index = index.assign(digest=codes[index.index])
     index["pair"] = index["digest"] * (index["label"].max() + 1) + index["label"]
-    remaining: dict[str, pd.DataFrame] = {}
-    for split in splits:
-        rows = index[index["split"] == split]
-        report_part = partial(
-            report_rows, report, rows=dataset[split], split=split, examined=len(rows)
-        )
-        for earlier, held_out in remaining.items():
-            is_leaked = rows["digest"].isin(held_out["digest"])
-            differing = _count_differing(is_leaked & ~rows["pair"].isin(held_out["pair"]))
-            description = f"that are also in the {earlier} data{differing}"
-            report_part("overlap", description, "left out", rows["row"][is_leaked])
-            rows = rows[~is_leaked]
-        pairs = rows.groupby("digest")["pair"]
-        is_contradiction = pairs.transform("min") != pairs.transform("max")
-        has_classes = targets.are_classes(dataset[split])
-        keep_first = plan.keep_contradictions == "first"
-        keep_all = not (has_classes or keep_first)
-        repeated = _sort_by_time(rows).duplicated("pair" if keep_all else "digest")
-        is_repeated = repeated[rows.index]
-        is_dropped = is_repeated if keep_all or keep_first else is_repeated | is_contradiction
+    if "time" in index:  # the oldest first
+        index = index.sort_values(["split", "time"], kind="stable")
+    sizes = index["split"].value_counts()
+
+    def report_part(name: str, description: str, fix: str, rows: pd.DataFrame, **how: Any) -> None:
+        for split, positions in rows.sort_index().groupby("split", observed=True)["row"]:
+            how |= dict(rows=dataset[split], split=split, examined=int(sizes[split]))
+            report_rows(report, name, description, fix, positions, **how)
+
+    earliest = index.groupby("digest", sort=False)["split"].transform("min")
+    leaked = index[index["split"] > earliest]
+    index = index[index["split"] == earliest]
+    for (_, split), rows in leaked.groupby(["split", earliest[leaked.index]], observed=True):
+        differing = _count_differing(~rows["pair"].isin(index["pair"]))
+        description = f"that are also in the {split} data{differing}"
+        report_part("overlap", description, "left out", rows)
+
+    pairs = index.groupby("digest", sort=False)["pair"]
+    is_contradiction = pairs.transform("min") != pairs.transform("max")
+    has_classes = targets.are_classes(dataset["train"])
+    keep_first = plan.keep_contradictions == "first"
+    keep_all = not (has_classes or keep_first)
+    is_repeated = index.duplicated("pair" if keep_all else "digest")
+    severity: Severity | None = None if has_classes else "info"
+    for split, rows in index.groupby("split", observed=True):
+        contradictions = rows[is_contradiction[rows.index]]
         fix = "all are kept, in the same split" if keep_all else "left out"
         fix = f"{fix}; --keep_contradictions first keeps one of each"
         duplicates_fix = "left out, one of each is kept"
         if split != "train":
-            is_dropped = is_dropped & False
-            fix, duplicates_fix = f"no model can be right on all of them; {RELABEL}", EXCLUDE
+            fix = f"no model can be right on all of them; {RELABEL}"
+            duplicates_fix = EXCLUDE
         elif keep_first:
-            count = int((is_repeated & is_contradiction).sum())
+            count = int(is_repeated[contradictions.index].sum())
             fix = f"the first of each is kept, {count:,} left out"
-        texts = counted(rows["digest"][is_contradiction].nunique(), column.removesuffix("s"))
+        texts = counted(contradictions["digest"].nunique(), column.removesuffix("s"))
         kind = "labels" if has_classes else "numbers"
         description = f"with the same {column} and different {kind} ({texts})"
-        severity: Severity | None = None if has_classes else "info"
-        positions = rows["row"][is_contradiction]
-        report_part("contradictions", description, fix, positions, severity=severity)
-        positions = rows["row"][is_repeated & (keep_all | ~is_contradiction)]
-        report_part("duplicates", "that are exact duplicates", duplicates_fix, positions)
-        remaining[split] = rows[~is_dropped]
-        similar = _find_near(remaining, dataset, column, plan, report_part)
-        remaining[split] = remaining[split].drop(similar)
-    return pd.concat(remaining.values()).sort_index().drop(columns="pair")
+        report_part("contradictions", description, fix, contradictions, severity=severity)
+        duplicates = rows[(is_repeated & (keep_all | ~is_contradiction))[rows.index]]
+        report_part("duplicates", "that are exact duplicates", duplicates_fix, duplicates)
+    is_dropped = is_repeated if keep_all or keep_first else is_repeated | is_contradiction
+    index = index[~is_dropped | (index["split"] != "train")]
+    similar = _find_near(index, dataset, column, plan, report_part)
+    return index.drop(similar).sort_index().drop(columns="pair")
 
 
 def _find_near(
-    frames: dict[str, pd.DataFrame],
+    index: pd.DataFrame,
     dataset: DatasetDict,
     column: str,
     plan: Plan,
     report_part: Callable[..., None],
 ) -> pd.Index:
-    """Return the rows of the last split that are nearly the same as others, and report them."""
-    split, rows = list(frames.items())[-1]
-    deduplicate = plan.drop_duplicates == "near" and split == "train"
-    held_out = frames if plan.drop_overlap == "near" else {}
-    compared = {**held_out, split: _sort_by_time(rows)}
-    if len(compared) == 1 and not deduplicate:
-        return rows.index[:0]
+    """Return the rows that are nearly the same as others that stay, and report them."""
+    deduplicate = plan.drop_duplicates == "near"
+    if plan.drop_overlap != "near":
+        index = index[(index["split"] == "train") & deduplicate]
+    if index.empty:
+        return index.index
     name = stored_column(dataset["train"], column)
-    texts = [
-        dataset[part].select_columns([name]).select(frame["row"])
-        for part, frame in compared.items()
-    ]
-    first = sum(map(len, texts[:-1]))
-    matches = _find_similar(concatenate_datasets(texts), name, first, deduplicate=deduplicate)
-    similar = compared[split].assign(match=matches)[matches >= 0].sort_index()
-    partners = pd.concat(compared.values()).iloc[similar["match"]].set_index(similar.index)
-    for part in compared:
-        pairs, counterparts = (frame[partners["split"] == part] for frame in (similar, partners))
+    texts = concatenate_datasets(
+        [
+            dataset[split].select_columns([name]).select(rows)
+            for split, rows in index.groupby("split", observed=True)["row"]
+        ]
+    )
+    matches = _find_similar(texts, name, index["split"].to_numpy(), deduplicate=deduplicate)
+    index = index.assign(match=matches)
+    similar = index[matches >= 0].sort_index()
+    partners = index.iloc[similar["match"]].set_index(similar.index)
+    for (split, part), rows in similar.groupby(["split", partners["split"]], observed=True):
+        counterparts = partners.loc[rows.index]
         place = "another one" if part == split else f"a row of the {part} data"
-        differing = _count_differing(pairs["label"] != counterparts["label"])
+        differing = _count_differing(rows["label"] != counterparts["label"])
         numbers = source_rows(dataset[part])[counterparts["row"].to_numpy()[:MOST_SUSPECTS]]
         report_part(
             "near_duplicates" if part == split else "near_overlap",
             f"that are nearly the same as {place}{differing}",
             "left out",
-            pairs["row"],
-            reasons=[f"near-duplicate of row {number} of {part}" for number in numbers],
+            rows,
+            suspects=[[f"near-duplicate of row {number} of {part}" for number in numbers]],
         )
     return similar.index
-
-
-def _sort_by_time(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with the oldest first, as they are if they have no times."""
-    return rows.sort_values("time", kind="stable") if "time" in rows else rows
 
 
 def _count_differing(differing: pd.Series) -> str:
     return f" ({differing.sum():,} with another label)" if differing.any() else ""
 
 
-def _find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) -> np.ndarray:
-    """Return for each row from ``first`` on a row before it that is nearly the same, or -1.
+def _find_similar(
+    rows: Dataset, column: str, splits: np.ndarray, *, deduplicate: bool
+) -> np.ndarray:
+    """Return for each row one before it that stays and is nearly the same, or -1.
 
-    Rows before ``first`` are held out, the others compared with each other if ``deduplicate``. A
-    row that is nearly the same as one before it is compared with no later one, so that rows without
-    a match are not nearly the same as each other. In memory are 768 bytes a row, and the word pairs
-    of a few thousand rows.
+    Rows are compared with those of other ``splits``, shape ``(rows,)``, and those of training also
+    with each other if ``deduplicate``. A row that is nearly the same as one before it is compared
+    with no later one, so that rows without a match are not nearly the same as each other. In memory
+    are 768 bytes a row, and the word pairs of a few thousand rows.
     """
     version.require_packages("near duplicates", version.NEAR)
     from datasketch import MinHash
 
     signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)
-    blank, count = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32"), 0
+    blank = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32")
+    count = 0
     for numbers, values in arrow.pieces(rows, column):
         activity.advance("looking for near duplicates", count, len(rows))
         for row, value in zip(numbers.tolist(), values.to_pylist(), strict=True):
             sketch = blank.copy()
-            pairs = (
-                (part, pair) for part, pairs in enumerate(_word_pairs(value)) for pair in pairs
-            )
-            sketch.update_batch([(part + pair) & (2**32 - 1) for part, pair in pairs])
+            for part, pairs in enumerate(_word_pairs(value)):
+                sketch.update_batch([(part + pair) & (2**32 - 1) for pair in pairs])
             signatures[row] = sketch.hashvalues
         count += len(numbers)
     # the number of each band that a row shares with others, else -1
@@ -263,21 +254,22 @@ def _find_similar(rows: Dataset, column: str, first: int, *, deduplicate: bool) 
     for count, row in enumerate(candidates.tolist()):
         activity.advance("comparing", count, len(candidates))
         bands_of_row = bands[row][bands[row] >= 0].tolist()
-        if row >= first:
-            rows_in_bands = {other for band in bands_of_row for other in members[band]}
-            neighbours = np.array(sorted(rows_in_bands), dtype=np.int64)
-            estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
-            likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
-            for other in neighbours[likeliest[estimates[likeliest] >= _LEAST_ESTIMATE]].tolist():
-                texts = zip(read_pairs(row), read_pairs(other), strict=True)
-                if all(len(a & b) >= _SIMILARITY * len(a | b) for a, b in texts):
-                    matches[row] = other
-                    break
-        if row < first or (deduplicate and matches[row] < 0):
+        is_train = splits[row] == "train"
+        rows_in_bands = {other for band in bands_of_row for other in members[band]}
+        neighbours = np.array(sorted(rows_in_bands), dtype=np.int64)
+        neighbours = neighbours[is_train | (splits[neighbours] != splits[row])]
+        estimates = (signatures[neighbours] == signatures[row]).mean(axis=1)
+        likeliest = np.argsort(-estimates, kind="stable")[:_MOST_VERIFIED]
+        for other in neighbours[likeliest].tolist():
+            texts = zip(read_pairs(row), read_pairs(other), strict=True)
+            if all(len(a & b) >= _SIMILARITY * len(a | b) for a, b in texts):
+                matches[row] = other
+                break
+        if matches[row] < 0 and (deduplicate or not is_train):
             for band in bands_of_row:
                 if len(members[band]) < _MOST_IN_BAND:
                     members[band].append(row)
-    return matches[first:]
+    return matches
 
 
 def _word_pairs(value: str | list[str]) -> list[set[int]]:

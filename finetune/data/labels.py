@@ -137,10 +137,8 @@ def parse_number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of an integer of hundreds of digits
         return None
-    except OverflowError:  # an integer of hundreds of digits
-        return math.inf
 
 
 def natural_key(name: str) -> tuple[bool, float, str]:
@@ -150,14 +148,10 @@ def natural_key(name: str) -> tuple[bool, float, str]:
     return not is_number, float(name) if is_number else 0.0, name
 
 
-def are_numbers(names: Sequence[str]) -> bool:
-    """Return whether all names of classes are finite numbers."""
-    return not any(is_word for is_word, _, _ in map(natural_key, names))
-
-
 def have_order(names: Sequence[str], ordered: Sequence[str]) -> bool:
     """Return whether the order of classes is known: all are in ``ordered``, or numbers ascend."""
-    ascend = are_numbers(names) and list(names) == sorted(names, key=natural_key)
+    are_numbers = not any(is_word for is_word, _, _ in map(natural_key, names))
+    ascend = are_numbers and list(names) == sorted(names, key=natural_key)
     return set(names) <= set(ordered) or ascend
 
 
@@ -238,7 +232,8 @@ def encode_names(
         for split, group in columns.items()
     }
     report.raise_errors()
-    is_set, declared = options.task == "multi_label", by_name["train"].classes
+    is_set = options.task == "multi_label"
+    declared = by_name["train"].classes
     present = {name for column in by_name.values() for cell in column.values for name in cell}
     renamed = {name: options.renames.get(name, name) for name in (*declared, *present)}
     occurring = {renamed[name] for name in present}
@@ -248,8 +243,6 @@ def encode_names(
         ordered = [name for name in options.names if is_complete or name in occurring]
     else:
         ordered += sorted(occurring - {*ordered}, key=natural_key)
-    if options.task == "ordinal" and not have_order(ordered, options.names):
-        ordered = sorted(ordered, key=natural_key)  # if words, the order is asked for
     numbers = {name: ordered.index(renamed[name]) for name in present}
     labels = {}
     for split, column in by_name.items():
@@ -293,24 +286,18 @@ def _read_names(
         return isinstance(label, str) or (isinstance(label, int | float) and label % 1 == 0)
 
     is_set = options.task == "multi_label"
-    are_whole = options.task != "ordinal" and are_numbers([*map(str, column.values)])
     names: list[list[str]] = []
-    single_names: set[str] = set()
-    kinds: set[bool] = set()
     for place, value in enumerate(column.values):
         labels = parse_list(value)
         if labels is None and options.separator and not looks_printed(value):
             labels = str(value).split(options.separator)
         if is_set:
             cell = [_class_name(label).strip() for label in labels or ()]
-            kinds |= {isinstance(label, str) for label in labels or ()}
-            is_refused = labels is None or len(kinds) > 1 or not all(map(is_class, labels))
+            is_refused = labels is None or not all(map(is_class, labels))
             is_refused |= len({*cell}) < len(cell) and {*cell} <= {"0", "1", "False", "True"}
         else:
             cell = [_class_name(value)]
-            is_refused = labels is not None or isinstance(value, dict) or cell[0] in single_names
-            is_refused |= are_whole and float(value) % 1 > 0
-            single_names.add(cell[0])
+            is_refused = labels is not None or isinstance(value, dict)
         if is_refused:
             message = f"--label_column: '{column.name}' holds {value!r}"
             rows = column.first_row(place)
@@ -332,7 +319,7 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
     """
     if not targets.are_classes(rows):
         raise UserError("the data has numbers as labels, and the model predicts classes")
-    source, is_set = targets.class_names(rows), targets.is_set(rows)
+    source = targets.class_names(rows)
     numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}
     if unknown := targets.counts(rows).keys() - numbers.keys():
         listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
@@ -344,10 +331,11 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
         )
     labels = targets.values(rows)
     feature: Any = ClassLabel(names=[*names])
-    if is_set:
-        labels = [sorted(numbers[number] for number in label) for label in labels]
-        return rows.remove_columns("label").add_column("label", labels, feature=List(feature))
-    labels = [numbers[label] for label in labels]
+    if targets.is_set(rows):
+        feature = List(feature)
+        labels = [sorted(map(numbers.__getitem__, label)) for label in labels]
+    else:
+        labels = [numbers[label] for label in labels]
     return rows.remove_columns("label").add_column("label", labels, feature=feature)
 
 
@@ -364,7 +352,8 @@ def encode_numbers(
     """
     if options.renames:
         report.fail("--label_map: the labels are numbers, which have no other names")
-    count, labels = len(options.columns), {}
+    count = len(options.columns)
+    labels = {}
     for split, group in columns.items():
         parsed = []
         for column in group:

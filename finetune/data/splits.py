@@ -22,7 +22,6 @@ from functools import partial
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
@@ -31,7 +30,7 @@ from finetune.data import arrow, targets
 from finetune.data.columns import describe_columns
 from finetune.data.digests import drop_repeated
 from finetune.data.targets import report_rows
-from finetune.errors import Report, Severity, UserError, counted
+from finetune.errors import Report, UserError, counted
 
 #: The splits that are split off, in this order.
 HELD_OUT = ("test", "validation")
@@ -71,86 +70,83 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     """
     splits = [name for name in ORDER if name in dataset]
     sizes = [len(dataset[name]) for name in splits]
-    labels = [
-        tuple(label) if isinstance(label, list) else label
-        for name in splits
-        for label in targets.values(dataset[name])
-    ]
+    labels = [str(label) for name in splits for label in targets.values(dataset[name])]
     index = pd.DataFrame(
         {
-            "split": pd.Categorical(np.repeat(splits, sizes), categories=splits),
+            "split": pd.Categorical(np.repeat(splits, sizes), splits, ordered=True),
             "row": np.concatenate([np.arange(size) for size in sizes]),
-            "label": pd.factorize(pd.Series(labels, dtype=object))[0],
+            "label": pd.factorize(np.array(labels, dtype=object))[0],
         }
     )
-    column, kind = plan.group_column or plan.time_column, "group" if plan.group_column else "time"
+    column = plan.group_column or plan.time_column
+    kind = "group" if plan.group_column else "time"
     if column is None:
         return index
-    flag, train = f"--{kind}_column {column}", dataset["train"]
+    flag = f"--{kind}_column {column}"
+    train = dataset["train"]
     if column not in train.column_names:
         columns = describe_columns(train, column)
         raise UserError(f"{flag}: no column '{column}' in the train data{columns}")
     is_train = index["split"] == "train"
     if kind == "time":
-        index.loc[is_train, "time"] = _read_times(train, column, flag)
+        index.loc[is_train, "time"] = index["row"].map(_read_times(train, column, flag))
     else:
         groups = []
         for split in splits:
-            groups.append(pa.nulls(len(dataset[split]), pa.string()))
             if column in dataset[split].column_names:
-                groups[-1] = _read_texts(dataset[split], column, flag)
+                groups.append(_read_texts(dataset[split], column, flag))
             else:
+                groups.append(pd.Series(index=range(len(dataset[split])), dtype=object))
                 report.info(f"{flag}: the {split} data has no such column, and is used as it is")
-        codes = pa.concat_arrays(groups).dictionary_encode().indices
-        index["group"] = np.asarray(codes.to_numpy(zero_copy_only=False))
+        codes = pd.factorize(pd.concat(groups))[0]
+        index["group"] = np.where(codes < 0, np.nan, codes)
     is_missing = is_train & index[kind].isna()
-    severity: Severity = "info" if plan.drop else "error"
-    fix = "left out" if plan.drop else "--drop_invalid leaves them out"
     report_dropped = partial(report_rows, report, "dropped_rows")
-    description, positions = f"with no {kind} in '{column}'", index["row"][is_missing]
-    report_dropped(description, fix, positions, train, "train", severity=severity)
+    report_dropped(
+        f"with no {kind} in '{column}'",
+        "left out" if plan.drop else "--drop_invalid leaves them out",
+        index["row"][is_missing],
+        train,
+        "train",
+        severity="info" if plan.drop else "error",
+    )
     report.raise_errors()
     index = index[~is_missing]
-    if kind == "group":
-        codes = index["split"].cat.codes
-        is_shared = codes > codes.groupby(index["group"]).transform("min")
-        description = f"whose '{column}' held-out data has too"
-        for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
-            report_dropped(description, "left out", rows, dataset[split], split)
-        index = index[~is_shared]
-    return index
+    if kind == "time":
+        return index
+    codes = index["split"].cat.codes
+    is_shared = codes > codes.groupby(index["group"]).transform("min")
+    description = f"whose '{column}' held-out data has too"
+    for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
+        report_dropped(description, "left out", rows, dataset[split], split)
+    return index[~is_shared]
 
 
-def _read_texts(rows: Dataset, column: str, flag: str) -> pa.StringArray:
+def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
     """Return a column as texts; those of blanks are missing."""
-    values = arrow.column(rows, column).combine_chunks()
+    values = arrow.column(rows, column)
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise UserError(f"{flag}: holds {values.type}; expected texts, numbers or dates")
-    texts = values.cast(pa.string())
-    has_text = pc.not_equal(pc.utf8_trim_whitespace(texts), "")
-    return pc.if_else(has_text, texts, pa.scalar(None, pa.string()))
+    texts: pd.Series = values.cast(pa.string()).to_pandas()
+    return texts.where(texts.str.strip() != "")
 
 
-def _read_times(rows: Dataset, column: str, flag: str) -> np.ndarray:
-    """Return the time of each row, shape ``(rows,)``: numbers as they are, dates in microseconds.
+def _read_times(rows: Dataset, column: str, flag: str) -> pd.Series:
+    """Return the times of rows by their numbers: numbers as they are, dates in microseconds.
 
     Texts are numbers, or dates of ISO 8601. A missing time, or one of few texts that are neither,
-    is NaN.
+    is left out or NaN.
     """
-    codes, distinct = pd.factorize(_read_texts(rows, column, flag).to_pandas())
-    texts = pd.Series(distinct, dtype=object).str.strip()
-    times = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    texts = _read_texts(rows, column, flag).dropna().str.strip()
+    times: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
     kind = rows.data.schema.field(column).type
     if times.isna().any() and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
         times = dates.dt.as_unit("us").astype("int64").where(dates.notna())
-    digits, forms = texts.head(1000).str.zfill(8), ("%Y%m%d", "%d%m%Y", "%m%d%Y")
-    years = (pd.to_datetime(digits, format=form, errors="coerce").dt.year for form in forms)
-    is_iso, *are_others = (year.between(1900, 2100).all() for year in years)
-    is_sorted_by_day = any(are_others) and not is_iso  # as the number 31012024 is
-    if len(texts) and (is_sorted_by_day or 2 * times.notna().sum() <= len(texts)):
-        raise UserError(f"{flag}: holds {texts[0]!r}; expected numbers, or dates like 2024-01-31")
-    return np.append(times.to_numpy(np.float64), np.nan)[codes]  # the code of a missing text is -1
+    if len(texts) and 2 * times.notna().sum() <= len(texts):
+        expected = "expected numbers, or dates like 2024-01-31"
+        raise UserError(f"{flag}: holds {texts.iloc[0]!r}; {expected}")
+    return times
 
 
 def make_splits(
@@ -213,7 +209,8 @@ def _divide(
     parts = index["split"].astype(object)
     left = train = index[index["split"] == "train"]
     kind = next((name for name in ("group", "time") if name in index), None)
-    column, shares = plan.group_column or plan.time_column, []
+    column = plan.group_column or plan.time_column
+    shares = []
     for name in HELD_OUT:
         requested = plan.test_size if name == "test" else plan.validation_size
         if name in dataset and requested is not None:
@@ -230,7 +227,8 @@ def _divide(
                     f"{' and '.join(flags)}: {name} takes {size:,} of {len(train):,} rows, of "
                     f"which {len(left):,} are left; expected 2 or more, and fewer than are left"
                 )
-        labels, seed = strata[left["row"]], plan.seed + (name == "validation")
+        labels = strata[left["row"]]
+        seed = plan.seed + (name == "validation")
         if kind == "group":
             is_chosen = _split_groups(labels, pd.factorize(left["group"], sort=True)[0], size, seed)
         elif kind == "time":
@@ -300,14 +298,17 @@ def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
     # of the rows drawn and of the others: how many rows, and how many of each label, are missing
     missing = np.array([size, len(has) - size])
     missing_labels = np.outer(missing / len(has), remaining)
-    order, lots = generator.permutation(len(has)), generator.random(len(has)) < 0.5
-    is_left, is_drawn = np.ones(len(has), dtype=bool), np.zeros(len(has), dtype=bool)
+    order = generator.permutation(len(has))
+    lots = generator.random(len(has)) < 0.5
+    is_left = np.ones(len(has), dtype=bool)
+    is_drawn = ~is_left
     while remaining.any():
         label = int(np.argmin(np.where(remaining > 0, remaining, len(has) + 1)))
         for row in order[is_left[order] & has[order, label]]:
             need, other_need = zip(missing > 0, missing_labels[:, label], missing, strict=True)
             is_drawn[row] = need > other_need or (need == other_need and lots[row])
-            is_left[row], place = False, 1 - int(is_drawn[row])
+            is_left[row] = False
+            place = 1 - int(is_drawn[row])
             missing[place] -= 1
             missing_labels[place, has[row]] -= 1
             remaining[has[row]] -= 1
@@ -326,7 +327,8 @@ def _split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) 
     none is split off. ``groups`` are numbers from 0 without a gap, and ``size`` is met about.
     """
     if labels.ndim == 1:
-        rows, classes = np.arange(len(labels)), np.unique(labels, return_inverse=True)[1]
+        rows = np.arange(len(labels))
+        classes = np.unique(labels, return_inverse=True)[1]
     else:
         rows, classes = np.nonzero(labels)
     # the size of a group counts like a class that every row has, the last one
@@ -340,8 +342,10 @@ def _split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) 
         cells = slice(counts.indptr[group], counts.indptr[group + 1])
         kind = counts.indices[cells].tobytes(), counts.data[cells].tobytes()
         kinds.setdefault(kind, []).append(group)
-    sizes, totals = np.bincount(groups), counts.sum(axis=0)
-    left, share = totals.copy(), size / len(labels)
+    sizes = np.bincount(groups)
+    totals = counts.sum(axis=0)
+    left = totals.copy()
+    share = size / len(labels)
     totals_so_far, chosen_rows = np.zeros((2, len(totals)))
     chosen: list[int] = []
     for members in sorted(kinds.values(), key=lambda groups_of_kind: -sizes[groups_of_kind[0]]):

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from datasets import ClassLabel, Dataset, List
-from scipy.sparse import csr_array
 
 from finetune.data import ROW, arrow
 from finetune.errors import Finding, Report, Severity, Suspect, counted
@@ -54,10 +53,10 @@ def values(rows: Dataset) -> list[Any]:
 
 def indicators(labels: Any, classes: int) -> np.ndarray:
     """Return which of so many classes each row has, shape ``(rows, classes)``, of booleans."""
-    ends = np.cumsum([0, *map(len, labels)])
-    numbers = np.concatenate([*labels, []]).astype(np.int64)
-    shape = len(labels), classes
-    return np.asarray(csr_array((np.ones(len(numbers), bool), numbers, ends), shape).toarray())
+    has = np.zeros((len(labels), classes), dtype=bool)
+    rows = np.repeat(np.arange(len(labels)), [len(label) for label in labels])
+    has[rows, np.concatenate([*labels, []]).astype(np.int64)] = True
+    return has
 
 
 def strata(rows: Dataset) -> np.ndarray:
@@ -109,22 +108,21 @@ def report_rows(
     *,
     examined: int | None = None,
     severity: Severity | None = None,
-    reasons: Sequence[str] = (),
-    suggestions: tuple[Sequence[str], Sequence[float]] | tuple[()] = (),
+    suspects: Sequence[Sequence[Any]] = (),
 ) -> None:
     """Report the rows of a split at some positions; nothing if there are no such rows.
 
     ``description`` follows "3 of 100 train rows". The severity is "warning" by default if the rows
-    are more than 1% of those ``examined``, by default all; else "info". ``reasons`` say why each
-    row is a suspect, ``suggestions`` which labels they should have and how surely. The others are
+    are more than 1% of those ``examined``, by default all; else "info". ``suspects`` say why each
+    row is one, which labels they should have and how surely, a sequence each. The others are
     attributes of the finding.
     """
-    count, total = len(positions), len(rows) if examined is None else examined
+    count = len(positions)
+    total = len(rows) if examined is None else examined
     if not count:
         return
     sampled = f" looked at (of {len(rows):,})" if total < len(rows) else ""
     numbers = source_rows(rows)[np.asarray(positions)[:MOST_SUSPECTS]].tolist()
-    reasons = reasons or [description] * len(numbers)
     report.add(
         Finding(
             name=name,
@@ -135,7 +133,7 @@ def report_rows(
             rows=numbers,
             count=count,
             examined=total,
-            suspects=[*map(Suspect, numbers, reasons, *suggestions)],
+            suspects=[*map(Suspect, numbers, *(suspects or [[description] * len(numbers)]))],
         )
     )
 

@@ -110,7 +110,8 @@ def tokenize(
     tokenized = DatasetDict()
     for split, rows in dataset.items():
         read = [name for name in ("text", TEXTS, "label") if name in rows.column_names]
-        rows, work = rows.select_columns(read), f"tokenizing {split}"
+        rows = rows.select_columns(read)
+        work = f"tokenizing {split}"
         key = Hasher.hash([fingerprint(dataset, "text"), split, str(rows.features), *facts])
         # texts, of which one may have many windows
         options = dict(batch_size=1000 if windows is None else 100, new_fingerprint=key)
@@ -119,8 +120,8 @@ def tokenize(
             continue
         directory = caches.directory(caches.TOKENIZED, key)
         count = min(processes or cpu_count(), -(-len(rows) // _FEW))
-        options |= dict(num_proc=count if count > 1 else None)  # one would be another process
-        options |= dict(cache_file_name=f"{directory}/rows.arrow")
+        num_proc = count if count > 1 else None  # 1 would start another process
+        options |= dict(num_proc=num_proc, cache_file_name=f"{directory}/rows.arrow")
         try:
             with _lock(directory):
                 with contextlib.suppress(pa.ArrowInvalid, OSError):
@@ -150,7 +151,8 @@ def _encode(
     else:
         places, rows = zip(*windows.rows(batch["text"]), strict=True)
         columns = {name: [row[name] for row in rows] for name in rows[0]}
-        columns[COLUMN], labels = np.asarray(numbers)[[*places]], labels[[*places]]
+        columns[COLUMN] = np.asarray(numbers)[[*places]]
+        labels = labels[[*places]]
     return {**columns, "labels": labels, "length": [*map(len, columns["input_ids"])]}
 
 
@@ -184,13 +186,15 @@ def identity(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:
     token = _FORKS_WORKERS.set(True)
-    environment, parallelism = os.environ, os.environ.get("TOKENIZERS_PARALLELISM")
-    bar, done = arrow_dataset.hf_tqdm, 0
+    environment = os.environ
+    parallelism = os.environ.get("TOKENIZERS_PARALLELISM")
+    bar = arrow_dataset.hf_tqdm
+    finished_rows = 0
 
     def update(count: int) -> None:
-        nonlocal done
-        done += count
-        activity.advance(work, done, len(rows))
+        nonlocal finished_rows
+        finished_rows += count
+        activity.advance(work, finished_rows, len(rows))
 
     # nothing else is told by `datasets.map` how far it is
     arrow_dataset.hf_tqdm = lambda **_: contextlib.nullcontext(SimpleNamespace(update=update))

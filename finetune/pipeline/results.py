@@ -228,7 +228,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
         columns["text"] = rows["text"][:]
     else:  # digests tell rows without a text apart
         hashes = digests.hash_rows(rows, recipe.input_column)
-        columns[DIGEST] = [value.hex() for value in hashes.to_pylist()]
+        columns[DIGEST] = [value.hex() for value in hashes]
     tokens = recipe.whole_lengths("test") if isinstance(recipe, TextRecipe) else None
     if tokens is not None:
         columns["tokens"] = tokens

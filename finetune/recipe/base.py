@@ -269,8 +269,7 @@ class Recipe(RecipeOptions):
                 dataset, source, self.input_column, report=self.report, **files
             )
         columns.require_rows(dataset, self.label_sources, self.report, source)
-        split_by = [*filter(None, (self.group_column, self.time_column))]
-        check_rows(source, dataset, self.columns_read(), split_by, self.report)
+        check_rows(source, dataset, self.columns_read(), self.report)
         return dataset
 
     @functools.cached_property

@@ -134,22 +134,6 @@ def test_a_class_of_most_or_of_few_rows_is_found(
 
 
 @pytest.mark.contract("C9")
-def test_a_column_of_splits_is_found(tmp_path: Path, bert: Path) -> None:
-    """It is not read."""
-    table = [(*row, ("train", "test")[n % 5 == 4]) for n, row in enumerate(plain())]
-    result = check_rows(write(tmp_path / "a.csv", table, (*HEAD, "fold")), bert)
-    assert "'fold'" in warnings_of(result)["split_column"].message
-
-
-@pytest.mark.contract("C7", "C9")
-def test_a_column_that_splits_the_rows_is_no_column_of_splits(tmp_path: Path, bert: Path) -> None:
-    names = ["train", "training", "testing", "evaluation", "valid", "dev"]
-    table = [(*row, names[n % 6]) for n, row in enumerate(plain())]
-    path = write(tmp_path / "a.csv", table, (*HEAD, "fold"))
-    assert "split_column" not in warnings_of(check_rows(path, bert, group_column="fold"))
-
-
-@pytest.mark.contract("C9")
 def test_faults_of_splits_are_found(tmp_path: Path, bert: Path) -> None:
     """Rows in two splits, classes without a test row."""
     table = plain()

@@ -540,7 +540,6 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "order-of-two": (NAMES, ["--task", "ordinal"], ["'good'", "3 or more"]),
     "words-as-sets": (NAMES, ["--task", "multi_label"], ["'label'", "--label_separator"]),
     "one-number-in-lists": ([["bad"], ["good"], 5], [], ["line 3", "5", "JSON list"]),
-    "words-among-number-lists": ([["1"], [], [1]], [], ["[1]", "line 3", "JSON list"]),
     "fractions-in-lists": ([["a"], [1.5]], ["--task", "multi_label"], ["[1.5]", "line 2"]),
     "one-label-in-python-lists": (["['a']", "['a', 'b']", "b"], [], ["'b'", "line 3"]),
     "words-among-numbers": ([1, 2, 3, "n/a"], [], ["'n/a'", "line 4", "--task single_label"]),
