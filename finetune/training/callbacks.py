@@ -29,13 +29,8 @@ class StopRequests(TrainerCallback):
     so that nothing waits for it. ``begin`` is called when the training begins, after the other
     callbacks.
 
-    Attributes:
-        pending_evaluation: Whether the step that is saved still has to be evaluated.
-        pending_save: Whether the checkpoint of that evaluation still has to be saved.
-        is_epoch_ended: Whether the epoch of the last step has ended; what is due then was done.
     """
 
-    pending_evaluation = pending_save = is_epoch_ended = False
     _exchange: Any = None
 
     def __init__(self, begin: Callable[[], object]) -> None:
@@ -46,16 +41,8 @@ class StopRequests(TrainerCallback):
         state.compute_steps(args, state.max_steps)
         self._begin()
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the epoch has ended; it is saved after this."""
-        self.is_epoch_ended = True
-
     def on_pre_optimizer_step(self, *_: Any, **kwargs: Any) -> None:
-        """Forget what the step before had to do, and send the request of this process."""
-        self.pending_evaluation = self.pending_save = self.is_epoch_ended = False
-        self._send()
-
-    def _send(self) -> None:
+        """Send the request of this process."""
         self._flag.fill_(signals.requested() is not None)
         if distributed.ranks().world_size > 1 and dist.is_initialized():
             self._exchange = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
@@ -63,8 +50,6 @@ class StopRequests(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save this step, if a process is to stop; :meth:`on_save` stops then."""
         if self._is_requested():
-            self.pending_evaluation = control.should_evaluate
-            self.pending_save = control.should_save
             control.should_evaluate, control.should_save = False, True
 
     def on_save(self, *_: Any, **kwargs: Any) -> None:
@@ -73,7 +58,7 @@ class StopRequests(TrainerCallback):
         Raises:
             Stopped: On every process, if one of them got a signal.
         """
-        self._send()
+        self.on_pre_optimizer_step()
         if self._is_requested():
             raise Stopped(signals.requested() or "a signal to another process")
 

@@ -55,17 +55,15 @@ class Checkpoint(File):
         files: By path in the checkpoint: ``{"bytes": ..., "xxh3_128": ...}``.
         configuration: What a training that resumes from here has to share; see
             :mod:`finetune.pipeline.resumption`.
-        pending: What the step still had to do when it was saved, and the loss since the last log;
-            see :meth:`finetune.training.saving.CheckpointTrainer.begin_training`.
+        pending: The loss of each process since the last log, and the step of that.
     """
 
     NAME = "checkpoint.json"
 
-    step: int  # optimizer steps that are done
-    world_size: int  # processes of the training that saved it
-    files: dict[str, dict[str, Any]]  # by path: {"bytes": ..., "xxh3_128": ...}
-    configuration: dict[str, Any]  # what a resumed training shares, see `pipeline.changes`
-    #: What the step still had to do when it was saved, and the loss since the last log.
+    step: int
+    world_size: int
+    files: dict[str, dict[str, Any]]
+    configuration: dict[str, Any]
     pending: dict[str, Any] = field(default_factory=dict)
     schema: int = 1
 
@@ -86,16 +84,19 @@ def complete(path: Path, **facts: Any) -> None:
 def list_checkpoints(directory: Path, *, complete: bool = False) -> list[Path]:
     """Return the checkpoints of a run by their names, those of most steps first; ``complete``
     leaves those out that have no ``checkpoint.json``, without reading a file.
+
+    While a step is saved again, its first checkpoint is ``replaced-checkpoint-N``, which counts
+    after the new one.
     """
-    paths = [path for path in directory.glob("checkpoint-*") if number(path) and path.is_dir()]
+    paths = [path for path in directory.glob("*checkpoint-*") if number(path) and path.is_dir()]
     if complete:
         paths = [path for path in paths if (path / Checkpoint.NAME).exists()]
-    return sorted(paths, key=number, reverse=True)
+    return sorted(paths, key=lambda path: (-number(path), path.name))
 
 
 def number(path: Path) -> int:
     """Return the steps in the name of a checkpoint; 0 if it is no such name."""
-    match = re.fullmatch(r"checkpoint-([0-9]+)", path.name)
+    match = re.fullmatch(r"(?:replaced-)?checkpoint-([0-9]+)", path.name)
     return int(match[1]) if match else 0
 
 
@@ -145,29 +146,15 @@ def _free_path(path: Path) -> Path:
     return next(free for free in itertools.chain([path], paths) if not free.exists())
 
 
-def settle_replaced(directory: Path) -> None:
-    """Bring back a complete checkpoint that was renamed because its step was saved again, or delete
-    it where the new one is complete.
-    """
-    for replaced in directory.glob("replaced-checkpoint-*"):
-        path = replaced.with_name(replaced.name.removeprefix("replaced-"))
-        if (path / Checkpoint.NAME).exists():
-            shutil.rmtree(replaced)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-            replaced.rename(path)
-
-
 def rotate(directory: Path, limit: int | None, best: Path | None) -> None:
     """Delete the oldest checkpoints of a run beyond ``limit``, but neither the newest nor the best;
     none if there is no limit.
     """
     paths = list_checkpoints(directory)
-    if not limit or not paths:
-        return
-    protected = {path.resolve() for path in (paths[0], best) if path is not None}
-    surplus = max(0, len(paths) - max(limit, len(protected)))
-    for path in [path for path in reversed(paths) if path.resolve() not in protected][:surplus]:
+    protected = {path.resolve() for path in (*paths[:1], best) if path is not None}
+    removable = [path for path in paths if path.resolve() not in protected]
+    remaining = max(0, (limit or len(paths)) - (len(paths) - len(removable)))
+    for path in reversed(removable[remaining:]):
         (path / Checkpoint.NAME).unlink(missing_ok=True)  # first, so that no half of it counts
         shutil.rmtree(path, ignore_errors=True)
 
@@ -190,8 +177,6 @@ def occupy(directory: Path) -> None:
 
 def clear_way(directory: Path) -> str | None:
     """Make room for a new run: move an earlier one aside, and say so; nothing is ever deleted."""
-    if directory.name in ("", ".."):  # `.` has no name to put a number behind
-        directory = directory.resolve()
     refuse_foreign(directory)
     occupy(directory)
     if not _content(directory):

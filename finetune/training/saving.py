@@ -19,7 +19,7 @@ import torch
 import transformers
 from safetensors.torch import save_model
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel
+from transformers import DefaultFlowCallback, PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import Diverged, RunError, UserError
@@ -27,7 +27,6 @@ from finetune.runtime import distributed
 from finetune.runtime.files import apply_umask
 from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import StopRequests
 from finetune.training.checkpoint import Checkpoint
 
 #: What the system and the libraries say, whose errors have no type of their own.
@@ -47,7 +46,6 @@ class CheckpointTrainer(transformers.Trainer):
     """
 
     args: FinetuneArguments
-    stop_requests: StopRequests
     configuration: Mapping[str, Any] = {}
     reschedules = False
     _resumed: Path | None = None
@@ -60,9 +58,11 @@ class CheckpointTrainer(transformers.Trainer):
         self.require_finite_weights()
         directory = Path(self._get_output_dir(trial))
         path = directory / f"checkpoint-{self.state.global_step}"
+        replaced = path.with_name(f"replaced-{path.name}")
         if self.args.should_save:
             if (path / Checkpoint.NAME).exists():
-                checkpoint.set_aside(path, "replaced")
+                shutil.rmtree(replaced, ignore_errors=True)
+                path.rename(replaced)
             shutil.rmtree(path, ignore_errors=True)
         distributed.gather(None)
         limit, self.args.save_total_limit = self.args.save_total_limit, None
@@ -72,20 +72,16 @@ class CheckpointTrainer(transformers.Trainer):
                 pending = {
                     "last_logged_step": self._globalstep_last_logged,
                     "loss_by_process": distributed.gather(self._tr_loss.item()),
-                    "evaluation": self.stop_requests.pending_evaluation,
-                    "save": self.stop_requests.pending_save,
-                    "epoch_end": not self.stop_requests.is_epoch_ended,
                 }
                 if self.args.should_save:
                     facts = {"world_size": self.args.world_size, "pending": pending}
                     checkpoint.complete(path, configuration=self.configuration, **facts)
         finally:
             self.args.save_total_limit = limit
-            if self.args.should_save:
-                if not (path / Checkpoint.NAME).exists():  # the disk may be full
-                    shutil.rmtree(path, ignore_errors=True)
-                checkpoint.settle_replaced(directory)
+            if self.args.should_save and not (path / Checkpoint.NAME).exists():
+                shutil.rmtree(path, ignore_errors=True)  # the disk may be full
         if self.args.should_save:
+            shutil.rmtree(replaced, ignore_errors=True)
             best = self.state.best_model_checkpoint
             checkpoint.rotate(directory, limit, Path(best) if best else None)
         distributed.gather(None)  # no process looks for it before it is complete
@@ -146,7 +142,7 @@ class CheckpointTrainer(transformers.Trainer):
             self._torch_state = None
 
     def begin_training(self) -> None:
-        """After resuming, evaluate first what the checkpoint had still to evaluate.
+        """After resuming, evaluate first what was not evaluated before, and save it again.
 
         A signal stops an evaluation in its middle, and a checkpoint of the last step of an epoch
         may be older than the end of the epoch. Called after the other callbacks.
@@ -161,24 +157,25 @@ class CheckpointTrainer(transformers.Trainer):
         self._total_loss_scalar -= mean  # train_loss is of the steps from here
         self._globalstep_last_logged = pending.get("last_logged_step", self.state.global_step)
         self._load_rng_state(str(self._resumed))
-        epoch, is_last = self.state.epoch or 0.0, self.state.global_step >= self.state.max_steps
-        ends_epoch = pending.get("epoch_end") and (float(epoch).is_integer() or is_last)
-        if pending.get("evaluation"):
-            self.control.should_evaluate = True
-            self.control.should_save = bool(pending["save"])
-            self._log_save_evaluate()
-        if ends_epoch:
-            self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
-            self._log_save_evaluate()
+        epoch, step, history = (
+            self.state.epoch or 0.0,
+            self.state.global_step,
+            self.state.log_history,
+        )
+        is_evaluated = any(entry["step"] == step and "eval_loss" in entry for entry in history)
+        ends = [DefaultFlowCallback().on_step_end]
+        if float(epoch).is_integer() or step >= self.state.max_steps:
+            ends.append(self.callback_handler.on_epoch_end)
+        for end in ends:
+            self.control = end(self.args, self.state, self.control)
+            self.control.should_evaluate &= not is_evaluated
+            self.control.should_save &= self.control.should_evaluate
+            self._maybe_log_save_evaluate(
+                self._tr_loss, None, self.model_wrapped, None, epoch, None, time.time()
+            )
         if float(epoch).is_integer():  # as at the end of each epoch, see Trainer._run_epoch
             self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
         self._torch_state = torch.get_rng_state()  # the library loads that of the checkpoint again
-
-    def _log_save_evaluate(self) -> None:
-        trial, ignored_keys, epoch = None, None, self.state.epoch or 0.0
-        self._maybe_log_save_evaluate(
-            self._tr_loss, None, self.model_wrapped, trial, epoch, ignored_keys, time.time()
-        )
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """Stop before the weights change, or on an accelerator before they are used.

@@ -19,7 +19,7 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SequentialSampler
-from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
+from transformers import EvalPrediction, PrinterCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from finetune.data import batches, encoding
@@ -59,7 +59,6 @@ class Trainer(CheckpointTrainer):
             sampler.refuse_weights(arguments)
         smoothing = arguments.label_smoothing_factor
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
-        arguments.eval_do_concat_batches = False  # it is done once, see restore_rows
         arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
         del arguments.builds_trainer
@@ -68,11 +67,11 @@ class Trainer(CheckpointTrainer):
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.is_fsdp_enabled:
             self._shard_embeddings_once()
-        self.throughput, self.stop_requests = Throughput(), StopRequests(self.begin_training)
+        self.throughput = Throughput()
         self.selection = ModelSelection(arguments.save_every, arguments.early_stopping_patience)
         if arguments.profile:
             self.add_callback(Profile(arguments.profile))
-        for callback in (self.selection, self.throughput, self.stop_requests):
+        for callback in (self.selection, self.throughput, StopRequests(self.begin_training)):
             self.add_callback(callback)  # the last overrules the others
         if arguments.process_index > 0:  # it would print once on every machine
             self.remove_callback(PrinterCallback)
@@ -137,8 +136,6 @@ class Trainer(CheckpointTrainer):
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if self.moves_runs_aside:  # else the pipeline has verified it, and has the directory
             path = path or self.args.resume_from_checkpoint
-            if self.args.should_save and not lock.is_held(directory):
-                checkpoint.settle_replaced(directory)
             if path in ("last", "true", "True"):
                 newest, problems = checkpoint.newest_complete(directory)
                 if newest is None:
@@ -202,8 +199,7 @@ class Trainer(CheckpointTrainer):
         The library averages the means of padded batches, of which the last may be repeated: its
         loss depends on the batch size and on the number of processes.
         """
-        no_order = functools.partial(sampler.restore_rows, None, None, None)
-        restore = getattr(dataloader, "restore_rows", no_order)
+        restore: Callable[[EvalPrediction], EvalPrediction] = dataloader.restore_rows
         compute_metrics, restored = self.compute_metrics, list[EvalPrediction]()
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
@@ -233,8 +229,6 @@ class Trainer(CheckpointTrainer):
             if self.is_in_train:  # a resumed run evaluates first, from the same states
                 random.setstate(python_state)
                 torch.set_rng_state(torch_state)
-                self.stop_requests.pending_evaluation = True
-                self.stop_requests.pending_save = self.control.should_save
                 self.save_stopped()
             raise
         finally:  # a library that the first evaluation imports may draw, as rich does
@@ -243,21 +237,17 @@ class Trainer(CheckpointTrainer):
     def _shard_embeddings_once(self) -> None:
         """Leave the module around the input embeddings out of the units that FSDP shards.
 
-        Accelerate shards the embeddings as a unit of their own, and fails where the module around
-        them (``BertEmbeddings``) is one of those that the model names for a unit.
+        Accelerate (1.15) shards the embeddings as a unit of their own, and fails where the module
+        around them (``BertEmbeddings``) is one of those that the model names for a unit.
         """
-        plugin, model = self.accelerator.state.fsdp_plugin, self.model
-        units = getattr(model, "_no_split_modules", None) or ()
-        if plugin.fsdp_version != 2 or plugin.transformer_cls_names_to_wrap or not units:
-            return
-        assert isinstance(model, PreTrainedModel)
-        embeddings = model.get_input_embeddings()
-        parents = {
-            type(module).__name__
-            for module in model.modules()
-            if any(child is embeddings for child in module.modules())
-        }
-        plugin.transformer_cls_names_to_wrap = sorted(set(units) - parents)
+        plugin: Any = self.accelerator.state.fsdp_plugin
+        model: Any = self.model
+        units = set(getattr(model, "_no_split_modules", None) or ())
+        if plugin.fsdp_version == 2 and units and not plugin.transformer_cls_names_to_wrap:
+            embeddings = model.get_input_embeddings()
+            around = [module for module in model.modules() if embeddings in [*module.modules()]]
+            units -= {type(module).__name__ for module in around}
+            plugin.transformer_cls_names_to_wrap = sorted(units)
 
 
 def build_trainer(
