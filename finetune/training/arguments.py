@@ -42,6 +42,8 @@ _REFUSED = {
     "ignore_data_skip": "a resumed epoch would train on rows that it has seen",
     "prediction_loss_only": "the report needs the outputs of all rows",
     "batch_eval_metrics": "the report needs the outputs of all rows",
+    "eval_do_concat_batches": "the batches of an evaluation are put together once, after the last",
+    "label_names": "the labels of a recipe are in the column 'labels'",
 }
 #: Numbers are 0 or more, these 1 or more, and shares below 1.
 _AT_LEAST_1 = {
@@ -148,7 +150,8 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     Raises:
         UserError: If one is unknown, or if they contradict each other.
     """
-    names, hints = training_names(), get_type_hints(FinetuneArguments)
+    names = training_names()
+    hints = get_type_hints(FinetuneArguments)
     merged = {**defaults, **user_options}
     mistakes = [describe_unknown(f"'{name}'", names) for name in merged if name not in names]
     if not mistakes:
@@ -164,11 +167,11 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     best = merged.get("metric_for_best_model")
     if DIRECTIONS.get(str(best).removeprefix("eval_")) == -1:  # the library goes by "loss" alone
         defaults.setdefault("greater_is_better", False)
-    options, values = merge_options(defaults, user_options), ArgumentValues()
+    values = ArgumentValues(include_for_metrics=[])  # of the others the defaults are values
     for argument in fields(FinetuneArguments):
-        factory = argument.default_factory
-        default = argument.default if factory is MISSING else factory()
-        setattr(values, argument.name, options.get(argument.name, default))
+        if argument.default is not MISSING:
+            setattr(values, argument.name, argument.default)
+    vars(values).update(merge_options(defaults, user_options))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
     if mistakes := list(_find_mistakes(values)):
         raise UserError(*mistakes)
@@ -180,13 +183,14 @@ def _matching_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults that let the model be evaluated when it is saved, where the user changes one
     of the two: only then can the best one be kept.
     """
-    evaluate, save = (user_options.get(f"{name}_strategy") for name in ("eval", "save"))
-    if "no" in (evaluate, save):
+    names = "eval_strategy", "save_strategy"
+    strategies = [user_options[name] for name in names if user_options.get(name) is not None]
+    if "no" in strategies:
         return {"load_best_model_at_end": False}
-    if (evaluate is None) == (save is None) or save == "best":
+    if len(strategies) != 1 or strategies == ["best"]:
         return {}
     steps = user_options.get("eval_steps", user_options.get("save_steps"))
-    defaults = dict.fromkeys(("eval_strategy", "save_strategy"), evaluate or save)
+    defaults = dict.fromkeys(names, strategies[0])
     return defaults | ({} if steps is None else {"eval_steps": steps, "save_steps": steps})
 
 
@@ -197,14 +201,17 @@ def shards(values: FinetuneArguments | ArgumentValues) -> bool:
 
 def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     """Say where training arguments contradict each other or the machine."""
-    ranks, gpus = distributed.ranks(), torch.accelerator.device_count()
-    save, sampling = values.save_strategy, values.train_sampling_strategy
+    ranks = distributed.ranks()
+    gpus = torch.accelerator.device_count()
+    save = values.save_strategy
+    sampling = values.train_sampling_strategy
     compiles = values.torch_compile or values.torch_compile_backend or values.torch_compile_mode
     for name, reason in _REFUSED.items():
         if getattr(values, name):
             yield f"--{name}: {reason}"
     for name, value in vars(values).items():
-        lowest, bound = int(name in _AT_LEAST_1), 1 if name in _SHARES else math.inf
+        lowest = int(name in _AT_LEAST_1)
+        bound = 1 if name in _SHARES else math.inf
         has_own_rule = name in ("num_train_epochs", "max_steps", "local_rank")
         if isinstance(value, (int, float)) and not has_own_rule and not lowest <= value < bound:
             yield f"--{name} {value}: expected {lowest} or more" + " and below 1" * (bound == 1)
@@ -226,8 +233,6 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         yield f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive"
     if sampling == "batch_rebalance":  # steps would depend on the number of processes
         yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
-    if "labels" not in (values.label_names or ["labels"]):
-        yield "--label_names: the labels of a recipe are in the column 'labels'"
     if values.save_every > 1 and save != "epoch":
         yield "--save_every counts epochs: it needs --save_strategy epoch"
     if values.max_tokens_per_batch and (sampling != "group_by_length" or compiles):
@@ -257,7 +262,8 @@ def _resolve(values: ArgumentValues) -> None:
     """Fill in what depends on launch and device, in place."""
     _resolve_batch(values)
     device_type = distributed.device_type(values.use_cpu)
-    is_cuda, name = device_type == "cuda", values.precision
+    is_cuda = device_type == "cuda"
+    name = values.precision
     if not (values.bf16 or values.fp16):
         if name == "auto":
             name = hardware.automatic_precision(device_type)
@@ -269,8 +275,7 @@ def _resolve(values: ArgumentValues) -> None:
         values.dataloader_num_workers = 2 if is_cuda else 0
     if is_cuda and values.dataloader_pin_memory and values.accelerator_config is None:
         values.accelerator_config = {"non_blocking": True}
-    if values.label_names is None:  # the library looks for them in the signature of `forward`
-        values.label_names = ["labels"]
+    values.label_names = ["labels"]  # the library looks for them in the signature of `forward`
     if values.per_device_eval_batch_size is None:
         values.per_device_eval_batch_size = 32 if device_type == "cpu" else 128
 

@@ -16,7 +16,6 @@ import itertools
 import os
 import pickle
 import re
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +28,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 from finetune.errors import UserError
 from finetune.runtime import lock
-from finetune.training.manifest import MANIFEST, File
+from finetune.training.manifest import MANIFEST, Record
 
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
 #: Files that the libraries may load from a checkpoint; an editor or a system adds others.
@@ -46,7 +45,7 @@ _IN_METADATA = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(File):
+class Checkpoint(Record):
     """``checkpoint.json``.
 
     Attributes:
@@ -110,10 +109,11 @@ def problem(path: Path) -> str | None:
     if not (path / Checkpoint.NAME).exists():
         return f"it has no {Checkpoint.NAME}: it was never completed, or is of another trainer"
     try:
-        content, names = Checkpoint.read(path), _files(path)
-        if missing := sorted(content.files.keys() - names):
-            return f"{missing[0]} is missing"
-        for name in sorted(names - {Checkpoint.NAME}):
+        content = Checkpoint.read(path)
+        names = _files(path) - {Checkpoint.NAME}
+        for name in sorted(names | content.files.keys()):
+            if name not in names:
+                return f"{name} is missing"
             if name not in content.files:
                 if _LOADED.fullmatch(name):
                     return f"{name} was not there when it was saved"
@@ -146,22 +146,11 @@ def _free_path(path: Path) -> Path:
     return next(free for free in itertools.chain([path], paths) if not free.exists())
 
 
-def rotate(directory: Path, limit: int | None, best: Path | None) -> None:
-    """Delete the oldest checkpoints of a run beyond ``limit``, but neither the newest nor the best;
-    none if there is no limit.
-    """
-    paths = list_checkpoints(directory)
-    protected = {path.resolve() for path in (*paths[:1], best) if path is not None}
-    removable = [path for path in paths if path.resolve() not in protected]
-    remaining = max(0, (limit or len(paths)) - (len(paths) - len(removable)))
-    for path in reversed(removable[remaining:]):
-        (path / Checkpoint.NAME).unlink(missing_ok=True)  # first, so that no half of it counts
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def occupy(directory: Path) -> None:
+def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
     """Take a directory, made if it is not there, for this process until it ends; raise a
     ``UserError`` if a run is in progress there, on this machine or another.
+
+    With ``moves_aside`` an earlier run is moved out of the way, and a sentence about that returned.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -173,13 +162,7 @@ def occupy(directory: Path) -> None:
         ) from error
     except OSError as error:
         raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
-
-
-def clear_way(directory: Path) -> str | None:
-    """Make room for a new run: move an earlier one aside, and say so; nothing is ever deleted."""
-    refuse_foreign(directory)
-    occupy(directory)
-    if not _content(directory):
+    if not moves_aside or not _content(directory):
         return None
     aside = _free_path(directory)
     lock.release(directory)
@@ -193,17 +176,16 @@ def refuse_foreign(directory: Path) -> None:
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"--output_dir {directory}: {existing} is a file or cannot be written to")
-    if not directory.exists() or not _content(directory):
-        return
     if lock.is_held(directory):
         occupy(directory)  # which refuses it unless it is ours
     # checkpoints alone are what a trainer leaves that no command started
-    if not (directory / MANIFEST).exists() and not any(directory.glob("checkpoint-*")):
+    is_run = (directory / MANIFEST).exists() or any(directory.glob("checkpoint-*"))
+    if _content(directory) and not is_run:
         raise UserError(f"--output_dir {directory} holds files but no run: use another directory")
 
 
 def _content(directory: Path) -> list[Path]:
-    return [path for path in directory.iterdir() if path.name != lock.NAME]
+    return [path for path in directory.glob("*") if path.name != lock.NAME]
 
 
 def refuse_code(checkpoint: str | Path) -> None:

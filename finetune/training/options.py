@@ -12,14 +12,13 @@ from finetune.errors import suggestion
 
 #: Training arguments of which one is enough.
 BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
-#: Fields of ``TrainingArguments`` up to transformers 4.57, names of other tools: what to type here.
+#: Fields of ``TrainingArguments`` up to transformers 4.57, names of other tools: what to type here,
+#: where it is not the option most like it.
 RENAMED = {
     **{"lr": "--learning_rate", "epochs": "--num_train_epochs"},
-    "batch_size": "--global_batch_size",
     "adafactor": "--optim adafactor",
     "dispatch_batches": "--accelerator_config '{\"dispatch_batches\": true}'",
     "evaluate_during_training": "--eval_strategy steps",
-    "evaluation_strategy": "--eval_strategy",
     "fsdp_min_num_params": "--fsdp_config '{\"min_num_params\": N}'",
     "fsdp_transformer_layer_cls_to_wrap": "transformer_layer_cls_to_wrap in --fsdp_config",
     "group_by_length": "--train_sampling_strategy group_by_length",
@@ -28,9 +27,6 @@ RENAMED = {
     "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
     "no_cuda": "--use_cpu",
     "overwrite_output_dir": "nothing: a run that is in --output_dir is moved aside",
-    "per_gpu_eval_batch_size": "--per_device_eval_batch_size",
-    "per_gpu_train_batch_size": "--per_device_train_batch_size",
-    "push_to_hub_model_id": "--hub_model_id",
     "push_to_hub_organization": "--hub_model_id ORGANIZATION/NAME",
     "push_to_hub_token": "--hub_token",
     "split_batches": "--accelerator_config '{\"split_batches\": true}'",
@@ -66,11 +62,6 @@ def describe_unknown(option: str, names: Iterable[str]) -> str:
     return f"unknown option {option}{suggestion(name, names, cutoff=0.7)}"
 
 
-def typed_as(kind: type) -> str:
-    """Return what a value of a type is called where one is expected: ``a whole number``."""
-    return _TYPES[kind][1] if kind in _TYPES else kind.__name__
-
-
 def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
     """Return what is wrong with a value that is not of a type; empty if nothing is, or if the type
     is not one of those that options have.
@@ -84,5 +75,5 @@ def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
     is_right = bool in kinds if isinstance(value, bool) else isinstance(value, types)
     if is_right or not set(kinds) <= _TYPES.keys():
         return ""
-    expected = " or ".join(typed_as(kind) for kind in kinds if kind is not NoneType)
+    expected = " or ".join(_TYPES[kind][1] for kind in kinds if kind is not NoneType)
     return f"{flag}: expected {expected}, found {value!r:.200}"

@@ -17,30 +17,28 @@ import datasets
 import numpy as np
 import torch
 from accelerate.data_loader import prepare_data_loader
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SequentialSampler
-from transformers import EvalPrediction, PrinterCallback, set_seed
+from transformers import EvalPrediction, set_seed
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from finetune.data import batches, encoding
 from finetune.errors import UserError
-from finetune.models.cpu import exchange
 from finetune.runtime import lock
 from finetune.runtime.signals import Stopped
-from finetune.training import checkpoint, sampler
+from finetune.training import checkpoint, steps
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.callbacks import ModelSelection, Profile, StopRequests, Throughput
-from finetune.training.checkpoint import clear_way, occupy
-from finetune.training.loss import GlobalLoss
+from finetune.training.checkpoint import occupy
 from finetune.training.manifest import MANIFEST
 from finetune.training.saving import CheckpointTrainer, explained
+from finetune.training.steps import GlobalBatchSampler, GlobalLoss
 
 
 class Trainer(CheckpointTrainer):
     """``transformers.Trainer`` whose training depends on the global batch only.
 
     Its keyword arguments are those of the library; ``compute_loss_func`` is a
-    :class:`~finetune.training.loss.GlobalLoss`.
+    :class:`~finetune.training.steps.GlobalLoss`.
 
     Attributes:
         row_loss: The loss of each row, in training and in evaluations.
@@ -55,8 +53,6 @@ class Trainer(CheckpointTrainer):
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
-        if compute_loss_func.class_weights:
-            sampler.refuse_weights(arguments)
         smoothing = arguments.label_smoothing_factor
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
         arguments.builds_trainer = True  # or the library would make the output directory
@@ -69,31 +65,26 @@ class Trainer(CheckpointTrainer):
             self._shard_embeddings_once()
         self.throughput = Throughput()
         self.selection = ModelSelection(arguments.save_every, arguments.early_stopping_patience)
-        if arguments.profile:
+        if arguments.profile and arguments.process_index == 0:
             self.add_callback(Profile(arguments.profile))
         for callback in (self.selection, self.throughput, StopRequests(self.begin_training)):
             self.add_callback(callback)  # the last overrules the others
-        if arguments.process_index > 0:  # it would print once on every machine
-            self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
-        arguments, rows = self.args, self.train_dataset
-        set_epoch = getattr(self.data_collator, "set_epoch", None)
-        rank = arguments.process_index
-        self._sampler = sampler.GlobalBatchSampler(arguments, rows, rank, set_epoch)
-        self.throughput.sampler = self._sampler
-        self.throughput.lengths = batches.lengths_of(rows, arguments.length_column_name)
+        rows = self.train_dataset
+        self._sampler = self.throughput.sampler = GlobalBatchSampler(self.args, rows)
         self._row_weights = np.ones(len(rows))
-        if not {"label", "labels"}.isdisjoint(rows.column_names):
-            self._row_weights = self.row_loss.row_weights(sampler.read_labels(rows))
-        names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order")
+        if self.row_loss.class_weights:
+            steps.refuse_weights(self.args)
+            self._row_weights = self.row_loss.row_weights(steps.read_labels(rows))
+        names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
+        names.append("multiprocessing_context")
         loader = DataLoader(
             self._remove_unused_columns(rows, description="training"),
             batch_sampler=self._sampler,
             collate_fn=self.data_collator,
-            multiprocessing_context=arguments.dataloader_multiprocessing_context,
-            **{name: getattr(arguments, f"dataloader_{name}") for name in names},
+            **{name: getattr(self.args, f"dataloader_{name}") for name in names},
         )
         prepared: DataLoader[Any] = prepare_data_loader(
             loader,
@@ -144,9 +135,9 @@ class Trainer(CheckpointTrainer):
             elif path and (reason := checkpoint.problem(Path(path))):
                 raise UserError(f"{path} is damaged: {reason}")
             if self.args.should_save:
-                if not path and (directory / MANIFEST).exists():
-                    logging.getLogger("finetune").warning(clear_way(directory))
-                occupy(directory)
+                is_new = not path and (directory / MANIFEST).exists()
+                if moved := occupy(directory, moves_aside=is_new):
+                    logging.getLogger("finetune").warning(moved)
         self._resumed = Path(path) if path else None
         try:
             output = super().train(path, *args, **kwargs)
@@ -166,31 +157,22 @@ class Trainer(CheckpointTrainer):
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
         """Train nothing where nothing is left: the library would train one step more."""
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
         if not self.control.should_training_stop:
             super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
-        # what was not logged yet counts in train_loss as the mean over the processes
-        self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
-
-    def begin_training(self) -> None:
-        """Exchange gradients in memory, and do what a checkpoint had still to do."""
-        model = self.model_wrapped
-        is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
-        if isinstance(model, DistributedDataParallel) and is_ours and not exchange.used_by(model):
-            exchange.use(model)
-        super().begin_training()
+        if self.control.should_training_stop:  # what was not logged counts in train_loss
+            self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
 
     def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> Any:
         """Sort the rows of an evaluation by length, to pad little; the loop restores the order."""
-        order = sampler.order_by_length(dataset, self.args.length_column_name)
+        lengths = batches.lengths_of(dataset, self.args.length_column_name)
+        order = None if lengths is None else np.argsort(-lengths, kind="stable")
         documents = encoding.documents_of(dataset) if self.row_loss.pooling else None
-        restore = functools.partial(sampler.restore_rows, order, documents, self.row_loss.pooling)
         if order is not None:
             dataset = dataset.select(order)
         options["sampler_fn"] = SequentialSampler  # the library's would permute predictions
-        loader = super()._get_dataloader(dataset, *args, **options)
-        loader.restore_rows = restore
+        loader: Any = super()._get_dataloader(dataset, *args, **options)
+        pooling = self.row_loss.pooling
+        loader.restore_rows = functools.partial(steps.restore_rows, order, documents, pooling)
         return loader
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
@@ -200,7 +182,8 @@ class Trainer(CheckpointTrainer):
         loss depends on the batch size and on the number of processes.
         """
         restore: Callable[[EvalPrediction], EvalPrediction] = dataloader.restore_rows
-        compute_metrics, restored = self.compute_metrics, list[EvalPrediction]()
+        compute_metrics = self.compute_metrics
+        restored: list[EvalPrediction] = []
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
             restored.append(prediction := restore(batches))
@@ -208,9 +191,10 @@ class Trainer(CheckpointTrainer):
             loss = self.row_loss.evaluation_losses(outputs, labels).double().mean().item()
             return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}
 
-        self.compute_metrics, size = compute, self.args.per_device_eval_batch_size
+        self.compute_metrics = compute
+        rows = f"batches of {self.args.per_device_eval_batch_size} rows"
         try:
-            with explained(self.args, f"an evaluation, with batches of {size} rows"):
+            with explained(self.args, f"an evaluation, with {rows}"):
                 output: Any = super().evaluation_loop(dataloader, *args, **options)
         finally:
             self.compute_metrics = compute_metrics
