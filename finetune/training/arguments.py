@@ -26,12 +26,7 @@ from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_availa
 from finetune.errors import UserError, suggestion
 from finetune.runtime import distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
-from finetune.training.options import (
-    BATCH_SIZES,
-    describe_unknown,
-    find_type_mistake,
-    merge_options,
-)
+from finetune.training import options
 
 #: The subcommands imply these, or the launcher sets them.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
@@ -49,7 +44,7 @@ _REFUSED = {
 _AT_LEAST_1 = {
     *("save_every", "save_total_limit", "early_stopping_patience", "profile", "num_threads"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
-    *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout"),
+    *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout", "max_steps"),
 }
 _SHARES = {"label_smoothing_factor", "adam_beta1", "adam_beta2"}
 #: What is in the name of an optimizer, and the package that it needs.
@@ -98,7 +93,6 @@ class FinetuneArguments(TrainingArguments):
     dataloader_num_workers: int | None = _option(  # type: ignore[assignment]
         None, "worker processes that collate batches ahead (unset: 2 with a GPU, none on a CPU)"
     )
-
     eval_do_concat_batches: bool = _option(False, "always false: they are put together once")
 
     builds_trainer = False
@@ -153,10 +147,11 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     names = training_names()
     hints = get_type_hints(FinetuneArguments)
     merged = {**defaults, **user_options}
-    mistakes = [describe_unknown(f"'{name}'", names) for name in merged if name not in names]
-    if not mistakes:
-        mistakes = [find_type_mistake(f"--{name}", merged[name], hints[name]) for name in merged]
-    sizes = [name for name in BATCH_SIZES if user_options.get(name) is not None]
+    unknown = [name for name in merged if name not in names]
+    mistakes = [options.describe_unknown(f"'{name}'", names) for name in unknown]
+    for name in merged if not unknown else ():
+        mistakes.append(options.find_type_mistake(f"--{name}", merged[name], hints[name]))
+    sizes = [name for name in options.BATCH_SIZES if user_options.get(name) is not None]
     if len(sizes) > 1:
         mistakes.append(f"--{' and --'.join(sizes)} are mutually exclusive: give one")
     if mistakes := list(filter(None, mistakes)):
@@ -171,7 +166,7 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     for argument in fields(FinetuneArguments):
         if argument.default is not MISSING:
             setattr(values, argument.name, argument.default)
-    vars(values).update(merge_options(defaults, user_options))
+    vars(values).update(options.merge_options(defaults, user_options))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
     if mistakes := list(_find_mistakes(values)):
         raise UserError(*mistakes)
@@ -212,13 +207,11 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     for name, value in vars(values).items():
         lowest = int(name in _AT_LEAST_1)
         bound = 1 if name in _SHARES else math.inf
-        has_own_rule = name in ("num_train_epochs", "max_steps", "local_rank")
-        if isinstance(value, (int, float)) and not has_own_rule and not lowest <= value < bound:
+        is_default = value == getattr(FinetuneArguments, name, None)  # -1 may be unset
+        if isinstance(value, (int, float)) and not is_default and not lowest <= value < bound:
             yield f"--{name} {value}: expected {lowest} or more" + " and below 1" * (bound == 1)
-    if not 0 < values.num_train_epochs < math.inf:
-        yield f"--num_train_epochs {values.num_train_epochs}: expected more than 0"
-    if values.max_steps < 1 and values.max_steps != -1:
-        yield f"--max_steps {values.max_steps}: expected 1 or more, or -1 for whole epochs"
+    if values.num_train_epochs == 0:
+        yield "--num_train_epochs 0: expected more than 0"
     if (seconds := values.grace_seconds) > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
         yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
     if ranks.world_size > 1 and not values.use_cpu and ranks.local_world_size > gpus:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -108,10 +107,12 @@ class Throughput(TrainerCallback):
     Attributes:
         sampler: That of the training.
         take: Called with the state and each entry of the history, on rank 0.
+        profiler: Told of each step.
     """
 
     sampler: GlobalBatchSampler
     take: Callable[[TrainerState, Mapping[str, Any]], object] | None = None
+    profiler: profile | None = None
     _batches = 0
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
@@ -132,6 +133,8 @@ class Throughput(TrainerCallback):
         end = time.perf_counter()
         self._seconds += end - self._began
         self._began = end
+        if self.profiler is not None:
+            self.profiler.step()
         if state.is_world_process_zero:
             activity.advance("training", state.global_step, state.max_steps, "steps")
 
@@ -164,39 +167,23 @@ class Throughput(TrainerCallback):
         return {name: count / self._seconds for name, count in counts.items() if count}
 
 
-class Profile(TrainerCallback):
-    """Profile ``steps`` steps after the first two, in which memory is allocated and kernels are
-    chosen, and write ``trace.json``, for ``chrome://tracing`` or Perfetto, and ``operators.txt``,
-    the slowest operators, into ``profile/``. A training of two steps writes nothing.
+def make_profiler(steps: int, directory: Path) -> profile:
+    """Return a profiler of ``steps`` steps after the first two, in which memory is allocated and
+    kernels are chosen; of these alone nothing is written.
+
+    ``trace.json`` is for ``chrome://tracing`` or Perfetto, ``operators.txt`` has the slowest.
     """
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def write(result: profile) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        with replacing(directory / "trace.json") as new:
+            result.export_chrome_trace(str(new))
+        order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
+        table = result.key_averages().table(sort_by=order, row_limit=20)
+        write_whole(directory / "operators.txt", f"{table}\n")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start."""
-        self._profiler = profile(
-            schedule=schedule(wait=1, warmup=1, active=self.steps, repeat=1),
-            on_trace_ready=functools.partial(_write_profile, Path(args.output_dir, "profile")),
-        )
-        self._profiler.start()
-
-    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
-        """Take the next step; the profile is written after the last of them."""
-        self._profiler.step()
-
-    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
-        """Stop; a training that has ended early writes what there is."""
-        self._profiler.stop()
-
-
-def _write_profile(directory: Path, result: profile) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    with replacing(directory / "trace.json") as new:
-        result.export_chrome_trace(str(new))
-    order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
-    table = result.key_averages().table(sort_by=order, row_limit=20)
-    write_whole(directory / "operators.txt", f"{table}\n")
+    plan = schedule(wait=1, warmup=1, active=steps, repeat=1)
+    return profile(schedule=plan, on_trace_ready=write)
 
 
 class Bar(ProgressCallback):

@@ -164,6 +164,8 @@ def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
         raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
     if not moves_aside or not _content(directory):
         return None
+    if directory.name in ("", ".."):  # `.` has no name to put a number behind
+        directory = directory.resolve()
     aside = _free_path(directory)
     lock.release(directory)
     directory.rename(aside)

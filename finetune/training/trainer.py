@@ -5,6 +5,7 @@ Methods are overridden for the reason in their first line, the private ones as t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import random
@@ -27,7 +28,7 @@ from finetune.runtime import lock
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint, steps
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import ModelSelection, Profile, StopRequests, Throughput
+from finetune.training.callbacks import ModelSelection, StopRequests, Throughput, make_profiler
 from finetune.training.checkpoint import occupy
 from finetune.training.manifest import MANIFEST
 from finetune.training.saving import CheckpointTrainer, explained
@@ -65,8 +66,6 @@ class Trainer(CheckpointTrainer):
             self._shard_embeddings_once()
         self.throughput = Throughput()
         self.selection = ModelSelection(arguments.save_every, arguments.early_stopping_patience)
-        if arguments.profile and arguments.process_index == 0:
-            self.add_callback(Profile(arguments.profile))
         for callback in (self.selection, self.throughput, StopRequests(self.begin_training)):
             self.add_callback(callback)  # the last overrules the others
 
@@ -139,8 +138,11 @@ class Trainer(CheckpointTrainer):
                 if moved := occupy(directory, moves_aside=is_new):
                     logging.getLogger("finetune").warning(moved)
         self._resumed = Path(path) if path else None
+        if self.args.profile and self.is_world_process_zero():
+            self.throughput.profiler = make_profiler(self.args.profile, directory / "profile")
         try:
-            output = super().train(path, *args, **kwargs)
+            with self.throughput.profiler or contextlib.nullcontext():
+                output = super().train(path, *args, **kwargs)
         finally:
             if self.moves_runs_aside and self.args.should_save:
                 lock.release(directory)
