@@ -62,9 +62,9 @@ class Mutation:
 MUTATIONS = (
     Mutation(
         "the order of the rows depends on the rank",
-        "finetune/training/sampler.py",
+        "finetune/training/steps.py",
         "torch.Generator().manual_seed(self.seed + epoch)",
-        "torch.Generator().manual_seed(self.seed + epoch + self.rank)",
+        "torch.Generator().manual_seed(self.seed + epoch + self._ranks.rank)",
         ("D1",),
     ),
     Mutation(
@@ -97,8 +97,8 @@ MUTATIONS = (
     ),
     Mutation(
         "class weights change the divisor of the loss but not the rows",
-        "finetune/training/loss.py",
-        "return losses * _on_device(self.class_weights, logits.device)[labels.clamp(min=0)]",
+        "finetune/training/steps.py",
+        "return losses * logits.new_tensor(self.class_weights)[labels]",
         "return losses",
         ("B3",),
     ),
@@ -322,8 +322,8 @@ MUTATIONS = (
     Mutation(
         "an existing run is written over instead of moved aside",
         "finetune/training/checkpoint.py",
-        "    if not _content(directory):",
-        "    if not _content(directory) or lock.is_mine(directory):",
+        "    if not moves_aside or not _content(directory):",
+        "    if not moves_aside or not _content(directory) or lock.is_mine(directory):",
         ("A9",),
     ),
     Mutation(

@@ -22,7 +22,7 @@ from finetune.pipeline.results import versions
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runtime import distributed, hub
-from finetune.training import sampler
+from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
@@ -127,7 +127,7 @@ def look(settings: Settings) -> ArgumentValues | None:
 
 def count_steps(values: ArgumentValues, rows: Dataset) -> int:
     """Return the optimizer steps of a training on these rows."""
-    steps_of_epoch = len(sampler.GlobalBatchSampler(values, rows).sizes)
+    steps_of_epoch = len(training_steps.GlobalBatchSampler(values, rows).sizes)
     max_steps: int = values.max_steps
     return max_steps if max_steps > 0 else math.ceil(values.num_train_epochs * steps_of_epoch)
 
@@ -227,14 +227,14 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
         rows = recipe.splits["train"]
         if values is not None:
             if not isinstance(recipe, TextRecipe) or recipe.long_texts == "cut":
-                sampler.require_a_step(values, len(rows))
+                training_steps.require_a_step(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.has_one_class:
                 task = recipe.kind.name
                 raise UserError(f"--label_smoothing_factor needs one class a row; this is {task}")
             if values.class_sampling == "balanced":
-                sampler.require_classes(recipe.targets("train"))
+                training_steps.require_classes(recipe.targets("train"))
             if recipe.weights is not None:
-                sampler.refuse_weights(values)
+                training_steps.refuse_weights(values)
         if not has_model:  # the library would ask for it for half a minute
             return
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:

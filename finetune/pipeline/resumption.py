@@ -176,8 +176,6 @@ def find(
             raise UserError(f"{flag} is damaged ({reason}); complete is: {newest or 'none'}")
         is_in_place = path.parent == output_dir.resolve()
         return replace(_continue_from(path, path.parent, []), in_place=is_in_place)
-    if renames:
-        checkpoint.settle_replaced(output_dir)
     manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
     saved = checkpoint.list_checkpoints(output_dir, complete=True)
     newest, problems = saved[0] if saved else None, list[str]()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from finetune.errors import Report
     from finetune.models.pretrained import ProblemType
-    from finetune.training.loss import GlobalLoss
+    from finetune.training.steps import GlobalLoss
 
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
@@ -119,7 +119,7 @@ class Task(ABC, Generic[S]):
         """Return the loss of a step, of that of each row and the weights that
         :meth:`class_weights` returned; an evaluation weighs no rows.
         """
-        from finetune.training.loss import GlobalLoss
+        from finetune.training.steps import GlobalLoss
 
         return GlobalLoss(
             next(iter(self.losses.values())) if self.loss_function == "focal" else rows,

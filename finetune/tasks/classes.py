@@ -32,7 +32,7 @@ from finetune.tasks.base import RowLoss, Task
 if TYPE_CHECKING:
     import pandas as pd
 
-    from finetune.training.loss import GlobalLoss
+    from finetune.training.steps import GlobalLoss
 
 #: Validation rows that have a label, below which it has the threshold of all labels together.
 _FEWEST_POSITIVES = 10

@@ -26,12 +26,7 @@ from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_availa
 from finetune.errors import UserError, suggestion
 from finetune.runtime import distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
-from finetune.training.options import (
-    BATCH_SIZES,
-    describe_unknown,
-    find_type_mistake,
-    merge_options,
-)
+from finetune.training import options
 
 #: The subcommands imply these, or the launcher sets them.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
@@ -42,12 +37,14 @@ _REFUSED = {
     "ignore_data_skip": "a resumed epoch would train on rows that it has seen",
     "prediction_loss_only": "the report needs the outputs of all rows",
     "batch_eval_metrics": "the report needs the outputs of all rows",
+    "eval_do_concat_batches": "the batches of an evaluation are put together once, after the last",
+    "label_names": "the labels of a recipe are in the column 'labels'",
 }
 #: Numbers are 0 or more, these 1 or more, and shares below 1.
 _AT_LEAST_1 = {
     *("save_every", "save_total_limit", "early_stopping_patience", "profile", "num_threads"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
-    *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout"),
+    *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout", "max_steps"),
 }
 _SHARES = {"label_smoothing_factor", "adam_beta1", "adam_beta2"}
 #: What is in the name of an optimizer, and the package that it needs.
@@ -96,7 +93,6 @@ class FinetuneArguments(TrainingArguments):
     dataloader_num_workers: int | None = _option(  # type: ignore[assignment]
         None, "worker processes that collate batches ahead (unset: 2 with a GPU, none on a CPU)"
     )
-
     eval_do_concat_batches: bool = _option(False, "always false: they are put together once")
 
     builds_trainer = False
@@ -148,12 +144,14 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     Raises:
         UserError: If one is unknown, or if they contradict each other.
     """
-    names, hints = training_names(), get_type_hints(FinetuneArguments)
+    names = training_names()
+    hints = get_type_hints(FinetuneArguments)
     merged = {**defaults, **user_options}
-    mistakes = [describe_unknown(f"'{name}'", names) for name in merged if name not in names]
-    if not mistakes:
-        mistakes = [find_type_mistake(f"--{name}", merged[name], hints[name]) for name in merged]
-    sizes = [name for name in BATCH_SIZES if user_options.get(name) is not None]
+    unknown = [name for name in merged if name not in names]
+    mistakes = [options.describe_unknown(f"'{name}'", names) for name in unknown]
+    for name in merged if not unknown else ():
+        mistakes.append(options.find_type_mistake(f"--{name}", merged[name], hints[name]))
+    sizes = [name for name in options.BATCH_SIZES if user_options.get(name) is not None]
     if len(sizes) > 1:
         mistakes.append(f"--{' and --'.join(sizes)} are mutually exclusive: give one")
     if mistakes := list(filter(None, mistakes)):
@@ -164,11 +162,11 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     best = merged.get("metric_for_best_model")
     if DIRECTIONS.get(str(best).removeprefix("eval_")) == -1:  # the library goes by "loss" alone
         defaults.setdefault("greater_is_better", False)
-    options, values = merge_options(defaults, user_options), ArgumentValues()
+    values = ArgumentValues(include_for_metrics=[])  # of the others the defaults are values
     for argument in fields(FinetuneArguments):
-        factory = argument.default_factory
-        default = argument.default if factory is MISSING else factory()
-        setattr(values, argument.name, options.get(argument.name, default))
+        if argument.default is not MISSING:
+            setattr(values, argument.name, argument.default)
+    vars(values).update(options.merge_options(defaults, user_options))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
     if mistakes := list(_find_mistakes(values)):
         raise UserError(*mistakes)
@@ -180,13 +178,14 @@ def _matching_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults that let the model be evaluated when it is saved, where the user changes one
     of the two: only then can the best one be kept.
     """
-    evaluate, save = (user_options.get(f"{name}_strategy") for name in ("eval", "save"))
-    if "no" in (evaluate, save):
+    names = "eval_strategy", "save_strategy"
+    strategies = [user_options[name] for name in names if user_options.get(name) is not None]
+    if "no" in strategies:
         return {"load_best_model_at_end": False}
-    if (evaluate is None) == (save is None) or save == "best":
+    if len(strategies) != 1 or strategies == ["best"]:
         return {}
     steps = user_options.get("eval_steps", user_options.get("save_steps"))
-    defaults = dict.fromkeys(("eval_strategy", "save_strategy"), evaluate or save)
+    defaults = dict.fromkeys(names, strategies[0])
     return defaults | ({} if steps is None else {"eval_steps": steps, "save_steps": steps})
 
 
@@ -197,21 +196,22 @@ def shards(values: FinetuneArguments | ArgumentValues) -> bool:
 
 def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     """Say where training arguments contradict each other or the machine."""
-    ranks, gpus = distributed.ranks(), torch.accelerator.device_count()
-    save, sampling = values.save_strategy, values.train_sampling_strategy
+    ranks = distributed.ranks()
+    gpus = torch.accelerator.device_count()
+    save = values.save_strategy
+    sampling = values.train_sampling_strategy
     compiles = values.torch_compile or values.torch_compile_backend or values.torch_compile_mode
     for name, reason in _REFUSED.items():
         if getattr(values, name):
             yield f"--{name}: {reason}"
     for name, value in vars(values).items():
-        lowest, bound = int(name in _AT_LEAST_1), 1 if name in _SHARES else math.inf
-        has_own_rule = name in ("num_train_epochs", "max_steps", "local_rank")
-        if isinstance(value, (int, float)) and not has_own_rule and not lowest <= value < bound:
+        lowest = int(name in _AT_LEAST_1)
+        bound = 1 if name in _SHARES else math.inf
+        is_default = value == getattr(FinetuneArguments, name, None)  # -1 may be unset
+        if isinstance(value, (int, float)) and not is_default and not lowest <= value < bound:
             yield f"--{name} {value}: expected {lowest} or more" + " and below 1" * (bound == 1)
-    if not 0 < values.num_train_epochs < math.inf:
-        yield f"--num_train_epochs {values.num_train_epochs}: expected more than 0"
-    if values.max_steps < 1 and values.max_steps != -1:
-        yield f"--max_steps {values.max_steps}: expected 1 or more, or -1 for whole epochs"
+    if values.num_train_epochs == 0:
+        yield "--num_train_epochs 0: expected more than 0"
     if (seconds := values.grace_seconds) > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
         yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
     if ranks.world_size > 1 and not values.use_cpu and ranks.local_world_size > gpus:
@@ -226,8 +226,6 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         yield f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive"
     if sampling == "batch_rebalance":  # steps would depend on the number of processes
         yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
-    if "labels" not in (values.label_names or ["labels"]):
-        yield "--label_names: the labels of a recipe are in the column 'labels'"
     if values.save_every > 1 and save != "epoch":
         yield "--save_every counts epochs: it needs --save_strategy epoch"
     if values.max_tokens_per_batch and (sampling != "group_by_length" or compiles):
@@ -257,7 +255,8 @@ def _resolve(values: ArgumentValues) -> None:
     """Fill in what depends on launch and device, in place."""
     _resolve_batch(values)
     device_type = distributed.device_type(values.use_cpu)
-    is_cuda, name = device_type == "cuda", values.precision
+    is_cuda = device_type == "cuda"
+    name = values.precision
     if not (values.bf16 or values.fp16):
         if name == "auto":
             name = hardware.automatic_precision(device_type)
@@ -269,8 +268,7 @@ def _resolve(values: ArgumentValues) -> None:
         values.dataloader_num_workers = 2 if is_cuda else 0
     if is_cuda and values.dataloader_pin_memory and values.accelerator_config is None:
         values.accelerator_config = {"non_blocking": True}
-    if values.label_names is None:  # the library looks for them in the signature of `forward`
-        values.label_names = ["labels"]
+    values.label_names = ["labels"]  # the library looks for them in the signature of `forward`
     if values.per_device_eval_batch_size is None:
         values.per_device_eval_batch_size = 32 if device_type == "cpu" else 128
 

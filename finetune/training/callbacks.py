@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile, schedule
+from torch.profiler import profile, schedule
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
@@ -18,54 +17,27 @@ from finetune.errors import counted
 from finetune.runtime import activity, distributed, signals
 from finetune.runtime.files import replacing, write_whole
 from finetune.runtime.signals import Stopped
-from finetune.training.checkpoint import Checkpoint
-from finetune.training.sampler import GlobalBatchSampler
+from finetune.training.steps import GlobalBatchSampler
 
 
 class StopRequests(TrainerCallback):
     """Stop all processes at the same step, or batch of an evaluation, after one got a signal.
 
-    The processes exchange one number a step. It is sent before the optimizer steps and read after,
-    so that nothing waits for it. ``begin`` is called when the training begins, after the other
-    callbacks.
-
-    Attributes:
-        pending_evaluation: Whether the step that is saved still has to be evaluated.
-        pending_save: Whether the checkpoint of that evaluation still has to be saved.
-        is_epoch_ended: Whether the epoch of the last step has ended; what is due then was done.
+    ``begin`` is called when the training begins, after the other callbacks.
     """
 
-    pending_evaluation = pending_save = is_epoch_ended = False
-    _exchange: Any = None
-
     def __init__(self, begin: Callable[[], object]) -> None:
-        self._begin, self._flag = begin, torch.zeros(1, dtype=torch.int32)
+        self._begin = begin
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take intervals of logging, evaluating and saving from the arguments of this start."""
-        state.compute_steps(args, state.max_steps)
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
+        """Call ``begin``."""
         self._begin()
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note that the epoch has ended; it is saved after this."""
-        self.is_epoch_ended = True
-
-    def on_pre_optimizer_step(self, *_: Any, **kwargs: Any) -> None:
-        """Forget what the step before had to do, and send the request of this process."""
-        self.pending_evaluation = self.pending_save = self.is_epoch_ended = False
-        self._send()
-
-    def _send(self) -> None:
-        self._flag.fill_(signals.requested() is not None)
-        if distributed.ranks().world_size > 1 and dist.is_initialized():
-            self._exchange = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save this step, if a process is to stop; :meth:`on_save` stops then."""
         if self._is_requested():
-            self.pending_evaluation = control.should_evaluate
-            self.pending_save = control.should_save
-            control.should_evaluate, control.should_save = False, True
+            control.should_evaluate = False
+            control.should_save = True
 
     def on_save(self, *_: Any, **kwargs: Any) -> None:
         """Stop after a checkpoint, or after a batch of an evaluation.
@@ -73,18 +45,16 @@ class StopRequests(TrainerCallback):
         Raises:
             Stopped: On every process, if one of them got a signal.
         """
-        self._send()
         if self._is_requested():
             raise Stopped(signals.requested() or "a signal to another process")
 
     on_prediction_step = on_save
 
     def _is_requested(self) -> bool:
-        if self._exchange is None:  # of one process: it may have come since
-            return signals.requested() is not None
-        self._exchange.wait()
-        self._exchange = None
-        return bool(self._flag.item())
+        flag = torch.tensor(int(signals.requested() is not None))
+        if distributed.ranks().world_size > 1 and dist.is_initialized():
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag)
 
 
 class ModelSelection(TrainerCallback):
@@ -100,16 +70,8 @@ class ModelSelection(TrainerCallback):
     stop_reason = ""
 
     def __init__(self, save_every: int, patience: int | None) -> None:
-        self.save_every, self.patience = save_every, patience
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Look for the best checkpoint of a resumed run in its directory, which may have moved."""
-        if state.best_global_step:
-            path = str(Path(args.output_dir or "", f"checkpoint-{state.best_global_step}"))
-            paths = (path, state.best_model_checkpoint or path)
-            complete = (path for path in paths if Path(path, Checkpoint.NAME).exists())
-            state.best_model_checkpoint = next(complete, None)
-        self._count_since_best(args, state, control)
+        self.save_every = save_every
+        self.patience = patience
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save if this is an n-th epoch; the library saves the last one."""
@@ -118,29 +80,24 @@ class ModelSelection(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save an epoch that is the best so far, and stop if none has been for too long."""
-        count = self._count_since_best(args, state, control)
-        if count == 0 and args.save_strategy == SaveStrategy.EPOCH and args.load_best_model_at_end:
-            control.should_save = True
-
-    def _count_since_best(self, args: Any, state: TrainerState, control: Any) -> int | None:
-        """Return the evaluations since the best, which may stop the training; None without one."""
         metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
-        name, sign = f"eval_{metric}", 1 if args.greater_is_better else -1
+        name = f"eval_{metric}"
+        sign = 1 if args.greater_is_better else -1
         evaluations = [entry for entry in state.log_history if name in entry]
         if not evaluations:
-            return None
+            return
         best = max(evaluations, key=lambda entry: sign * entry[name])
         count = len(evaluations) - 1 - evaluations.index(best)
+        if count == 0 and args.save_strategy == SaveStrategy.EPOCH and args.load_best_model_at_end:
+            control.should_save = True
         if self.patience is not None and count >= self.patience:
             control.should_training_stop = True
-            step, steps = state.global_step, state.max_steps
-            if step < steps:
+            if state.global_step < state.max_steps:
                 self.stop_reason = (
-                    f"stopped early at step {step:,} of {steps:,}: validation {metric} has not "
-                    f"improved on {best[name]:.4f} (step {best['step']:,}) for "
-                    f"{counted(count, 'evaluation')}"
+                    f"stopped early at step {state.global_step:,} of {state.max_steps:,}: "
+                    f"validation {metric} has not improved on {best[name]:.4f} (step "
+                    f"{best['step']:,}) for {counted(count, 'evaluation')}"
                 )
-        return count
 
 
 class Throughput(TrainerCallback):
@@ -149,14 +106,14 @@ class Throughput(TrainerCallback):
 
     Attributes:
         sampler: That of the training.
-        lengths: Tokens of each row, shape ``(rows,)``; None where rows have no length.
         take: Called with the state and each entry of the history, on rank 0.
+        profiler: Told of each step.
     """
 
     sampler: GlobalBatchSampler
-    lengths: np.ndarray | None = None
     take: Callable[[TrainerState, Mapping[str, Any]], object] | None = None
-    _batches, _seconds, _logged_seconds = 0, 0.0, 0.0  # also of an evaluation alone
+    profiler: profile | None = None
+    _batches = 0
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         """Begin at zero."""
@@ -171,9 +128,13 @@ class Throughput(TrainerCallback):
             torch.accelerator.synchronize(args.device)
         rows = self.sampler.rows_of_step(state.global_step - 1)
         self._rows += len(rows)
-        self._tokens += int(self.lengths[rows].sum()) if self.lengths is not None else 0
+        lengths = self.sampler.lengths
+        self._tokens += 0 if lengths is None else int(lengths[rows].sum())
         end = time.perf_counter()
-        self._seconds, self._began = self._seconds + end - self._began, end
+        self._seconds += end - self._began
+        self._began = end
+        if self.profiler is not None:
+            self.profiler.step()
         if state.is_world_process_zero:
             activity.advance("training", state.global_step, state.max_steps, "steps")
 
@@ -185,17 +146,16 @@ class Throughput(TrainerCallback):
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Report the batches of an evaluation."""
-        self._batches += 1
         total = len(kwargs["eval_dataloader"])
+        self._batches = self._batches % total + 1
         if state.is_world_process_zero:
             activity.advance("evaluating", self._batches, total, "batches")
-        self._batches %= total
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Put the speed into the history, and hand a copy of it over."""
         entry = state.log_history[-1]
-        seconds = self._seconds - self._logged_seconds
-        if "loss" in entry and seconds:
+        if "loss" in entry and self._seconds > self._logged_seconds:
+            seconds = self._seconds - self._logged_seconds
             entry["rows_per_second"] = (self._rows - self._logged_rows) / seconds
             self._logged_rows, self._logged_seconds = self._rows, self._seconds
         if self.take is not None and state.is_world_process_zero:
@@ -207,44 +167,23 @@ class Throughput(TrainerCallback):
         return {name: count / self._seconds for name, count in counts.items() if count}
 
 
-class Profile(TrainerCallback):
-    """Profile ``steps`` steps after the first two, and write ``profile/`` into the run directory.
+def make_profiler(steps: int, directory: Path) -> profile:
+    """Return a profiler of ``steps`` steps after the first two, in which memory is allocated and
+    kernels are chosen; of these alone nothing is written.
 
-    ``trace.json`` is rank 0's, for ``chrome://tracing`` or Perfetto; ``operators.txt`` lists the
-    slowest operators. A training of two steps writes nothing.
+    ``trace.json`` is for ``chrome://tracing`` or Perfetto, ``operators.txt`` has the slowest.
     """
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def write(result: profile) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        with replacing(directory / "trace.json") as new:
+            result.export_chrome_trace(str(new))
+        order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
+        table = result.key_averages().table(sort_by=order, row_limit=20)
+        write_whole(directory / "operators.txt", f"{table}\n")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start; memory is allocated and kernels are chosen in the first two steps."""
-        on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self._profiler = profile(
-            activities=[ProfilerActivity.CPU, *on_gpu],
-            schedule=schedule(wait=1, warmup=1, active=self.steps, repeat=1),
-            on_trace_ready=lambda result: _write_profile(result, Path(args.output_dir, "profile")),
-        )
-        self._profiler.start()
-
-    def on_step_end(self, *_: Any, **kwargs: Any) -> None:
-        """Take the next step; the profile is written after the last of them."""
-        self._profiler.step()
-
-    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
-        """Stop; a training that has ended early writes what there is."""
-        self._profiler.stop()
-
-
-def _write_profile(result: profile, directory: Path) -> None:
-    if not distributed.is_main_process():
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    with replacing(directory / "trace.json") as new:
-        result.export_chrome_trace(str(new))
-    order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
-    table = result.key_averages().table(sort_by=order, row_limit=20)
-    write_whole(directory / "operators.txt", f"{table}\n")
+    plan = schedule(wait=1, warmup=1, active=steps, repeat=1)
+    return profile(schedule=plan, on_trace_ready=write)
 
 
 class Bar(ProgressCallback):

@@ -16,7 +16,6 @@ import itertools
 import os
 import pickle
 import re
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -29,7 +28,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 from finetune.errors import UserError
 from finetune.runtime import lock
-from finetune.training.manifest import MANIFEST, File
+from finetune.training.manifest import MANIFEST, Record
 
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
 #: Files that the libraries may load from a checkpoint; an editor or a system adds others.
@@ -46,7 +45,7 @@ _IN_METADATA = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(File):
+class Checkpoint(Record):
     """``checkpoint.json``.
 
     Attributes:
@@ -55,17 +54,15 @@ class Checkpoint(File):
         files: By path in the checkpoint: ``{"bytes": ..., "xxh3_128": ...}``.
         configuration: What a training that resumes from here has to share; see
             :mod:`finetune.pipeline.resumption`.
-        pending: What the step still had to do when it was saved, and the loss since the last log;
-            see :meth:`finetune.training.saving.CheckpointTrainer.begin_training`.
+        pending: The loss of each process since the last log, and the step of that.
     """
 
     NAME = "checkpoint.json"
 
-    step: int  # optimizer steps that are done
-    world_size: int  # processes of the training that saved it
-    files: dict[str, dict[str, Any]]  # by path: {"bytes": ..., "xxh3_128": ...}
-    configuration: dict[str, Any]  # what a resumed training shares, see `pipeline.changes`
-    #: What the step still had to do when it was saved, and the loss since the last log.
+    step: int
+    world_size: int
+    files: dict[str, dict[str, Any]]
+    configuration: dict[str, Any]
     pending: dict[str, Any] = field(default_factory=dict)
     schema: int = 1
 
@@ -86,16 +83,19 @@ def complete(path: Path, **facts: Any) -> None:
 def list_checkpoints(directory: Path, *, complete: bool = False) -> list[Path]:
     """Return the checkpoints of a run by their names, those of most steps first; ``complete``
     leaves those out that have no ``checkpoint.json``, without reading a file.
+
+    While a step is saved again, its first checkpoint is ``replaced-checkpoint-N``, which counts
+    after the new one.
     """
-    paths = [path for path in directory.glob("checkpoint-*") if number(path) and path.is_dir()]
+    paths = [path for path in directory.glob("*checkpoint-*") if number(path) and path.is_dir()]
     if complete:
         paths = [path for path in paths if (path / Checkpoint.NAME).exists()]
-    return sorted(paths, key=number, reverse=True)
+    return sorted(paths, key=lambda path: (-number(path), path.name))
 
 
 def number(path: Path) -> int:
     """Return the steps in the name of a checkpoint; 0 if it is no such name."""
-    match = re.fullmatch(r"checkpoint-([0-9]+)", path.name)
+    match = re.fullmatch(r"(?:replaced-)?checkpoint-([0-9]+)", path.name)
     return int(match[1]) if match else 0
 
 
@@ -109,10 +109,11 @@ def problem(path: Path) -> str | None:
     if not (path / Checkpoint.NAME).exists():
         return f"it has no {Checkpoint.NAME}: it was never completed, or is of another trainer"
     try:
-        content, names = Checkpoint.read(path), _files(path)
-        if missing := sorted(content.files.keys() - names):
-            return f"{missing[0]} is missing"
-        for name in sorted(names - {Checkpoint.NAME}):
+        content = Checkpoint.read(path)
+        names = _files(path) - {Checkpoint.NAME}
+        for name in sorted(names | content.files.keys()):
+            if name not in names:
+                return f"{name} is missing"
             if name not in content.files:
                 if _LOADED.fullmatch(name):
                     return f"{name} was not there when it was saved"
@@ -145,36 +146,11 @@ def _free_path(path: Path) -> Path:
     return next(free for free in itertools.chain([path], paths) if not free.exists())
 
 
-def settle_replaced(directory: Path) -> None:
-    """Bring back a complete checkpoint that was renamed because its step was saved again, or delete
-    it where the new one is complete.
-    """
-    for replaced in directory.glob("replaced-checkpoint-*"):
-        path = replaced.with_name(replaced.name.removeprefix("replaced-"))
-        if (path / Checkpoint.NAME).exists():
-            shutil.rmtree(replaced)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-            replaced.rename(path)
-
-
-def rotate(directory: Path, limit: int | None, best: Path | None) -> None:
-    """Delete the oldest checkpoints of a run beyond ``limit``, but neither the newest nor the best;
-    none if there is no limit.
-    """
-    paths = list_checkpoints(directory)
-    if not limit or not paths:
-        return
-    protected = {path.resolve() for path in (paths[0], best) if path is not None}
-    surplus = max(0, len(paths) - max(limit, len(protected)))
-    for path in [path for path in reversed(paths) if path.resolve() not in protected][:surplus]:
-        (path / Checkpoint.NAME).unlink(missing_ok=True)  # first, so that no half of it counts
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def occupy(directory: Path) -> None:
+def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
     """Take a directory, made if it is not there, for this process until it ends; raise a
     ``UserError`` if a run is in progress there, on this machine or another.
+
+    With ``moves_aside`` an earlier run is moved out of the way, and a sentence about that returned.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -186,16 +162,10 @@ def occupy(directory: Path) -> None:
         ) from error
     except OSError as error:
         raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
-
-
-def clear_way(directory: Path) -> str | None:
-    """Make room for a new run: move an earlier one aside, and say so; nothing is ever deleted."""
+    if not moves_aside or not _content(directory):
+        return None
     if directory.name in ("", ".."):  # `.` has no name to put a number behind
         directory = directory.resolve()
-    refuse_foreign(directory)
-    occupy(directory)
-    if not _content(directory):
-        return None
     aside = _free_path(directory)
     lock.release(directory)
     directory.rename(aside)
@@ -208,17 +178,16 @@ def refuse_foreign(directory: Path) -> None:
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"--output_dir {directory}: {existing} is a file or cannot be written to")
-    if not directory.exists() or not _content(directory):
-        return
     if lock.is_held(directory):
         occupy(directory)  # which refuses it unless it is ours
     # checkpoints alone are what a trainer leaves that no command started
-    if not (directory / MANIFEST).exists() and not any(directory.glob("checkpoint-*")):
+    is_run = (directory / MANIFEST).exists() or any(directory.glob("checkpoint-*"))
+    if _content(directory) and not is_run:
         raise UserError(f"--output_dir {directory} holds files but no run: use another directory")
 
 
 def _content(directory: Path) -> list[Path]:
-    return [path for path in directory.iterdir() if path.name != lock.NAME]
+    return [path for path in directory.glob("*") if path.name != lock.NAME]
 
 
 def refuse_code(checkpoint: str | Path) -> None:

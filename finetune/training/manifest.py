@@ -19,37 +19,32 @@ from finetune.errors import UserError
 from finetune.runtime.files import to_json, write_whole
 
 SCHEMA = 1
-MANIFEST, METRICS = "run.json", "metrics.json"
+MANIFEST = "run.json"
+METRICS = "metrics.json"
 
 
 class Record:
-    """A dataclass that can be read like the JSON it is written as: ``run.metrics["test"]``."""
+    """A dataclass that can be read like the JSON it is written as: ``run.metrics["test"]``; with a
+    ``NAME`` it is that file in the directory of a run.
+    """
+
+    NAME: ClassVar[str]
 
     def __getitem__(self, name: str) -> Any:
         return vars(self)[name]
 
-    def __contains__(self, name: object) -> bool:
-        """Return whether the field is there and has a value."""
-        return vars(self).get(str(name)) is not None
-
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Return the record of some content, without the names that it does not have."""
-        values, hints = {}, get_type_hints(cls)
+        values = dict[str, Any]()
+        hints = get_type_hints(cls)
         names = {option.name for option in dataclasses.fields(cls)}  # type: ignore[arg-type]
         for name in names & content.keys():
-            value, hint = content[name], hints[name]
-            for kind in (hint, *get_args(hint)) if value is not None else ():
+            values[name] = content[name]
+            for kind in (hints[name], *get_args(hints[name])) if content[name] is not None else ():
                 if isinstance(kind, type) and issubclass(kind, Record):
-                    value = kind.from_json(value)
-            values[name] = value
+                    values[name] = kind.from_json(content[name])
         return cls(**values)
-
-
-class File(Record):
-    """A record that is a file in the directory of a run."""
-
-    NAME: ClassVar[str]
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -84,11 +79,9 @@ class Data(Record):
     rows: dict[str, int]  # of each split
     fingerprint: str  # a hash of what the rows hold, in their order
     notes: list[str] = field(default_factory=list)  # what was dropped or is unusual
-    #: What is suspicious, as ``check`` finds it: name, severity, message, fix, split and counts.
-    findings: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[dict[str, Any]] = field(default_factory=list)  # of ``check``
     tested_in: str = "test"  # the split of the source that the test rows are in
-    #: Of ``--relabel`` and ``--exclude``: file, sha256, and rows of each split.
-    corrections: list[dict[str, Any]] = field(default_factory=list)
+    corrections: list[dict[str, Any]] = field(default_factory=list)  # --relabel, --exclude: by file
     revision: str | None = None  # the commit on the Hub; None if it did not come from there
     split_how: str = ""  # how rows were split off, for people; empty if the source has all splits
 
@@ -97,9 +90,7 @@ class Data(Record):
 class Launch(Record):
     """How a run was launched."""
 
-    #: ``one device``, ``DataParallel on N GPUs``, ``DistributedDataParallel`` or
-    #: ``FullyShardedDataParallel``
-    parallel_mode: str
+    parallel_mode: str  # ``one device``, ``DataParallel on N GPUs``, or the class of torch
     world_size: int
     machines: int
     n_gpu: int  # of a process
@@ -118,7 +109,7 @@ class Process(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest(File):
+class Manifest(Record):
     """``run.json``. The fields from ``steps`` on are known once training has ended."""
 
     NAME = MANIFEST
@@ -130,8 +121,7 @@ class Manifest(File):
     embedded_overrides: dict[str, Any]  # what ``--embedded`` changed
     arguments: dict[str, Any]  # of the training
     labels: list[str]  # in the order of their numbers; none in a regression
-    #: The local metrics and their arguments; none if the recipe computes its own.
-    scoring: dict[str, Any]
+    scoring: dict[str, Any]  # local metrics, with arguments; none if the recipe computes its own
     data: Data
     launch: Launch
     versions: dict[str, str]  # of the toolkit, Python and the libraries
@@ -139,8 +129,7 @@ class Manifest(File):
     process: Process
     task: str | None = None  # see ``finetune.tasks``; None in runs of older releases
     ordered_labels: bool = False  # in older releases, whether that order means something
-    #: What the task knows of the training rows: mean and deviation of numbers.
-    task_facts: dict[str, Any] = field(default_factory=dict)
+    task_facts: dict[str, Any] = field(default_factory=dict)  # mean and deviation of numbers
     model_revision: str | None = None  # of the base model on the Hub, if it is from there
     steps: int | None = None  # of the optimizer, in all
     steps_before: int = 0  # the run was resumed
@@ -150,11 +139,9 @@ class Manifest(File):
     train_loss: float | None = None  # mean over the steps since it was started or resumed
     train_seconds: float | None = None  # since then too
     finished: str | None = None  # the end of training: ISO 8601, UTC
-    #: What a training that resumes this one has to share; see ``pipeline.resumption``.
-    configuration: dict[str, Any] = field(default_factory=dict)
-    #: Of each time that it was resumed: the step, what was changed, the processes.
-    resumed: list[dict[str, Any]] = field(default_factory=list)
-    speed: dict[str, Any] = field(default_factory=dict)  # see ``Meter.summary``
+    configuration: dict[str, Any] = field(default_factory=dict)  # that a resume has to share
+    resumed: list[dict[str, Any]] = field(default_factory=list)  # each time: step, from, changes
+    speed: dict[str, Any] = field(default_factory=dict)  # samples/s and tokens/s
     best_step: int | None = None  # whose checkpoint was kept as the best
     history: list[dict[str, Any]] = field(default_factory=list)  # losses and evaluations by step
     temperature: float | None = None  # fitted on the validation rows; 1 if none is needed
@@ -186,7 +173,7 @@ class Statistics(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metrics(File):
+class Metrics(Record):
     """``metrics.json``."""
 
     NAME = METRICS

@@ -66,11 +66,6 @@ def describe_unknown(option: str, names: Iterable[str]) -> str:
     return f"unknown option {option}{suggestion(name, names, cutoff=0.7)}"
 
 
-def typed_as(kind: type) -> str:
-    """Return what a value of a type is called where one is expected: ``a whole number``."""
-    return _TYPES[kind][1] if kind in _TYPES else kind.__name__
-
-
 def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
     """Return what is wrong with a value that is not of a type; empty if nothing is, or if the type
     is not one of those that options have.
@@ -84,5 +79,5 @@ def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
     is_right = bool in kinds if isinstance(value, bool) else isinstance(value, types)
     if is_right or not set(kinds) <= _TYPES.keys():
         return ""
-    expected = " or ".join(typed_as(kind) for kind in kinds if kind is not NoneType)
+    expected = " or ".join(_TYPES[kind][1] for kind in kinds if kind is not NoneType)
     return f"{flag}: expected {expected}, found {value!r:.200}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +19,19 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_model
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import PreTrainedModel
+from transformers import DefaultFlowCallback, PreTrainedModel
+from transformers.trainer_utils import rotate_checkpoints
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.errors import Diverged, RunError, UserError
+from finetune.models.cpu import exchange
 from finetune.runtime import distributed
 from finetune.runtime.files import apply_umask
 from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import StopRequests
+from finetune.training.callbacks import ModelSelection
 from finetune.training.checkpoint import Checkpoint
 
 #: What the system and the libraries say, whose errors have no type of their own.
@@ -47,12 +51,12 @@ class CheckpointTrainer(transformers.Trainer):
     """
 
     args: FinetuneArguments
-    stop_requests: StopRequests
+    selection: ModelSelection
     configuration: Mapping[str, Any] = {}
     reschedules = False
     _resumed: Path | None = None
     _torch_state: torch.Tensor | None = None
-    _grad_norm: tuple[int, Any] | None = None  # and its step
+    _grad_norm: Any = None  # until it is known to be finite
     _overflows = 0
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -72,22 +76,18 @@ class CheckpointTrainer(transformers.Trainer):
                 pending = {
                     "last_logged_step": self._globalstep_last_logged,
                     "loss_by_process": distributed.gather(self._tr_loss.item()),
-                    "evaluation": self.stop_requests.pending_evaluation,
-                    "save": self.stop_requests.pending_save,
-                    "epoch_end": not self.stop_requests.is_epoch_ended,
                 }
                 if self.args.should_save:
                     facts = {"world_size": self.args.world_size, "pending": pending}
                     checkpoint.complete(path, configuration=self.configuration, **facts)
         finally:
             self.args.save_total_limit = limit
-            if self.args.should_save:
-                if not (path / Checkpoint.NAME).exists():  # the disk may be full
-                    shutil.rmtree(path, ignore_errors=True)
-                checkpoint.settle_replaced(directory)
+            if self.args.should_save and not (path / Checkpoint.NAME).exists():
+                shutil.rmtree(path, ignore_errors=True)  # the disk may be full
         if self.args.should_save:
-            best = self.state.best_model_checkpoint
-            checkpoint.rotate(directory, limit, Path(best) if best else None)
+            for replaced in directory.glob("replaced-checkpoint-*"):
+                shutil.rmtree(replaced, ignore_errors=True)
+            rotate_checkpoints(str(directory), limit, self.state.best_model_checkpoint)
         distributed.gather(None)  # no process looks for it before it is complete
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -117,15 +117,15 @@ class CheckpointTrainer(transformers.Trainer):
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library goes on with a warning."""
-        missing = set(load_result.missing_keys)
-        for names in ("_keys_to_ignore_on_save", "all_tied_weights_keys"):
-            missing -= set(getattr(self.model, names, None) or ())
-        if missing:
+        missing = {*load_result.missing_keys}
+        missing -= {*(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
+        if missing := missing - {*getattr(self.model, "all_tied_weights_keys", ())}:
             raise UserError(f"the checkpoint lacks weights of the model: {', '.join(missing)}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Apply settings that ``--allow_changed`` accepts; the library restores those before."""
-        optimizer, scheduler = self.optimizer, self.lr_scheduler
+        optimizer = self.optimizer
+        scheduler = self.lr_scheduler
         assert optimizer is not None
         settings = [{**group, "params": None} for group in optimizer.param_groups]
         try:
@@ -146,66 +146,67 @@ class CheckpointTrainer(transformers.Trainer):
             self._torch_state = None
 
     def begin_training(self) -> None:
-        """After resuming, evaluate first what the checkpoint had still to evaluate.
+        """After resuming, evaluate first what was not evaluated before, and save it again.
 
         A signal stops an evaluation in its middle, and a checkpoint of the last step of an epoch
         may be older than the end of the epoch. Called after the other callbacks.
         """
+        model = self.model_wrapped
+        state = self.state
+        is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
+        if isinstance(model, DistributedDataParallel) and is_ours and not exchange.used_by(model):
+            exchange.use(model)  # gradients, in memory
+        # the intervals of logging, evaluating and saving are those of this start
+        state.compute_steps(self.args, state.max_steps)  # type: ignore[no-untyped-call]
         if self._resumed is None:
             return
+        best = Path(self.args.output_dir or "", f"checkpoint-{state.best_global_step}")
+        if best.exists():  # the run may have moved
+            state.best_model_checkpoint = str(best)
         pending = Checkpoint.read(self._resumed).pending
         losses = pending.get("loss_by_process", [0.0])
         mean = sum(losses) / len(losses)
         is_same_job = len(losses) == self.args.world_size
         self._tr_loss += losses[self.args.process_index] if is_same_job else mean
         self._total_loss_scalar -= mean  # train_loss is of the steps from here
-        self._globalstep_last_logged = pending.get("last_logged_step", self.state.global_step)
+        self._globalstep_last_logged = pending.get("last_logged_step", state.global_step)
         self._load_rng_state(str(self._resumed))
-        epoch, is_last = self.state.epoch or 0.0, self.state.global_step >= self.state.max_steps
-        ends_epoch = pending.get("epoch_end") and (float(epoch).is_integer() or is_last)
-        if pending.get("evaluation"):
-            self.control.should_evaluate = True
-            self.control.should_save = bool(pending["save"])
-            self._log_save_evaluate()
-        if ends_epoch:
-            self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
-            self._log_save_evaluate()
-        if float(epoch).is_integer():  # as at the end of each epoch, see Trainer._run_epoch
-            self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
+        self.selection.on_evaluate(self.args, state, self.control)  # it may have stopped early
+        entries = [entry for entry in state.log_history if entry["step"] == state.global_step]
+        is_evaluated = any("eval_loss" in entry for entry in entries)
+        epoch = state.epoch or 0.0
+        ends = [DefaultFlowCallback().on_step_end]
+        if float(epoch).is_integer() or state.global_step >= state.max_steps:
+            ends.append(self.callback_handler.on_epoch_end)
+        for end in ends:
+            self.control = end(self.args, state, self.control)
+            self.control.should_evaluate &= not is_evaluated
+            self.control.should_save &= self.control.should_evaluate
+            self._maybe_log_save_evaluate(
+                self._tr_loss, None, model, None, epoch, None, time.time()
+            )
         self._torch_state = torch.get_rng_state()  # the library loads that of the checkpoint again
-
-    def _log_save_evaluate(self) -> None:
-        trial, ignored_keys, epoch = None, None, self.state.epoch or 0.0
-        self._maybe_log_save_evaluate(
-            self._tr_loss, None, self.model_wrapped, trial, epoch, ignored_keys, time.time()
-        )
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """Stop before the weights change, or on an accelerator before they are used.
 
         There the norm is read a step later, when it is known without waiting.
         """
-        self.require_finite()
+        self._require_finite(self.state.global_step)
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
-        full_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self._grad_norm = None if norm is None else (self.state.global_step + 1, full_norm)
+        self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if self.args.device.type == "cpu":
-            self.require_finite()
+            self._require_finite(self.state.global_step + 1)
         return norm
 
-    def require_finite(self) -> None:
-        """Raise ``Diverged``, on every process, if the gradient norm of the last step or its loss
-        is not finite.
-        """
-        if self._grad_norm is None:
+    def _require_finite(self, step: int) -> None:
+        """Raise ``Diverged``, on every process, if loss or gradient of this step is not finite."""
+        norm, self._grad_norm = self._grad_norm, None
+        if norm is None:
             return
-        (step, norm), self._grad_norm = self._grad_norm, None
-        if math.isfinite(norm):
-            self._overflows = 0
-            return
-        self._overflows += 1
-        if self.accelerator.scaler is not None and self._overflows < _MOST_OVERFLOWS:
-            return  # the loss scaler skips the step
+        self._overflows = 0 if math.isfinite(norm) else self._overflows + 1
+        if self._overflows <= (_MOST_OVERFLOWS if self.accelerator.scaler is not None else 0):
+            return  # finite, or the loss scaler skips the step
         paths = checkpoint.list_checkpoints(Path(self.args.output_dir or ""), complete=True)
         last = f"The last checkpoint, {paths[0].name}, is good. " if paths else ""
         raise Diverged(
@@ -216,7 +217,7 @@ class CheckpointTrainer(transformers.Trainer):
 
     def require_finite_weights(self) -> None:
         """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
-        self.require_finite()
+        self._require_finite(self.state.global_step)
         # with FSDP a shard is not finite on one process only, and the others would wait
         weights = () if self.is_fsdp_enabled or self.model is None else self.model.parameters()
         if not all(bool(weight.isfinite().all()) for weight in weights):
@@ -232,12 +233,13 @@ def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, MemoryError) as error:
-        if _mentions(error, _DISK):
+        texts = "".join(traceback.format_exception(error, limit=0))  # also of what it came from
+        if any(text in texts for text in _DISK):
             raise RunError(
                 f"the disk of {arguments.output_dir} is full: {work} failed. Free some space, then "
                 "add --resume; smaller: --save_total_limit 1, or --save_only_model true"
             ) from error
-        if isinstance(error, MemoryError) or _mentions(error, _MEMORY):
+        if isinstance(error, MemoryError) or any(text in texts for text in _MEMORY):
             raise RunError(
                 f"out of memory on {arguments.device} in {work}: try a larger "
                 "--gradient_accumulation_steps (the same global batch), --gradient_checkpointing "
@@ -245,12 +247,3 @@ def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
                 "--per_device_eval_batch_size"
             ) from error
         raise
-
-
-def _mentions(error: BaseException | None, texts: tuple[str, ...]) -> bool:
-    """Return whether an error, or one that it came from, has one of these texts."""
-    while error is not None:
-        if any(text in str(error) for text in texts):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

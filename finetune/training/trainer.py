@@ -5,6 +5,7 @@ Methods are overridden for the reason in their first line, the private ones as t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import random
@@ -17,30 +18,28 @@ import datasets
 import numpy as np
 import torch
 from accelerate.data_loader import prepare_data_loader
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, SequentialSampler
-from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, set_seed
+from transformers import EvalPrediction, set_seed
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from finetune.data import batches, encoding
 from finetune.errors import UserError
-from finetune.models.cpu import exchange
 from finetune.runtime import lock
 from finetune.runtime.signals import Stopped
-from finetune.training import checkpoint, sampler
+from finetune.training import checkpoint, steps
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import ModelSelection, Profile, StopRequests, Throughput
-from finetune.training.checkpoint import clear_way, occupy
-from finetune.training.loss import GlobalLoss
+from finetune.training.callbacks import ModelSelection, StopRequests, Throughput, make_profiler
+from finetune.training.checkpoint import occupy
 from finetune.training.manifest import MANIFEST
 from finetune.training.saving import CheckpointTrainer, explained
+from finetune.training.steps import GlobalBatchSampler, GlobalLoss
 
 
 class Trainer(CheckpointTrainer):
     """``transformers.Trainer`` whose training depends on the global batch only.
 
     Its keyword arguments are those of the library; ``compute_loss_func`` is a
-    :class:`~finetune.training.loss.GlobalLoss`.
+    :class:`~finetune.training.steps.GlobalLoss`.
 
     Attributes:
         row_loss: The loss of each row, in training and in evaluations.
@@ -55,11 +54,8 @@ class Trainer(CheckpointTrainer):
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
-        if compute_loss_func.class_weights:
-            sampler.refuse_weights(arguments)
         smoothing = arguments.label_smoothing_factor
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
-        arguments.eval_do_concat_batches = False  # it is done once, see restore_rows
         arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
         del arguments.builds_trainer
@@ -68,33 +64,26 @@ class Trainer(CheckpointTrainer):
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.is_fsdp_enabled:
             self._shard_embeddings_once()
-        self.throughput, self.stop_requests = Throughput(), StopRequests(self.begin_training)
+        self.throughput = Throughput()
         self.selection = ModelSelection(arguments.save_every, arguments.early_stopping_patience)
-        if arguments.profile:
-            self.add_callback(Profile(arguments.profile))
-        for callback in (self.selection, self.throughput, self.stop_requests):
+        for callback in (self.selection, self.throughput, StopRequests(self.begin_training)):
             self.add_callback(callback)  # the last overrules the others
-        if arguments.process_index > 0:  # it would print once on every machine
-            self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
-        arguments, rows = self.args, self.train_dataset
-        set_epoch = getattr(self.data_collator, "set_epoch", None)
-        rank = arguments.process_index
-        self._sampler = sampler.GlobalBatchSampler(arguments, rows, rank, set_epoch)
-        self.throughput.sampler = self._sampler
-        self.throughput.lengths = batches.lengths_of(rows, arguments.length_column_name)
+        rows = self.train_dataset
+        self._sampler = self.throughput.sampler = GlobalBatchSampler(self.args, rows)
         self._row_weights = np.ones(len(rows))
-        if not {"label", "labels"}.isdisjoint(rows.column_names):
-            self._row_weights = self.row_loss.row_weights(sampler.read_labels(rows))
-        names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order")
+        if self.row_loss.class_weights:
+            steps.refuse_weights(self.args)
+            self._row_weights = self.row_loss.row_weights(steps.read_labels(rows))
+        names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
+        names.append("multiprocessing_context")
         loader = DataLoader(
             self._remove_unused_columns(rows, description="training"),
             batch_sampler=self._sampler,
             collate_fn=self.data_collator,
-            multiprocessing_context=arguments.dataloader_multiprocessing_context,
-            **{name: getattr(arguments, f"dataloader_{name}") for name in names},
+            **{name: getattr(self.args, f"dataloader_{name}") for name in names},
         )
         prepared: DataLoader[Any] = prepare_data_loader(
             loader,
@@ -137,8 +126,6 @@ class Trainer(CheckpointTrainer):
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if self.moves_runs_aside:  # else the pipeline has verified it, and has the directory
             path = path or self.args.resume_from_checkpoint
-            if self.args.should_save and not lock.is_held(directory):
-                checkpoint.settle_replaced(directory)
             if path in ("last", "true", "True"):
                 newest, problems = checkpoint.newest_complete(directory)
                 if newest is None:
@@ -147,12 +134,15 @@ class Trainer(CheckpointTrainer):
             elif path and (reason := checkpoint.problem(Path(path))):
                 raise UserError(f"{path} is damaged: {reason}")
             if self.args.should_save:
-                if not path and (directory / MANIFEST).exists():
-                    logging.getLogger("finetune").warning(clear_way(directory))
-                occupy(directory)
+                is_new = not path and (directory / MANIFEST).exists()
+                if moved := occupy(directory, moves_aside=is_new):
+                    logging.getLogger("finetune").warning(moved)
         self._resumed = Path(path) if path else None
+        if self.args.profile and self.is_world_process_zero():
+            self.throughput.profiler = make_profiler(self.args.profile, directory / "profile")
         try:
-            output = super().train(path, *args, **kwargs)
+            with self.throughput.profiler or contextlib.nullcontext():
+                output = super().train(path, *args, **kwargs)
         finally:
             if self.moves_runs_aside and self.args.should_save:
                 lock.release(directory)
@@ -169,31 +159,22 @@ class Trainer(CheckpointTrainer):
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
         """Train nothing where nothing is left: the library would train one step more."""
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
         if not self.control.should_training_stop:
             super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
-        # what was not logged yet counts in train_loss as the mean over the processes
-        self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
-
-    def begin_training(self) -> None:
-        """Exchange gradients in memory, and do what a checkpoint had still to do."""
-        model = self.model_wrapped
-        is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
-        if isinstance(model, DistributedDataParallel) and is_ours and not exchange.used_by(model):
-            exchange.use(model)
-        super().begin_training()
+        if self.control.should_training_stop:  # what was not logged counts in train_loss
+            self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
 
     def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> Any:
         """Sort the rows of an evaluation by length, to pad little; the loop restores the order."""
-        order = sampler.order_by_length(dataset, self.args.length_column_name)
+        lengths = batches.lengths_of(dataset, self.args.length_column_name)
+        order = None if lengths is None else np.argsort(-lengths, kind="stable")
         documents = encoding.documents_of(dataset) if self.row_loss.pooling else None
-        restore = functools.partial(sampler.restore_rows, order, documents, self.row_loss.pooling)
         if order is not None:
             dataset = dataset.select(order)
         options["sampler_fn"] = SequentialSampler  # the library's would permute predictions
-        loader = super()._get_dataloader(dataset, *args, **options)
-        loader.restore_rows = restore
+        loader: Any = super()._get_dataloader(dataset, *args, **options)
+        pooling = self.row_loss.pooling
+        loader.restore_rows = functools.partial(steps.restore_rows, order, documents, pooling)
         return loader
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
@@ -202,9 +183,9 @@ class Trainer(CheckpointTrainer):
         The library averages the means of padded batches, of which the last may be repeated: its
         loss depends on the batch size and on the number of processes.
         """
-        no_order = functools.partial(sampler.restore_rows, None, None, None)
-        restore = getattr(dataloader, "restore_rows", no_order)
-        compute_metrics, restored = self.compute_metrics, list[EvalPrediction]()
+        restore: Callable[[EvalPrediction], EvalPrediction] = dataloader.restore_rows
+        compute_metrics = self.compute_metrics
+        restored: list[EvalPrediction] = []
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
             restored.append(prediction := restore(batches))
@@ -212,9 +193,10 @@ class Trainer(CheckpointTrainer):
             loss = self.row_loss.evaluation_losses(outputs, labels).double().mean().item()
             return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}
 
-        self.compute_metrics, size = compute, self.args.per_device_eval_batch_size
+        self.compute_metrics = compute
+        rows = f"batches of {self.args.per_device_eval_batch_size} rows"
         try:
-            with explained(self.args, f"an evaluation, with batches of {size} rows"):
+            with explained(self.args, f"an evaluation, with {rows}"):
                 output: Any = super().evaluation_loop(dataloader, *args, **options)
         finally:
             self.compute_metrics = compute_metrics
@@ -233,8 +215,6 @@ class Trainer(CheckpointTrainer):
             if self.is_in_train:  # a resumed run evaluates first, from the same states
                 random.setstate(python_state)
                 torch.set_rng_state(torch_state)
-                self.stop_requests.pending_evaluation = True
-                self.stop_requests.pending_save = self.control.should_save
                 self.save_stopped()
             raise
         finally:  # a library that the first evaluation imports may draw, as rich does
@@ -243,21 +223,17 @@ class Trainer(CheckpointTrainer):
     def _shard_embeddings_once(self) -> None:
         """Leave the module around the input embeddings out of the units that FSDP shards.
 
-        Accelerate shards the embeddings as a unit of their own, and fails where the module around
-        them (``BertEmbeddings``) is one of those that the model names for a unit.
+        Accelerate (1.15) shards the embeddings as a unit of their own, and fails where the module
+        around them (``BertEmbeddings``) is one of those that the model names for a unit.
         """
-        plugin, model = self.accelerator.state.fsdp_plugin, self.model
-        units = getattr(model, "_no_split_modules", None) or ()
-        if plugin.fsdp_version != 2 or plugin.transformer_cls_names_to_wrap or not units:
-            return
-        assert isinstance(model, PreTrainedModel)
-        embeddings = model.get_input_embeddings()
-        parents = {
-            type(module).__name__
-            for module in model.modules()
-            if any(child is embeddings for child in module.modules())
-        }
-        plugin.transformer_cls_names_to_wrap = sorted(set(units) - parents)
+        plugin: Any = self.accelerator.state.fsdp_plugin
+        model: Any = self.model
+        units = set(getattr(model, "_no_split_modules", None) or ())
+        if plugin.fsdp_version == 2 and units and not plugin.transformer_cls_names_to_wrap:
+            embeddings = model.get_input_embeddings()
+            around = [module for module in model.modules() if embeddings in [*module.modules()]]
+            units -= {type(module).__name__ for module in around}
+            plugin.transformer_cls_names_to_wrap = sorted(units)
 
 
 def build_trainer(

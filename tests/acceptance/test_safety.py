@@ -752,6 +752,7 @@ T --train_samples 0 -> --train_samples 0
 T --precision bf61 -> --precision bf61 bf16
 T --optim adamw_bnb_8bit -> --optim adamw_bnb_8bit pip install bitsandbytes
 T --report_to wandbb -> --report_to wandbb wandb
+T --eval_do_concat_batches true -> --eval_do_concat_batches
 T --test_size=-0.1 -> --test_size -0.1
 T --test_size 1.0 -> --test_size 1
 T --metrics f7 -> --metrics f7 f1

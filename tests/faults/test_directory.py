@@ -19,7 +19,7 @@ from finetune import Run, UserError, cli
 from finetune.pipeline import resumption
 from finetune.runtime import distributed
 from finetune.training import checkpoint
-from finetune.training.checkpoint import clear_way
+from finetune.training.checkpoint import occupy, refuse_foreign
 from tests.faults.conftest import Faulty
 from tests.warm import in_warm_processes
 
@@ -54,11 +54,16 @@ def test_a_run_of_another_user_is_refused_and_not_moved(running: Path, writable:
         run = Path(shutil.copytree(running, Path(shared, "run")))
         os.chmod(run, 0o777 if writable else 0o755)
 
-        sentence = of_nobody(clear_way, run)
+        sentence = of_nobody(take, run)
 
         expected = "cannot be locked: " if writable else "cannot be written to"
         assert expected in sentence
         assert os.listdir(shared) == ["run"]
+
+
+def take(run: Path) -> None:
+    refuse_foreign(run)
+    occupy(run, moves_aside=True)
 
 
 def of_nobody(work: Callable[[Path], object], run: Path) -> str:

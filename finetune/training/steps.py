@@ -1,10 +1,10 @@
-"""The order of rows: steps of *global* batches, and evaluations sorted by length.
+"""Steps of *global* batches: which rows they have, and their loss; and the order of an evaluation.
 
 Each epoch is one order of the rows, from its number and the seed alone, cut into global batches,
 these into micro-batches, and these into the shares of the processes. So every step sees the same
 rows on one process, on two, and with accumulation, each at most once an epoch. An incomplete last
 batch is left out, another handful of rows each epoch. Of a number of tokens all rows take part, and
-shares may differ by a row, which the loss allows.
+shares may differ by a row, which the loss allows: it is a mean over the rows of the global step.
 
 The random order is that of torch's ``DistributedSampler`` and accelerate's
 ``SeedableRandomSampler``, so that a hand-written loop of the same seed sees the same steps.
@@ -12,8 +12,9 @@ The random order is that of torch's ``DistributedSampler`` and accelerate's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
@@ -25,20 +26,108 @@ from transformers import EvalPrediction
 from finetune.data import batches, encoding
 from finetune.errors import UserError
 from finetune.runtime import distributed
-from finetune.training.arguments import ArgumentValues, FinetuneArguments
 
+if TYPE_CHECKING:
+    from finetune.training.arguments import ArgumentValues, FinetuneArguments
+
+RowLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _BATCHES_SORTED_TOGETHER = 50
+
+
+@dataclass(frozen=True)
+class GlobalLoss:
+    """A ``compute_loss_func`` for ``transformers.Trainer``.
+
+    The stock ``Trainer`` doubles a mean-reducing loss with two processes or two accumulation steps
+    wherever the model's ``forward`` accepts ``**kwargs``, but not the loss of this hook. It counts
+    the rows of a step. With ``class_weights`` its loss is divided by these rows, ours by the sum of
+    their weights, as in ``torch.nn.CrossEntropyLoss``.
+
+    Attributes:
+        loss: Logits, shape ``(rows, outputs)``, and targets to the loss of each row, ``(rows,)``.
+        label_smoothing: Weight of the mean over all classes in training (Szegedy et al., 2016).
+        class_weights: How much a row of each class counts in training; empty if alike.
+        training_loss: In training instead of ``loss``, if it is another one.
+        pooling: How the outputs for the windows of a document are pooled in an evaluation, ``mean``
+            or ``max``; None where a row is a document.
+    """
+
+    loss: RowLoss
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] = ()
+    training_loss: RowLoss | None = None
+    pooling: str | None = None
+
+    def evaluation_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each row in nats, shape ``(rows,)``, as an evaluation reports it: not
+        smoothed, not weighted.
+
+        Raises:
+            UserError: If the loss of the recipe is reduced.
+        """
+        return _unreduced(self.loss, logits.float(), labels)
+
+    def training_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each row as a step adds it up: smoothed, and weighted as in
+        ``torch.nn.CrossEntropyLoss``, where every class that is smoothed to has its own weight.
+        """
+        logits = logits.float()
+        losses = self._weighted(logits, labels)
+        if not self.label_smoothing:
+            return losses
+        classes = (torch.full_like(labels, number) for number in range(logits.shape[-1]))
+        uniform = torch.stack([self._weighted(logits, number) for number in classes]).mean(dim=0)
+        return (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
+
+    def row_weights(self, labels: np.ndarray) -> np.ndarray:
+        """Return how much each row counts in the divisor of its step, shape ``(rows,)``."""
+        if not self.class_weights:
+            return np.ones(len(labels))
+        weights: np.ndarray = np.asarray(self.class_weights)[labels]
+        return weights
+
+    def __call__(
+        self,
+        outputs: Mapping[str, torch.Tensor],
+        labels: torch.Tensor,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Return the share of this micro-batch in the loss of the global step, a scalar.
+
+        ``num_items_in_batch`` is the rows of the global step, times the targets of a row, as the
+        library counts them; this batch is the step if it is None.
+        """
+        total = self.training_losses(outputs["logits"], labels).sum()
+        if num_items_in_batch is None:
+            return total / self.row_weights(labels.cpu().numpy()).sum()
+        return total / (num_items_in_batch / labels.shape[1:].numel())
+
+    def _weighted(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        losses = _unreduced(self.training_loss or self.loss, logits, labels)
+        if not self.class_weights:
+            return losses
+        return losses * logits.new_tensor(self.class_weights)[labels]
+
+
+def _unreduced(loss: RowLoss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    losses = loss(logits, labels)
+    if losses.shape != (len(labels),):
+        raise UserError(
+            f"loss() of the recipe returned shape {tuple(losses.shape)} for {len(labels)} rows: "
+            "expected the loss of each row, not reduced (reduction='none')"
+        )
+    return losses
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
     """The micro-batches of one process, as a ``batch_sampler`` of ``DataLoader``.
 
     With ``group_by_length`` steps of rows of like length come in random order but for the longest,
-    which comes first: memory runs out at once or never. ``on_epoch`` is called with each epoch and
-    the seed, by which a collator draws random numbers.
+    which comes first: memory runs out at once or never.
 
     Attributes:
         sizes: Rows of each step of an epoch.
+        lengths: Tokens of each row, shape ``(rows,)``; None where rows have no length.
 
     Raises:
         UserError: If there is no step, or one smaller than there are devices; if classes are to be
@@ -46,26 +135,21 @@ class GlobalBatchSampler(Sampler[list[int]]):
     """
 
     def __init__(
-        self,
-        arguments: FinetuneArguments | ArgumentValues,
-        dataset: datasets.Dataset,
-        rank: int = 0,
-        on_epoch: Callable[[int, int], object] | None = None,
+        self, arguments: FinetuneArguments | ArgumentValues, dataset: datasets.Dataset
     ) -> None:
         require_a_step(arguments, len(dataset))
-        self.rows, self.rank, self.on_epoch, self.epoch = len(dataset), rank, on_epoch, 0
+        self.rows = len(dataset)
+        self.epoch = 0
+        self._ranks = distributed.ranks()
         self.global_batch_size = arguments.global_batch_size
-        self.world_size = distributed.ranks().world_size
         self.accumulation = arguments.gradient_accumulation_steps
         self.seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
-        self.strategy, column = arguments.train_sampling_strategy, arguments.length_column_name
+        self.strategy = arguments.train_sampling_strategy
+        self.lengths = batches.lengths_of(dataset, arguments.length_column_name)
         self._steps: tuple[int, list[np.ndarray]] = (-1, [])  # of the epoch that was asked for last
-        is_grouped, self.lengths = self.strategy == "group_by_length", None
-        if is_grouped or self.world_size > 1:
-            self.lengths = batches.lengths_of(dataset, column)
-        if is_grouped and self.lengths is None:
-            flag = "--train_sampling_strategy group_by_length"
-            raise UserError(f"{flag}: the rows have no column '{column}'")
+        if self.strategy == "group_by_length" and self.lengths is None:
+            column = f"the rows have no column '{arguments.length_column_name}'"
+            raise UserError(f"--train_sampling_strategy group_by_length: {column}")
         self._rows_by_class: list[np.ndarray] | None = None
         if arguments.class_sampling == "balanced":
             classes = read_labels(dataset)
@@ -97,37 +181,34 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch; ``Trainer`` calls it, also when it resumes."""
         self.epoch = epoch
-        if self.on_epoch is not None:
-            self.on_epoch(epoch, self.seed)
 
     def __len__(self) -> int:
         return len(self.sizes) * self.accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in self.steps():
+        for step in self._steps_of(self.epoch):
             for rows in np.array_split(step, self.accumulation):
-                yield (rows if self.world_size == 1 else self._share(rows)).tolist()
+                yield self._share(rows).tolist()
 
     def rows_of_step(self, step: int) -> np.ndarray:
         """Return the rows of an optimizer step over all processes; the first step is 0."""
         epoch, index = divmod(step, len(self.sizes))
-        return self.steps(epoch)[index]
+        return self._steps_of(epoch)[index]
 
-    def steps(self, epoch: int | None = None) -> list[np.ndarray]:
-        """Return the rows of every step of an epoch, the current one by default."""
-        epoch = self.epoch if epoch is None else epoch
+    def _steps_of(self, epoch: int) -> list[np.ndarray]:
         if self._steps[0] != epoch:
             self._steps = epoch, self._draw_steps(epoch)
         return self._steps[1]
 
     def _share(self, rows: np.ndarray) -> np.ndarray:
         """Deal the longest to one process after the other, there and back again."""
-        if self.lengths is None:
-            return np.array_split(rows, self.world_size)[self.rank]
-        rounds, turn = np.divmod(np.arange(len(rows)), self.world_size)
-        owner = np.where(rounds % 2, self.world_size - 1 - turn, turn)
+        world_size = self._ranks.world_size
+        if world_size == 1 or self.lengths is None:
+            return np.array_split(rows, world_size)[self._ranks.rank]
+        rounds, turn = np.divmod(np.arange(len(rows)), world_size)
+        owner = np.where(rounds % 2, world_size - 1 - turn, turn)
         longest_first = np.argsort(-self.lengths[rows], kind="stable")
-        return np.asarray(rows[longest_first[owner == self.rank]])
+        return np.asarray(rows[longest_first[owner == self._ranks.rank]])
 
     def _draw_steps(self, epoch: int) -> list[np.ndarray]:
         generator = torch.Generator().manual_seed(self.seed + epoch)
@@ -140,11 +221,14 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if self.strategy != "group_by_length":
             return batches.split(order, self.sizes)
         assert self.lengths is not None
-        # rows of one padded length keep the order of the epoch: a row meets others each time, and
-        # every epoch has the same number of steps of a number of tokens
-        lengths, together = batches.padded(self.lengths), len(order)
         if self.global_batch_size is not None:
-            lengths, together = self.lengths, _BATCHES_SORTED_TOGETHER * self.global_batch_size
+            lengths = self.lengths
+            together = _BATCHES_SORTED_TOGETHER * self.global_batch_size
+        else:
+            # rows of one padded length keep the order of the epoch: a row meets others each time,
+            # and every epoch has the same number of steps of a number of tokens
+            lengths = batches.padded(self.lengths)
+            together = len(order)
         chunks = np.split(order, range(together, len(order), together))
         order = np.concatenate([rows[np.argsort(-lengths[rows], kind="stable")] for rows in chunks])
         steps = batches.split(order, self.sizes)
@@ -161,22 +245,17 @@ class GlobalBatchSampler(Sampler[list[int]]):
         other row of its class has. What does not divide goes to another class each time: these
         parts of ``places`` add up to it (Hermite's identity).
         """
-        places, classes = sum(self.sizes), len(rows_by_class)
+        places = sum(self.sizes)
         chosen = [np.empty(0, dtype=np.int64)]
         for number, rows in enumerate(rows_by_class):
-            start, stop = ((end * places + number) // classes for end in (epoch, epoch + 1))
+            start, stop = (
+                (end * places + number) // len(rows_by_class) for end in (epoch, epoch + 1)
+            )
             for turn in range(start // len(rows), -(-stop // len(rows))):
                 shuffled = np.random.default_rng([self.seed, number, turn]).permutation(rows)
                 first = turn * len(rows)
                 chosen.append(shuffled[max(0, start - first) : stop - first])
         return np.concatenate(chosen)
-
-
-def order_by_length(dataset: Any, column: str) -> np.ndarray | None:
-    """Return the rows from the longest to the shortest, which pads least; None without lengths."""
-    is_data_set = isinstance(dataset, datasets.Dataset)
-    lengths = batches.lengths_of(dataset, column) if is_data_set else None
-    return None if lengths is None else np.argsort(-lengths, kind="stable")
 
 
 def restore_rows(
