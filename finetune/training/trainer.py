@@ -180,7 +180,7 @@ class Trainer(CheckpointTrainer):
         """Exchange gradients in memory, and do what a checkpoint had still to do."""
         model = self.model_wrapped
         is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
-        if isinstance(model, DistributedDataParallel) and is_ours and not exchange.used_by(model):
+        if isinstance(model, DistributedDataParallel) and is_ours:
             exchange.use(model)
         super().begin_training()
 
