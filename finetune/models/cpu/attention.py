@@ -207,7 +207,8 @@ class _FewSequences(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs, groups = ctx.saved_tensors, ctx.groups
+        inputs = ctx.saved_tensors
+        groups = ctx.groups
         of_query, of_key, of_value = results = [_empty_like(tensor, groups) for tensor in inputs]
         empty = gradient.new_empty(())
         with torch.autocast("cpu", enabled=False):
