@@ -47,6 +47,7 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
     """
     from transformers import PreTrainedModel
 
+    from finetune.models import families
     from finetune.models.cpu import attention, layers, unpadded
 
     _keep_large_blocks()
@@ -55,7 +56,9 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
     layers.use_dropout(model)
     recomputes = recomputes or model.is_activation_checkpointing
     packs = not recomputes and unpadded.supports(model)
-    if packs or (bf16 and not attention.drops_weights(model)):
+    # only torch's kernel drops attention weights
+    drops_weights = any(families.dropouts(model.config, "attention_dropout").values())
+    if packs or (bf16 and not drops_weights):
         attention.use(model)
     if packs:
         unpadded.use(model)

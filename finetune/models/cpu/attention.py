@@ -18,8 +18,6 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from finetune.models import families
-
 #: The name under which models know it.
 NAME = "finetune_few_sequences"
 #: Attribute of a mask: the groups of sequences, where a batch is packed without its padding.
@@ -47,11 +45,6 @@ def use(model: torch.nn.Module) -> None:
 def used_by(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
     """Return whether ``model`` attends by :func:`forward` now."""
     return isinstance(model, PreTrainedModel) and model.config._attn_implementation == NAME
-
-
-def drops_weights(model: PreTrainedModel) -> bool:
-    """Return whether attention weights are dropped in training, which only torch's kernel does."""
-    return any(families.dropouts(model.config, "attention_dropout").values())
 
 
 def forward(

@@ -35,10 +35,9 @@ def supports(model: torch.nn.Module) -> bool:
     known class, attention weights are not dropped, and nobody has replaced a module, or hung a hook
     on one that would see the states of all rows as one sequence.
     """
-    if not layers.is_of_library(model):
-        return False
     return (
-        model.config.model_type in KNOWN
+        layers.is_of_library(model)
+        and model.config.model_type in KNOWN
         # such a head reads the state of the first token; others may read those of padding
         and type(model).__name__.endswith("ForSequenceClassification")
         and not getattr(model.config, "is_decoder", False)
