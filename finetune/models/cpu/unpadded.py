@@ -164,13 +164,13 @@ def _is_known_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a layer is handed hidden states and their mask, and nothing else of effect."""
     if len(args) < 2 or not isinstance(args[1], torch.Tensor):
         return False
-    hidden, mask, *others = args
+    hidden, mask, *encoder_states = args
     rows, tokens, _ = hidden.shape
     return (
         mask.dtype == torch.bool
         and mask.shape == (rows, 1, tokens, tokens)
         and _dtype_of_products(hidden) in attention.DTYPES
-        and all(argument is None for argument in others)
+        and all(states is None for states in encoder_states)
         and attention.has_no_effect(kwargs)
     )
 
