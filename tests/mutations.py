@@ -323,7 +323,7 @@ MUTATIONS = (
         "an existing run is written over instead of moved aside",
         "finetune/training/checkpoint.py",
         "    if not moves_aside or not _content(directory):",
-        "    if not moves_aside or not _content(directory) or lock.is_mine(directory):",
+        "    if not moves_aside or not _content(directory) or directory.exists():",
         ("A9",),
     ),
     Mutation(

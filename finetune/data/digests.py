@@ -227,7 +227,7 @@ def _find_similar(
     with no later one, so that rows without a match are not nearly the same as each other. In memory
     are 768 bytes a row, and the word pairs of a few thousand rows.
     """
-    version.require_packages("near duplicates", version.NEAR)
+    version.require_packages("near duplicates", "datasketch")
     from datasketch import MinHash
 
     signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)

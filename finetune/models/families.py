@@ -72,8 +72,7 @@ def outputs_of_head(config: PretrainedConfig) -> list[str]:
     heads = ("ForSequenceClassification", "ForImageClassification")
     if not any(name.endswith(heads) for name in config.architectures or []):
         return []
-    names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
-    return [name for _, name in sorted(names.items())]
+    return [str(name) for _, name in sorted((config.id2label or {}).items())]
 
 
 def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:

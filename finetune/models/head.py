@@ -39,12 +39,6 @@ def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | 
     return [trained.index(label) for label in labels]
 
 
-def has_bias(layer: torch.nn.Linear) -> bool:
-    """Return whether something can be added to the outputs of a layer: GPT-2's has no bias."""
-    bias: torch.Tensor | None = layer.bias
-    return bias is not None
-
-
 def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
     """Let ``layer`` return ``outputs * scale + shift`` from now on, by its weights; in place.
 
@@ -63,15 +57,14 @@ def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
             bias.copy_(_scaled(bias.double(), factor, torch.as_tensor(shift).to(factor)))
 
 
-def _scaled(weights: Any, factor: torch.Tensor, summand: torch.Tensor | None = None) -> Any:
+def _scaled(weights: Any, factor: torch.Tensor, summand: torch.Tensor | float = 0.0) -> Any:
     """Return ``weights * factor + summand``; of weights that FSDP has sharded, sharded alike."""
     if type(weights) in (torch.Tensor, torch.nn.Parameter):
-        return weights * factor if summand is None else weights * factor + summand
+        return weights * factor + summand
     from torch.distributed.tensor.experimental import implicit_replication  # slow to import
 
     with implicit_replication():
-        product = weights * factor if summand is None else weights * factor + summand
-        return product.redistribute(placements=weights.placements)
+        return (weights * factor + summand).redistribute(placements=weights.placements)
 
 
 def power_of_two(numbers: np.ndarray) -> np.ndarray:
@@ -114,7 +107,7 @@ class ScaledLinear(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return the outputs in their units, float32."""
-        bias = self.bias.float() if has_bias(self) else None
+        bias = None if self.bias is None else self.bias.float()
         with torch.autocast(input.device.type, enabled=False):
             outputs = linear(input.float(), self.weight.float(), bias)
         return outputs * self.scale.to(outputs.device)

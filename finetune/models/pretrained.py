@@ -30,7 +30,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.hub import has_file
 
 from finetune.data import embedded
 from finetune.errors import UserError
@@ -42,7 +41,7 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 #: Set on a model whose last layer is random: no checkpoint had it, or with another size.
 FRESH_HEAD = "_has_fresh_head"
 _SMALL_VIT = embedded.PREFIX + "vit"
-_SIDE, _CHANNELS = 28, 3  # pixels of its images; red, green and blue of all
+_SIDE = 28  # pixels of its images
 
 
 def load_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
@@ -84,19 +83,13 @@ def load_tokenizer(
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             **source, truncation_side=truncation_side, **settings
         )
-        # transformers 5 makes a tokenizer of five tokens without any file, and says nothing; one
-        # of bytes needs none
-        files = ["tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model"]
-        files = [*dict.fromkeys([*files, "spm.model", *tokenizer.vocab_files_names.values()])]
-        name = source["pretrained_model_name_or_path"]
-        if tokenizer.vocab_files_names and not any(
-            has_file(name, file, revision, local_files_only=True) for file in files
-        ):
-            raise UserError(
-                f"--model {model}: no file of a tokenizer is there (expected one of "
-                f"{', '.join(files)}). Save the tokenizer that the model was trained with beside "
-                f"its config.json: AutoTokenizer.from_pretrained(NAME).save_pretrained({model!r})"
-            )
+    # without any file transformers 5 makes a tokenizer of special tokens and at most "▁"
+    if len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
+        raise UserError(
+            f"--model {model}: no file of a tokenizer is there, like tokenizer.json, vocab.txt or "
+            "spiece.model. Save the tokenizer that the model was trained with beside its "
+            f"config.json: AutoTokenizer.from_pretrained(NAME).save_pretrained({model!r})"
+        )
     pad_token_id: Any = config.get_text_config().pad_token_id
     if tokenizer.pad_token is None and pad_token_id in range(len(tokenizer)):
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_token_id)
@@ -119,7 +112,8 @@ def load_processor(model: str, revision: str | None = None) -> BaseImageProcesso
     if model == _SMALL_VIT:
         from transformers import ViTImageProcessorPil
 
-        half, size = [0.5] * _CHANNELS, {"height": _SIDE, "width": _SIDE}
+        half = [0.5, 0.5, 0.5]  # of red, green and blue
+        size = {"height": _SIDE, "width": _SIDE}
         return ViTImageProcessorPil(size=size, image_mean=half, image_std=half)
     auto: Any = AutoImageProcessor  # which has no annotations
     with loading(model, revision) as source:
@@ -151,11 +145,6 @@ def load_image_config(model: str, revision: str | None = None, **changes: Any) -
         raise UserError(
             f"--model {model}: a model of type '{config.model_type}' does not classify images; "
             f"expected one like ViT, DeiT, Swin, ConvNeXT or ResNet, or {_SMALL_VIT}"
-        )
-    if (channels := getattr(config, "num_channels", _CHANNELS)) != _CHANNELS:
-        raise UserError(
-            f"--model {model}: it takes images of {channels} channels; images are read as RGB, "
-            f"which has {_CHANNELS}"
         )
     return config
 

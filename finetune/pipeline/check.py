@@ -89,7 +89,7 @@ def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False
     recipe, report, steps = chosen.recipe, chosen.report, None
     if deep:
         with report.collect():
-            version.require_packages("--deep", version.NEAR, version.LANGUAGES)
+            version.require_packages("--deep", "datasketch", "py3langid")
     with telling(progress):
         values = preparation.look(chosen)
         is_read = "splits" in vars(recipe)

@@ -186,7 +186,7 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     assert trainer.model is not None
     task, has_bias = recipe.kind.without_thresholds(), False
     with contextlib.suppress(UserError):  # there may be no such layer
-        has_bias = head.has_bias(head.last_linear(trainer.model, task.width))
+        has_bias = head.last_linear(trainer.model, task.width).bias is not None
     if task != recipe.kind and not has_bias:
         recipe.kind = task
         recipe.note(

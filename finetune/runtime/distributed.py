@@ -34,27 +34,24 @@ class Ranks:
 
 def ranks() -> Ranks:
     """Return the ranks that ``torchrun``, ``accelerate launch`` or an MPI has set."""
-    variables = {**os.environ, **_open_mpi()}
-    world_size = variables.get("WORLD_SIZE", "1")
+    if "OMPI_COMM_WORLD_SIZE" in os.environ and "RANK" not in os.environ:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            # torch and accelerate read the variables of torchrun
+            os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"]
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "29500")
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
     return Ranks(
-        rank=int(variables.get("RANK", 0)),
-        local_rank=int(variables.get("LOCAL_RANK", 0)),
-        world_size=int(world_size),
-        local_world_size=int(variables.get("LOCAL_WORLD_SIZE", world_size)),
+        rank=int(os.environ.get("RANK", 0)),
+        local_rank=int(os.environ.get("LOCAL_RANK", 0)),
+        world_size=world_size,
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
     )
 
 
 def is_main_process() -> bool:
     """Return whether this is rank 0, which prints and writes."""
     return ranks().rank == 0
-
-
-def _open_mpi() -> dict[str, str]:
-    """Return the variables of ``torchrun`` as an MPI set them; none under another launcher."""
-    if "RANK" in os.environ or "OMPI_COMM_WORLD_SIZE" not in os.environ:
-        return {}
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    return {name: os.environ[f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"] for name in names}
 
 
 def machines() -> int:
@@ -128,13 +125,9 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
     import torch.distributed.nn.functional
     from torch.distributed.rendezvous import rendezvous
 
-    if variables := _open_mpi():  # torch and accelerate read those of torchrun
-        os.environ |= variables
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "29500")
     timeout = timedelta(seconds=timeout_seconds)
-    default, device = "gloo", device_type(use_cpu)
-    if device != "cpu":
+    default = "gloo"
+    if (device := device_type(use_cpu)) != "cpu":
         default = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
         torch.accelerator.set_device_index(me.local_rank)
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
@@ -150,7 +143,7 @@ def leave() -> None:
     """Destroy the process group, if there is one."""
     import torch.distributed as dist
 
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 
@@ -189,16 +182,13 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
         if is_my_turn:
             try:
                 results.append(prepare())
-            except (UserError, RunError) as error:
+            except UserError as error:
+                prefix = f"rank {me.rank}: " if me.rank else ""
+                failure = UserError(*(f"{prefix}{mistake}" for mistake in error.mistakes))
+            except RunError as error:
                 failure = error
-        failures = gather(failure, waiting)
-        if failure is not None:
-            raise failure
-        for rank, other in enumerate(failures):
-            if isinstance(other, UserError):
-                raise UserError(*(f"rank {rank}: {mistake}" for mistake in other.mistakes))
-            if other is not None:
-                raise other
+        if failures := [*filter(None, gather(failure, waiting))]:
+            raise failures[0]
     pickled: bytes | None = None
     if share:
         # a recipe of the user's may put something else into the result
@@ -218,14 +208,13 @@ def refuse_disagreement(facts: Mapping[str, Any]) -> None:
     """
     first, *facts_of_others = gather(dict(facts))
     for rank, other in enumerate(facts_of_others, start=1):
-        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
-        mistakes = [
+        if mistakes := [
             f"the machines differ in {name}: rank 0 has {first.get(name, 'nothing')!r}, rank "
             f"{rank} has {other.get(name, 'nothing')!r}; start every machine with the same flags, "
             "data and libraries"
-            for name in names
-        ]
-        if mistakes:
+            for name in {**first, **other}
+            if first.get(name) != other.get(name)
+        ]:
             raise UserError(*mistakes)
 
 
@@ -235,18 +224,16 @@ def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
     """
     path = directory.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
-    with contextlib.ExitStack() as stack:
-        name = None
-        if is_main_process():
-            probe = tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing)  # noqa: SIM115
-            name = Path(stack.enter_context(probe).name).name
-        is_shared = all(gather((existing / gather(name)[0]).exists()))
-    if is_shared == save_on_each_node:
-        reason = (
-            "the machines share it and would overwrite each other's files; leave "
-            "--save_on_each_node out"
-            if is_shared
-            else "the machines do not share it, so the others could neither load the best model "
-            "nor resume; use a shared directory, or add --save_on_each_node"
+    with tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing) as probe:
+        of_rank_0 = gather(Path(probe.name).name)[0]
+        is_shared = all(gather((existing / of_rank_0).exists()))
+    if is_shared and save_on_each_node:
+        raise UserError(
+            f"--output_dir {directory}: the machines share it and would overwrite each other's "
+            "files; leave --save_on_each_node out"
         )
-        raise UserError(f"--output_dir {directory}: {reason}")
+    if not is_shared and not save_on_each_node:
+        raise UserError(
+            f"--output_dir {directory}: the machines do not share it, so the others could neither "
+            "load the best model nor resume; use a shared directory, or add --save_on_each_node"
+        )

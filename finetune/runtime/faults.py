@@ -30,7 +30,8 @@ def keep_secrets() -> None:
     def make_masked_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make_record(*args, **kwargs)
         with contextlib.suppress(Exception):  # arguments that do not fit the message
-            record.msg, record.args = masked(record.getMessage()), ()
+            record.msg = masked(record.getMessage())
+            record.args = ()
         return record
 
     make_record = logging.getLogRecordFactory()
@@ -43,7 +44,8 @@ def _wait_to_be_ended() -> None:
 
     torchrun polls ten times a second, if it gets a core. What has reported is gone within 2 s.
     """
-    launcher, end = signals.launcher or os.getppid(), time.monotonic() + 15
+    launcher = signals.launcher or os.getppid()
+    end = time.monotonic() + 15
     while os.getppid() == launcher and time.monotonic() < end:
         time.sleep(0.1)
     time.sleep(2 * min(distributed.ranks().local_rank, 10))
@@ -69,7 +71,8 @@ def stop(error: Exception) -> int:
     """Print why this process stops, and return the exit status."""
     from torch.distributed import DistError
 
-    rank, text = distributed.ranks().rank, str(error)
+    rank = distributed.ranks().rank
+    text = str(error)
     line = text.strip().partition("\n")[0]
     is_lost = isinstance(error, DistError) or (
         isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)

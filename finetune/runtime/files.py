@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from finetune.errors import UserError
-
 #: Holds bytes beside a run's files, so that its status can be written on a full disk.
 _RESERVE = ".reserve"
 
@@ -46,24 +44,6 @@ def write_whole(path: Path, text: str) -> None:
         write_whole(path, text)
 
 
-def apply_umask(directory: Path, pattern: str) -> None:
-    """Give files the modes of the umask; safetensors lets only their owner read them."""
-    umask = os.umask(0o077)  # it can only be read by setting it
-    os.umask(umask)
-    for path in directory.glob(pattern):
-        if not path.is_symlink():
-            path.chmod(0o666 & ~umask)
-
-
-def refuse_link(directory: Path) -> None:
-    """Raise a ``UserError`` for a directory to write into that is a link to another one."""
-    if directory.is_symlink():
-        raise UserError(
-            f"{directory} is a link to {os.readlink(directory)}, where nothing is written: remove "
-            "the link"
-        )
-
-
 def reserve(directory: Path) -> None:
     """Take some bytes of the disk, for when it is full."""
     with contextlib.suppress(OSError), replacing(directory / _RESERVE) as new:
@@ -82,8 +62,5 @@ def is_full(error: OSError) -> bool:
 
 def to_json(content: Any, **options: Any) -> str:
     """Return what ``json.dumps`` does, but null for numbers that are not finite: JSON has none."""
-    try:
-        return json.dumps(content, allow_nan=False, **options)
-    except ValueError:
-        text = json.dumps(content, **options)
-        return json.dumps(json.loads(text, parse_constant=lambda name: None), **options)
+    text = json.dumps(content, **options)
+    return json.dumps(json.loads(text, parse_constant=lambda name: None), **options)

@@ -21,12 +21,8 @@ from finetune.errors import UserError
 from finetune.runtime import formats
 
 _SECONDS = 1.0
-#: Of which one file each makes a cached model complete.
-_MODEL_FILES = (
-    ("config.json",),
-    ("*.safetensors", "pytorch_model*.bin"),
-    ("tokenizer*.json", "preproc*.json"),
-)
+#: Files of a cached model, which are downloaded after its configuration and its tokenizer.
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def names_repository(name: str | None) -> bool:
@@ -42,7 +38,8 @@ def missing(options: Mapping[str, Any]) -> list[str]:
     """
     names = []
     for option, noun in (("dataset", "data set"), ("model", "model")):
-        name, revision = options.get(option), options.get(f"{option}_revision")
+        name = options.get(option)
+        revision = options.get(f"{option}_revision")
         config = options.get(f"{option}_config")
         if name and names_repository(name) and not _is_cached(option, name, revision, config):
             names.append(f"the {noun} '{name}'" + (f" at revision '{revision}'" * bool(revision)))
@@ -92,13 +89,11 @@ def require(
 def _is_cached(option: str, name: str, revision: str | None, config: str | None) -> bool:
     if option == "model":
         repository = caches()["hub"] / f"models--{name.replace('/', '--')}"
-        commit, reference = revision or "*", repository / "refs" / (revision or "*")
-        if reference.is_file():  # the commit that a branch was when it was fetched
-            commit = reference.read_text(encoding="utf-8").strip()
-        return any(
-            all(any(any(snapshot.glob(name)) for name in names) for names in _MODEL_FILES)
-            for snapshot in (repository / "snapshots").glob(commit)
-        )
+        reference = repository / "refs" / (revision or "main")
+        # the commit that a branch was when it was fetched
+        commit = reference.read_text(encoding="utf-8") if reference.is_file() else revision
+        snapshot = repository / "snapshots" / (commit or "").strip()
+        return any(any(snapshot.glob(pattern)) for pattern in _WEIGHTS)
     # a directory is named by the commit; which one a branch means, only the Hub knows
     pattern = f"{glob.escape(config or '')}*/*/{revision or '*'}/dataset_info.json"
     # `MyReviews` is `my_reviews` there

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import platform
@@ -19,15 +18,14 @@ def acquire(directory: Path) -> None:
     """Take the lock of a directory, which must exist, until :func:`release` or the process's end.
 
     Raises:
-        BlockingIOError: If another process has it.
+        BlockingIOError: If another process has it; its text says which, if that is known.
         OSError: If the file cannot be made or the file system has no locks.
     """
     path = directory.resolve()
     if path in _DESCRIPTORS:
         return
     descriptor = os.open(path / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, descriptor)
+    try:
         try:
             fcntl.flock(descriptor, _EXCLUSIVE)
         except BlockingIOError:
@@ -35,7 +33,12 @@ def acquire(directory: Path) -> None:
             fcntl.flock(descriptor, _EXCLUSIVE)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
-        stack.pop_all()
+    except OSError as error:
+        holder = os.read(descriptor, 200).decode(errors="replace").strip()
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise BlockingIOError(holder) from error
+        raise
     _DESCRIPTORS[path] = descriptor
 
 
@@ -44,11 +47,6 @@ def release(directory: Path) -> None:
     if descriptor := _DESCRIPTORS.pop(directory.resolve(), None):
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # for forked processes, too
         os.close(descriptor)
-
-
-def is_mine(directory: Path) -> bool:
-    """Return whether this process has the lock of a directory."""
-    return directory.resolve() in _DESCRIPTORS
 
 
 def is_held(directory: Path) -> bool:
@@ -62,11 +60,3 @@ def is_held(directory: Path) -> bool:
     except OSError as error:
         return isinstance(error, BlockingIOError)
     return False
-
-
-def holder(directory: Path) -> str:
-    """Return who has, or had, the lock of a directory; empty if that is unknown."""
-    try:
-        return (directory / NAME).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return ""

@@ -34,11 +34,8 @@ def requested() -> str | None:
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle the signals inside the block; only in the main thread, which gets them."""
+    """Handle the signals inside the block, which the main thread runs: it gets them."""
     global _request
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     _request = None
     handlers = {
         number: signal.signal(number, _handle)

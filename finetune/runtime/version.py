@@ -1,4 +1,4 @@
-"""The version and the name of the distribution, and what its extra ``check`` installs."""
+"""The version, the name of the distribution, and packages of its extra ``check``."""
 
 from importlib.util import find_spec
 
@@ -7,8 +7,6 @@ from finetune.errors import UserError
 __version__ = "0.1.0"
 #: The name to install by; on the package index `finetune` is another project.
 DISTRIBUTION = "trainer-recipes"
-#: Packages of the extra ``check``, which the base does not install.
-NEAR, LANGUAGES = "datasketch", "py3langid"
 
 
 def require_packages(flag: str, *packages: str) -> None:

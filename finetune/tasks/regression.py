@@ -112,7 +112,7 @@ class Regression(Task[ScoredNumbers]):
         if not getattr(model, pretrained.FRESH_HEAD, True):
             note(f"the last layer of {model.name_or_path} is trained further: it has one already")
             return model
-        shift = np.array(self.mean) if head.has_bias(layer) else np.zeros(self.width)
+        shift = np.array(self.mean) if layer.bias is not None else np.zeros(self.width)
         head.fold(layer, self._scale(layer), shift)
         return model
 
@@ -131,7 +131,7 @@ class Regression(Task[ScoredNumbers]):
     def _scale(self, layer: torch.nn.Linear) -> np.ndarray:
         from finetune.models import head
 
-        mean = 0 if head.has_bias(layer) else np.array(self.mean)
+        mean = 0 if layer.bias is not None else np.array(self.mean)
         return head.power_of_two(np.hypot(self.deviation, mean))
 
     def describe_balance(self, targets: np.ndarray) -> Sequence[str]:

@@ -157,7 +157,7 @@ def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
         lock.acquire(directory)
     except BlockingIOError as error:
         raise UserError(
-            f"--output_dir {directory}: a run is in progress there ({lock.holder(directory)}); "
+            f"--output_dir {directory}: a run is in progress there ({error}); "
             "wait for it or stop it, or use another directory"
         ) from error
     except OSError as error:

@@ -28,7 +28,6 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models.cpu import exchange
 from finetune.runtime import distributed
-from finetune.runtime.files import apply_umask
 from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.callbacks import ModelSelection
@@ -105,7 +104,8 @@ class CheckpointTrainer(transformers.Trainer):
         if self.args.process_index and isinstance(self.model, PreTrainedModel):
             self.model.config.save_pretrained(directory)
             save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
-        apply_umask(directory, "*.safetensors")
+        for path in directory.glob("*.safetensors"):
+            shutil.copymode(directory / "training_args.bin", path)  # which has that of the umask
 
     def save_stopped(self) -> None:
         """Save the last step, unless it is saved; every process calls it."""

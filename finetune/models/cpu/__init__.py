@@ -26,13 +26,12 @@ def _keep_large_blocks() -> None:
     with zeros at the first touch: a tensor of 3 MB costs more than the GELU that fills it. Kept
     blocks are warm. Other C libraries have no such setting.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     variables = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
     if mallopt is not None and variables.isdisjoint(os.environ):
-        trim_threshold, mmap_threshold = -1, -3  # of <malloc.h>
-        # the second is the most that glibc took as a threshold before 2.35, on 64 bits
-        any(mallopt(mmap_threshold, size) for size in (2**30, 2**25))
-        mallopt(trim_threshold, 2**30)
+        # M_MMAP_THRESHOLD of <malloc.h>; 2**25 is the most that glibc took before 2.35, on 64 bits
+        any(mallopt(-3, size) for size in (2**30, 2**25))
+        mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
 
 
 def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> None:
@@ -48,6 +47,7 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
     """
     from transformers import PreTrainedModel
 
+    from finetune.models import families
     from finetune.models.cpu import attention, layers, unpadded
 
     _keep_large_blocks()
@@ -56,7 +56,9 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
     layers.use_dropout(model)
     recomputes = recomputes or model.is_activation_checkpointing
     packs = not recomputes and unpadded.supports(model)
-    if packs or (bf16 and not attention.drops_weights(model)):
+    # only torch's kernel drops attention weights
+    drops_weights = any(families.dropouts(model.config, "attention_dropout").values())
+    if packs or (bf16 and not drops_weights):
         attention.use(model)
     if packs:
         unpadded.use(model)

@@ -18,18 +18,16 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from finetune.models import families
-
 #: The name under which models know it.
 NAME = "finetune_few_sequences"
 #: Attribute of a mask: the groups of sequences, where a batch is packed without its padding.
 GROUPS = "finetune_groups"
-_BIAS = "finetune_bias"  # likewise: the mask as it is added to the products
 #: Attention weights of a head that are computed at a time.
 WEIGHTS_AT_ONCE = 2 * 256 * 256
 _SMALLEST_SUM = 1e-20  # of exponentials that is divided by
 #: What it multiplies, and in which of them it is faster than torch's kernel despite padding.
-DTYPES, FASTER_DTYPES = (torch.float32, torch.bfloat16), (torch.bfloat16,)
+DTYPES = (torch.float32, torch.bfloat16)
+FASTER_DTYPES = (torch.bfloat16,)
 #: Keyword arguments of layers and attention that change nothing in them: the positions of tokens
 #: are in the hidden states by then.
 WITHOUT_EFFECT = frozenset(
@@ -48,11 +46,6 @@ def use(model: torch.nn.Module) -> None:
 def used_by(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
     """Return whether ``model`` attends by :func:`forward` now."""
     return isinstance(model, PreTrainedModel) and model.config._attn_implementation == NAME
-
-
-def drops_weights(model: PreTrainedModel) -> bool:
-    """Return whether attention weights are dropped in training, which only torch's kernel does."""
-    return any(families.dropouts(model.config, "attention_dropout").values())
 
 
 def forward(
@@ -75,19 +68,12 @@ def forward(
     """
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     groups: list[Group] | None = getattr(attention_mask, GROUPS, None)
-    # a mask has the sliding window in it
-    arguments = kwargs if attention_mask is None else {**kwargs, "sliding_window": None}
     is_supported = (
         not (causal or dropout)
-        and query.ndim == 4
-        and query.numel() > 0
         and query.shape == key.shape == value.shape
         and query.dtype == key.dtype == value.dtype
-        and query.dtype in DTYPES
-        and query.device.type == "cpu"
-        and not is_recorded()
         and (groups is not None or _is_faster(query, attention_mask))
-        and has_no_effect(arguments)
+        and has_no_effect(kwargs)
     )
     if not is_supported:
         return sdpa_attention_forward(
@@ -107,12 +93,6 @@ def has_no_effect(kwargs: Mapping[str, Any]) -> bool:
     return all(
         value is None or value is False or name in WITHOUT_EFFECT for name, value in kwargs.items()
     )
-
-
-def is_recorded() -> bool:
-    """Return whether torch records the operators for another use, with the shapes of this one."""
-    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    return tracing or torch.compiler.is_compiling()
 
 
 def _is_faster(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
@@ -190,13 +170,11 @@ def as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _groups(query: torch.Tensor, mask: torch.Tensor | None) -> list[Group]:
     """Return the sequences of a padded batch, in groups of few enough weights."""
     sequences, _, length, _ = query.shape
-    size, bias = at_once(length), None
-    if mask is not None:  # the layers of a model have one mask, so its bias is kept with it
-        bias = getattr(mask, _BIAS, None)
-        if bias is None:
-            row = mask[:, :, :1]  # for all, where every token sees the same
-            bias = as_bias(row if torch.equal(mask, row.expand_as(mask)) else mask, query.dtype)
-            setattr(mask, _BIAS, bias)
+    size = at_once(length)
+    bias = None
+    if mask is not None:
+        row = mask[:, :, :1]  # for all, where every token sees the same
+        bias = as_bias(row if torch.equal(mask, row.expand_as(mask)) else mask, query.dtype)
     return [
         Group(
             slice(first * length, min(first + size, sequences) * length),
@@ -230,18 +208,20 @@ class _FewSequences(torch.autograd.Function):
                 result = torch.bmm(weights, values)
                 group.put(output, result if sums is None else result.div_(sums))
         ctx.save_for_backward(query, key, value)
-        ctx.groups, ctx.scaling = groups, scaling
+        ctx.groups = groups
+        ctx.scaling = scaling
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        inputs, groups, scaling = ctx.saved_tensors, ctx.groups, ctx.scaling
+        inputs = ctx.saved_tensors
+        groups = ctx.groups
         of_query, of_key, of_value = results = [_empty_like(tensor, groups) for tensor in inputs]
         empty = gradient.new_empty(())
         with torch.autocast("cpu", enabled=False):
             for group in groups:
                 queries, keys, values, gradients = map(group.take, (*inputs, gradient))
-                weights, sums = group.weights(queries, keys, scaling)
+                weights, sums = group.weights(queries, keys, ctx.scaling)
                 if sums is not None:
                     weights /= sums
                 group.put(of_value, torch.bmm(weights.transpose(1, 2), gradients))
@@ -249,10 +229,10 @@ class _FewSequences(torch.autograd.Function):
                 torch.ops.aten._softmax_backward_data(
                     products, weights, -1, products.dtype, grad_input=products
                 )
-                transposed = products.transpose(1, 2)
-                result = torch.baddbmm(empty, products, keys, beta=0, alpha=scaling)
+                result = torch.baddbmm(empty, products, keys, beta=0, alpha=ctx.scaling)
                 group.put(of_query, result)
-                result = torch.baddbmm(empty, transposed, queries, beta=0, alpha=scaling)
+                products = products.transpose(1, 2)
+                result = torch.baddbmm(empty, products, queries, beta=0, alpha=ctx.scaling)
                 group.put(of_key, result)
         return (*results, None, None)
 

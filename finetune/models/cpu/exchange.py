@@ -9,7 +9,6 @@ import contextlib
 import math
 import os
 import tempfile
-import weakref
 from pathlib import Path
 
 import torch
@@ -21,7 +20,8 @@ from finetune.runtime import distributed
 
 #: Files there are memory, on Linux.
 DIRECTORY = Path("/dev/shm")
-_exchanging: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
+#: Attribute of a model that exchanges its gradients there.
+_MARK = "finetune_exchange"
 
 
 class _Shared:
@@ -74,24 +74,24 @@ def use(model: DistributedDataParallel) -> bool:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     kinds = {(parameter.dtype, parameter.device.type) for parameter in parameters}
     is_plain = kinds == {(torch.float32, "cpu")}
-    is_sparse = any(getattr(module, "sparse", False) for module in model.modules())  # of embeddings
-    if is_sparse or not is_plain or distributed.machines() > 1 or not DIRECTORY.is_dir():
+    if not is_plain or distributed.machines() > 1 or not DIRECTORY.is_dir():
         return False
     if (memory := _shared_memory(sum(map(torch.numel, parameters)))) is None:
         return False
     model.register_comm_hook(_Shared(memory), _Shared.take)
-    _exchanging.add(model)
+    setattr(model, _MARK, True)
     return True
 
 
 def used_by(model: torch.nn.Module) -> bool:
     """Return whether ``model`` exchanges its gradients so now."""
-    return model in _exchanging
+    return getattr(model, _MARK, False)
 
 
 def _shared_memory(columns: int) -> torch.Tensor | None:
     """Return fp32 zeros that all processes see, ``(processes, columns)``; None without room."""
-    shape, path = (distributed.ranks().world_size, columns), None
+    shape = (distributed.ranks().world_size, columns)
+    path = None
     with contextlib.ExitStack() as stack:
         if distributed.is_main_process():
             new = tempfile.NamedTemporaryFile(dir=DIRECTORY, prefix="finetune-")  # noqa: SIM115

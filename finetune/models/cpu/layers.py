@@ -44,16 +44,12 @@ class Dropout(torch.nn.Dropout):
     """``torch.nn.Dropout``, its probability rounded to 1/65,536."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Drop elements of a plain tensor of any shape; others, or with a probability of 0 or 1, as
-        torch does.
-        """
+        """Drop elements of a tensor; elsewhere, or with a probability of 0 or 1, as torch does."""
         is_supported = (
             self.training
             and not self.inplace
             and input.device.type == "cpu"
             and input.dtype in _DTYPES
-            and input.layout == torch.strided
-            and not input.is_nested
             and 0 < round(self.p * _STEPS) < _STEPS
             and not torch.compiler.is_compiling()
         )
@@ -70,7 +66,8 @@ class _Dropout(torch.autograd.Function):
         generator = np.random.Generator(np.random.SFC64(int(torch.randint(2**63 - 1, ()))))
         words = generator.integers(2**64, size=-(-input.numel() // 4), dtype=np.uint64)
         bits = torch.from_numpy(words.view(np.int16))[: input.numel()].view(input.shape)
-        mask, ctx.scale = bits >= dropped - _STEPS // 2, _STEPS / (_STEPS - dropped)
+        mask = bits >= dropped - _STEPS // 2
+        ctx.scale = _STEPS / (_STEPS - dropped)
         ctx.save_for_backward(mask)
         return torch.ops.aten.native_dropout_backward(input, mask, ctx.scale)
 
@@ -91,7 +88,8 @@ class PackedLinear(torch.nn.Module):
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
         self.bias = None if linear.bias is None else linear.bias.detach()
 
@@ -116,13 +114,6 @@ def pack(model: torch.nn.Module) -> None:
         return
     dtypes = _DTYPES if torch.ops.mkldnn._is_mkldnn_bf16_supported() else (torch.float32,)
     for module, name, layer in _of_type(model, torch.nn.Linear):
-        weights = list(layer.parameters())
-        is_plain = not layer._forward_hooks and not layer._forward_pre_hooks
-        if is_plain and all(
-            weight.dtype in dtypes
-            and weight.dtype == layer.weight.dtype
-            and weight.device.type == "cpu"
-            and weight.layout == torch.strided
-            for weight in weights
-        ):
+        is_hooked = layer._forward_hooks or layer._forward_pre_hooks
+        if layer.weight.dtype in dtypes and not is_hooked:
             setattr(module, name, PackedLinear(layer))

@@ -20,6 +20,8 @@ from finetune.models.cpu import attention, layers
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
 #: the positions of the tokens; no attribute of a configuration says so.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
+#: Attribute of a model whose layers see no padding.
+_MARK = "finetune_unpadded"
 #: Where modules come from that compute for one token at a time, besides those of the library.
 _TORCH_MODULES = ("activation", "container", "dropout", "linear", "normalization")
 _TOKEN_BY_TOKEN = (
@@ -33,16 +35,13 @@ def supports(model: torch.nn.Module) -> bool:
     known class, attention weights are not dropped, and nobody has replaced a module, or hung a hook
     on one that would see the states of all rows as one sequence.
     """
-    if not layers.is_of_library(model):
-        return False
-    config = model.config
     return (
-        config.model_type in KNOWN
+        layers.is_of_library(model)
+        and model.config.model_type in KNOWN
         # such a head reads the state of the first token; others may read those of padding
         and type(model).__name__.endswith("ForSequenceClassification")
-        and not getattr(config, "is_decoder", False)
-        and not getattr(config, "chunk_size_feed_forward", 0)
-        and not attention.drops_weights(model)
+        and not getattr(model.config, "is_decoder", False)
+        and not getattr(model.config, "chunk_size_feed_forward", 0)
         and _stack(model) is not None
     )
 
@@ -53,21 +52,21 @@ def use(model: torch.nn.Module) -> bool:
     """
     if not used_by(model) and attention.used_by(model) and supports(model):
         _Hooks(model)
+        setattr(model, _MARK, True)
     return used_by(model)
 
 
 def used_by(model: torch.nn.Module) -> bool:
     """Return whether the layers of ``model`` see no padding now."""
-    hooks = model._forward_pre_hooks.values()
-    is_hooked = any(isinstance(getattr(hook, "__self__", None), _Hooks) for hook in hooks)
-    return is_hooked and attention.used_by(model)
+    return getattr(model, _MARK, False) and attention.used_by(model)
 
 
 def computed(lengths: np.ndarray, padded: int) -> int:
     """Return the tokens that are computed of rows of these ``lengths``, shape ``(rows,)``: with
     ``padded`` tokens each, or without padding.
     """
-    tokens, cells = int(lengths.sum()) + 1, len(lengths) * padded
+    tokens = int(lengths.sum()) + 1
+    cells = len(lengths) * padded
     rounded = _round_up(tokens, max(64, 2 ** (tokens.bit_length() - 5)))
     return rounded if rounded < 0.95 * cells else cells
 
@@ -137,9 +136,11 @@ class _Hooks:
         ):
             return None
         # matrix products are of few shapes: oneDNN keeps half a megabyte of each
-        order, groups = np.argsort(-lengths, kind="stable"), list[attention.Group]()
+        order = np.argsort(-lengths, kind="stable")
+        groups: list[attention.Group] = []
         for length, rows_of_length in groupby(lengths[order], _padded_length):
-            of_length, size = list(rows_of_length), attention.at_once(length)
+            of_length = list(rows_of_length)
+            size = attention.at_once(length)
             for first in range(0, len(of_length), size):
                 first_token = groups[-1].tokens.stop if groups else 0
                 group = of_length[first : first + size]
@@ -152,29 +153,25 @@ class _Hooks:
         return (hidden.flatten(0, 1)[None, torch.from_numpy(source)], mask, *rest), kwargs
 
     def _leave(self, layer: Any, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        layout, self.layout = self.layout, None
-        if layout is None:
+        if self.layout is None:
             return output
-        rows, tokens, real = layout
+        rows, tokens, real = self.layout
         padded = output.new_zeros(rows * tokens, output.shape[-1])
         return padded.index_copy(0, real, output[0, : len(real)]).view(rows, tokens, -1)
 
 
 def _is_known_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a layer is handed hidden states and their mask, and nothing else of effect."""
-    if len(args) < 2 or any(argument is not None for argument in args[2:]):
+    if len(args) < 2 or not isinstance(args[1], torch.Tensor):
         return False
-    hidden, mask = args[:2]
+    hidden, mask, *encoder_states = args
+    rows, tokens, _ = hidden.shape
     return (
-        isinstance(hidden, torch.Tensor)
-        and isinstance(mask, torch.Tensor)
-        and hidden.ndim == 3
-        and hidden.device.type == "cpu"
+        mask.dtype == torch.bool
+        and mask.shape == (rows, 1, tokens, tokens)
         and _dtype_of_products(hidden) in attention.DTYPES
-        and mask.dtype == torch.bool
-        and mask.shape == (len(hidden), 1, hidden.shape[1], hidden.shape[1])
+        and all(states is None for states in encoder_states)
         and attention.has_no_effect(kwargs)
-        and not attention.is_recorded()
     )
 
 
