@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from finetune.errors import UserError
+
 #: Holds bytes beside a run's files, so that its status can be written on a full disk.
 _RESERVE = ".reserve"
 
@@ -42,6 +44,12 @@ def write_whole(path: Path, text: str) -> None:
             raise
         release(path.parent)
         write_whole(path, text)
+
+
+def refuse_link(directory: Path) -> None:
+    """Refuse to write into a directory that is a link: a run may come from somebody else."""
+    if directory.is_symlink():
+        raise UserError(f"{directory} is a link to {os.readlink(directory)}: remove the link")
 
 
 def reserve(directory: Path) -> None:

@@ -95,6 +95,11 @@ def test_a_prediction_is_written_through_no_link(run: Run, tmp_path: Path, umask
     assert treasure.read_text(encoding="utf-8") == "untouched"
     assert not output.is_symlink()
     assert output.stat().st_mode & 0o777 == 0o664
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out.csv.part").symlink_to(elsewhere)
+    with pytest.raises(UserError, match=f"out.csv.part is a link to {elsewhere}: remove the link"):
+        finetune.predict_file(run, source, output, resume=True)
+    assert list(elsewhere.iterdir()) == []
 
 
 def test_names_of_files_that_are_being_written_cannot_be_guessed(tmp_path: Path) -> None:
