@@ -23,7 +23,8 @@ _CODE_OR_HTML = re.compile(r"^```.*?^```$|^    .*?$|`[^`]*`|<", re.M | re.S)
 
 def write(run: Run) -> Path:
     """Write the card of a finished run; one that is there is replaced."""
-    manifest, headline = run.manifest, run.headline
+    manifest = run.manifest
+    headline = run.headline
     card = ModelCard.from_template(
         _metadata(run),
         template_path=str(_TEMPLATE),
@@ -46,9 +47,11 @@ def write(run: Run) -> Path:
 
 
 def _metadata(run: Run) -> ModelCardData:
-    manifest, scores = run.manifest, {name: run.metrics.test[name] for name in run.headline}
+    manifest = run.manifest
+    scores = {name: run.metrics.test[name] for name in run.headline}
     source = manifest.options["dataset"]
-    on_hub, from_library = hub.names_repository(source), "model" in manifest.options
+    on_hub = hub.names_repository(source)
+    from_library = "model" in manifest.options
     task = f"{'text' if 'max_length' in manifest.options else 'image'}-classification"
     return ModelCardData(
         model_name=Path(manifest.recipe).stem,
@@ -82,7 +85,8 @@ def _source(run: Run) -> str:
 
 def _code(run: Run) -> str:
     """Return code that uses the model: ``pipeline()`` where it reads what the training read."""
-    options, name = run.manifest.options, run.path.name
+    options = run.manifest.options
+    name = run.path.name
     if "model" not in options:
         return f'from finetune import Run\n\nmodel = Run.load("{name}").model()'
     joins_parts = options.get("long_texts") == "windows" or options.get("truncation") == "head_tail"
@@ -102,7 +106,8 @@ def _code(run: Run) -> str:
 
 def provenance(manifest: Manifest) -> dict[str, str]:
     """Return what made a run, by name."""
-    launch, data = manifest.launch, manifest.data
+    launch = manifest.launch
+    data = manifest.data
     base = _base_on_hub(manifest) or Path(str(manifest.options.get("model") or "")).name
     if manifest.model_revision and base:
         base = f"{base} at {manifest.model_revision[:12]}"

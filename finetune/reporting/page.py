@@ -26,7 +26,10 @@ from finetune.statistics import mistakes
 from finetune.statistics.metrics import MOST_CONFUSED
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 
-_MISTAKES, _SLICES, _TARGETS = 20, 10, 6
+#: Rows of a table, and plots of targets, at most.
+_MISTAKES = 20
+_SLICES = 10
+_TARGETS = 6
 
 
 @matplotlib.rc_context(plots.STYLE)
@@ -36,12 +39,13 @@ def write(run: Run) -> Path:
     Raises:
         UserError: If the run has no statistics.
     """
-    manifest, statistics, headline = run.manifest, run.statistics, run.headline
+    manifest = run.manifest
+    statistics = run.statistics
+    headline = run.headline
     table = run.predicted_rows
     rows = run.scored(table)
     blocks: list[Any] = [tables.scores(run.metrics, headline)]
-    if (further := tables.metrics("Other scores of the model", statistics, headline)).rows:
-        blocks.append(further)
+    blocks += tables.metrics("Other scores of the model", statistics, headline)
     blocks.append("The intervals cover the sampling of the test rows, not another training run.")
     sections = {"Scores": blocks}
     for name in run.kind.sections:
@@ -92,18 +96,19 @@ def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> lis
     figures = []
     for place, name in enumerate(run.labels[:_TARGETS] or [""]):
         suffix = f"_{place + 1}" if name else ""
-        true, predicted = rows.targets[:, place], rows.outputs[:, place]
+        true = rows.targets[:, place]
+        predicted = rows.outputs[:, place]
         figures.append(plots.numbers(true, predicted, name or "value", suffix))
     return [figures]
 
 
 def _show_targets(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
-    return [tables.targets(run.statistics)] if run.statistics.targets else []
+    return [*tables.targets(run.statistics)]
 
 
 def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     """Show how well each class is found, and with which it is confused."""
-    blocks: list[Any] = [tables.classes(run.statistics)]
+    blocks: list[Any] = [*tables.classes(run.statistics)]
     if len(rows.names) <= MOST_CONFUSED:  # a plot of more would be too fine to be read
         blocks.append([plots.confusion(rows.confusion, rows.names)])
     return blocks
@@ -111,7 +116,7 @@ def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 
 def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     """Show how well each of any number of labels of a row is found, and confident mistakes."""
-    blocks: list[Any] = [tables.classes(run.statistics)]
+    blocks: list[Any] = [*tables.classes(run.statistics)]
     if run.statistics.thresholds:
         blocks.append(
             "The thresholds were fitted on the validation rows: their scores are a little too good."
@@ -125,7 +130,8 @@ def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
 
 def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     """Show what the probabilities are worth."""
-    statistics, name = run.statistics, "expected_calibration_error"
+    statistics = run.statistics
+    name = "expected_calibration_error"
     errors = statistics.calibration
     declared = (arguments.get("pos_label") for arguments in run.manifest.scoring.values())
     positive = next((int(number) for number in declared if number is not None), 1)
@@ -145,15 +151,6 @@ def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
     return [sentence, *_figures(*curves, plots.reliability(errors))]
 
 
-def _show_length(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
-    """Show the accuracy against the tokens of a text."""
-    if "tokens" not in table:
-        return []
-    options = run.manifest.options
-    most = None if options.get("long_texts") == "windows" else options.get("max_length")
-    return _figures(plots.lengths(table["tokens"].to_numpy(), rows.right, most))
-
-
 def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     """Show where the accuracy is lowest."""
     cells = [
@@ -171,7 +168,8 @@ def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 
 def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     """Show the most confident mistakes, and labels that may be wrong."""
-    wrong, suspects = mistakes.most_confident(rows), suspicion(run, rows)
+    wrong = mistakes.most_confident(rows)
+    suspects = suspicion(run, rows)
     suspected = suspects.rows if suspects else np.array([], dtype=np.int64)
     sentence = f"{len(wrong):,} of {len(rows):,} rows are wrong. "
     if suspects is None:
@@ -184,7 +182,9 @@ def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]
             "contradict the label, which may be wrong: check these rows by hand. At most about "
             f"{part.value:.1%} of all labels are wrong (95% CI {part.low:.1%} to {part.high:.1%})."
         )
-    summary, names, examples = rows.summary, rows.names, []
+    summary = rows.summary
+    names = rows.names
+    examples = []
     for index in wrong[:_MISTAKES]:
         note = f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected)
         label = Cell(names[rows.labels[index]], note)
@@ -222,7 +222,6 @@ _SECTIONS: Mapping[str, Callable[[Run, pd.DataFrame, Any], list[Any]]] = {
     "classes": _show_classes,
     "labels": _show_labels,
     "probabilities": _show_probabilities,
-    "length": _show_length,
     "slices": _show_slices,
     "mistakes": _show_mistakes,
 }

@@ -143,19 +143,21 @@ def scores(results: Metrics, names: Sequence[str]) -> Table:
     return Table(caption, ["", *names], rows)
 
 
-def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> Table:
-    """Return the scores beside those of a headline, a row each."""
+def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> list[Table]:
+    """Return a table of the scores beside those of a headline, a row each, if there are any."""
     values = {**statistics.metrics, **(statistics.ordered or {})}
     values |= {f"top-{k} accuracy": value for k, value in (statistics.top_k or {}).items()}
     rows = [[Cell(name), *estimates(values, [name])] for name in values if name not in headline]
-    return Table(caption, ["", ""], rows)
+    return [Table(caption, ["", ""], rows)] if rows else []
 
 
-def classes(statistics: Statistics) -> Table:
-    """Return the scores of each class against the rest, of 200 at most."""
-    scores, thresholds = statistics.classes or {}, statistics.thresholds or {}
+def classes(statistics: Statistics) -> list[Table]:
+    """Return a table of the scores of each class against the rest, of 200 at most, if any."""
+    scores = statistics.classes or {}
+    thresholds = statistics.thresholds or {}
     areas = [name for name in AREAS if any(name in row for row in scores.values())]
-    names, caption = [*scores], "Each class against the rest"
+    names = [*scores]
+    caption = "Each class against the rest"
     if len(scores) > _MOST_CLASSES:
         names = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_MOST_CLASSES]
         caption += f", the {_MOST_CLASSES} of {len(scores):,} with the lowest F1"
@@ -166,21 +168,23 @@ def classes(statistics: Statistics) -> Table:
         support = Cell(f"{scores[name]['support']:,}", kind="number")
         rows.append([Cell(name), support, *values, *fitted])
     header = ["class", "rows", "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
-    return Table(caption, [*header, *["threshold"] * bool(thresholds)], rows)
+    header += ["threshold"] * bool(thresholds)
+    return [Table(caption, header, rows)] if rows else []
 
 
-def targets(statistics: Statistics) -> Table:
-    """Return the scores of each of several numbers."""
+def targets(statistics: Statistics) -> list[Table]:
+    """Return a table of the scores of each of several numbers, if there are several."""
     values: Mapping[str, Mapping[str, Any]] = statistics.targets or {}
     names = list(next(iter(values.values()), {}))
     rows = [[Cell(target), *estimates(row, names)] for target, row in values.items()]
-    return Table("Each target by itself; the other scores are means", ["target", *names], rows)
+    caption = "Each target by itself; the other scores are means"
+    return [Table(caption, ["target", *names], rows)] if rows else []
 
 
-def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> Table:
-    """Return the settings that differ between runs of these names."""
+def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> list[Table]:
+    """Return a table of the settings that differ between runs of these names, if any do."""
     rows = [[Cell(name), *map(Cell, row)] for name, row in values.items()]
-    return Table("Settings that differ", ["", *names], rows)
+    return [Table("Settings that differ", ["", *names], rows)] if rows else []
 
 
 def speed(rates: Mapping[str, Any]) -> str:
