@@ -74,9 +74,8 @@ def _end(event: events.Finished) -> None:
     """Print the test metrics beside the baselines; then time, throughput and the directory."""
     run = event.run
     manifest = run.manifest
-    names = run.headline
-    console.show(tables.scores(run.metrics, names), *tables.targets(run.statistics))
-    for sentence in tables.verdicts(run.statistics, names, tables.directions(manifest)):
+    console.show(tables.scores(run), *tables.targets(run.statistics))
+    for sentence in tables.verdicts(run):
         console.say(f"\n{sentence}")
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
@@ -120,6 +119,6 @@ def _batch_sizes(arguments: FinetuneArguments) -> str:
     return (
         f"{arguments.per_device_train_batch_size} per device x "
         f"{arguments.gradient_accumulation_steps} accumulation x {counted(devices, unit)} = "
-        f"{counted(arguments.global_batch_size or 0, 'row')} per step, "
+        f"{counted(arguments.global_batch_size or 0, 'row')} per step, order: "
         f"{arguments.train_sampling_strategy}"
     )

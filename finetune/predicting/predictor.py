@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -28,17 +28,14 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed, hardware
 
 #: Tokens of a batch. On a CPU the activations of a layer then nearly fit into its cache.
-TOKENS_ON_CPU = 1024
-TOKENS_ON_ACCELERATOR = 65_536
+TOKENS_ON_CPU, TOKENS_ON_ACCELERATOR = 1024, 65_536
 _ROWS_WITHOUT_LENGTH = 64  # of a batch, where rows have no tokens
 _TOKENIZED_AT_ONCE = 256  # texts, or windows of them
-#: Batches of each thread that wait for the model; a chunk with texts of megabytes has many more.
-_BATCHES_AHEAD = 16
+#: Tokenized rows that wait for the model, at most; a text of megabytes has more windows.
+_MOST_WAITING = 2048
 _LABELS = ("label", "labels", "label_ids")
 #: Inputs of the model, the row of the chunk that each belongs to, and their tokens.
 _Inputs = tuple[Sequence[Mapping[str, Any]], np.ndarray, Sequence[int]]
-#: The pool of a chunk, rows of it, and their logits; None at the end of the chunk.
-_Batch = tuple[Pool, np.ndarray, Future[np.ndarray] | None]
 
 
 class Predictor:
@@ -53,7 +50,12 @@ class Predictor:
         self._bf16 = bf16
         on_cpu = self._device.type == "cpu"
         self._batch_tokens = batch_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
-        self._threads = hardware.use_threads(None) if on_cpu else 1
+        # a new thread of torch starts with as many threads of its own as there are cores
+        self._executor = partial(
+            ThreadPoolExecutor,
+            hardware.use_threads(None) if on_cpu else 1,
+            initializer=partial(torch.set_num_threads, 1) if on_cpu else None,
+        )
         model = self._recipe.load_model(run.path, run.labels).eval()
         self._inputs = {*inspect.signature(model.forward).parameters, *_LABELS}
         self._removes_columns = run.manifest.arguments.get("remove_unused_columns", True)
@@ -71,30 +73,40 @@ class Predictor:
         ``reads_ahead`` the next chunk is tokenized while the model computes. Rows are as the recipe
         reads them: texts, tuples of texts of several columns, or values of its ``input_column``.
         """
-        # a new thread of torch starts with as many threads of its own as there are cores
-        set_threads = partial(torch.set_num_threads, 1) if self._device.type == "cpu" else None
-        with ThreadPoolExecutor(self._threads, initializer=set_threads) as executor:
-            batches = (self._submit(executor, values) for values in chunks)
+        # the pool of a chunk, rows of it and their logits; without these the chunk is complete
+        waiting: deque[tuple[Pool | None, np.ndarray, Future[np.ndarray] | None]] = deque()
+        rows_waiting = 0
+        pooling = self._recipe.pooling if isinstance(self._recipe, TextRecipe) else "mean"
+
+        def take(most: int) -> Iterator[np.ndarray]:
+            nonlocal rows_waiting
+            while rows_waiting > most or (waiting and waiting[0][2] is None):
+                pool, rows, logits = waiting.popleft()
+                if pool is None:
+                    yield np.zeros((0, self._task.width), np.float32)
+                elif logits is None:
+                    yield pool.outputs
+                else:
+                    pool.add(rows, logits.result())
+                    rows_waiting -= len(rows)
+
+        with self._executor() as executor:
             try:
-                for group in [chain.from_iterable(batches)] if reads_ahead else batches:
-                    for pool, rows, logits in _ahead(group, _BATCHES_AHEAD * self._threads):
-                        if logits is None:  # the chunk is complete
-                            yield pool.outputs.reshape(-1, self._task.width)
-                        else:
-                            pool.add(rows, logits.result())
+                for values in chunks:
+                    pool = Pool(len(values), pooling) if values else None
+                    for inputs, rows, lengths in self._prepare(values):
+                        order = np.argsort(-np.asarray(lengths), kind="stable")
+                        sizes = cut(np.asarray(lengths)[order], self._batch_tokens)
+                        for batch in split(order, sizes):
+                            logits = executor.submit(self._forward, inputs, batch)
+                            waiting.append((pool, rows[batch], logits))
+                        rows_waiting += len(order)
+                        yield from take(_MOST_WAITING)
+                    waiting.append((pool, np.array([], int), None))
+                    yield from take(_MOST_WAITING if reads_ahead else 0)
+                yield from take(0)
             finally:
                 executor.shutdown(wait=False, cancel_futures=True)
-
-    def _submit(self, executor: ThreadPoolExecutor, values: list[Any]) -> Iterator[_Batch]:
-        """Start to compute the batches of a chunk, each when it is taken."""
-        pooling = self._recipe.pooling if isinstance(self._recipe, TextRecipe) else "mean"
-        pool = Pool(len(values), pooling)
-        for inputs, rows, lengths in self._prepare(values):
-            order = np.argsort(-np.asarray(lengths), kind="stable")
-            sizes = cut(np.asarray(lengths)[order], self._batch_tokens)
-            for batch in split(order, sizes):
-                yield pool, rows[batch], executor.submit(self._forward, inputs, batch)
-        yield pool, np.array([]), None
 
     def _prepare(self, rows: list[Any]) -> Iterator[_Inputs]:
         """Yield what the model takes of rows, some at a time, that of the longest rows first."""
@@ -164,14 +176,6 @@ def _encode(recipe: TextRecipe, texts: list[Any]) -> Iterator[tuple[int, Mapping
         columns = encoder(texts[start : start + _TOKENIZED_AT_ONCE])
         for number, row in enumerate(zip(*columns.values(), strict=True), start):
             yield number, dict(zip(columns, row, strict=True))
-
-
-def _ahead(batches: Iterator[_Batch], count: int) -> Iterator[_Batch]:
-    """Yield batches, each once ``count`` of those after it are taken."""
-    waiting = deque(islice(batches, count))
-    while waiting:
-        yield waiting.popleft()
-        waiting.extend(islice(batches, 1))
 
 
 def device() -> torch.device:

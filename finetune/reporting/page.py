@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +41,20 @@ def write(run: Run) -> Path:
     """
     manifest = run.manifest
     statistics = run.statistics
-    headline = run.headline
     table = run.predicted_rows
     rows = run.scored(table)
-    blocks: list[Any] = [tables.scores(run.metrics, headline)]
-    blocks += tables.metrics("Other scores of the model", statistics, headline)
+    blocks: list[Any] = [tables.scores(run)]
+    blocks += tables.metrics("Other scores of the model", statistics, run.headline)
     blocks.append("The intervals cover the sampling of the test rows, not another training run.")
     sections = {"Scores": blocks}
     for name in run.kind.sections:
         sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
     sections["Provenance"] = [manifest.command, provenance(manifest)]
-    scores = "; ".join(tables.score(name, statistics.metrics[name]) for name in headline)
-    verdicts = tables.verdicts(statistics, headline, tables.directions(manifest))
+    scores = "; ".join(tables.score(name, statistics.metrics[name]) for name in run.headline)
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
     warnings = [*manifest.data.notes, *statistics.notes]
     page = run.path / "report.html"
-    tables.write_page(page, title, [scores, *verdicts], sections, warnings)
+    tables.write_page(page, title, [scores, *tables.verdicts(run)], sections, warnings)
     directory = run.path / "plots"
     refuse_link(directory)
     directory.mkdir(exist_ok=True)
@@ -81,16 +79,6 @@ def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
     return None
 
 
-def _figures(*figures: plots.Plot | None) -> list[list[plots.Plot]]:
-    """Return a block of the plots that there are."""
-    block = [plot for plot in figures if plot is not None]
-    return [block] if block else []
-
-
-def _show_training(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
-    return _figures(plots.learning_curves(run.manifest.history, run.manifest.best_step))
-
-
 def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
     """Show predicted against true numbers, of the first targets."""
     figures = []
@@ -100,10 +88,6 @@ def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> lis
         predicted = rows.outputs[:, place]
         figures.append(plots.numbers(true, predicted, name or "value", suffix))
     return [figures]
-
-
-def _show_targets(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
-    return [*tables.targets(run.statistics)]
 
 
 def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
@@ -124,7 +108,7 @@ def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     examples = []
     for index in mistakes.farthest(rows)[:_MISTAKES]:
         names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
-        examples.append([*_row(table, index), *map(Cell, names)])
+        examples.append((index, [*map(Cell, names)]))
     return [*blocks, *_examples(table, "labels predicted", examples)]
 
 
@@ -137,7 +121,7 @@ def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
     positive = next((int(number) for number in declared if number is not None), 1)
     curves = plots.ranking(rows, statistics.classes or {}, positive)
     if not errors:
-        return _figures(*curves)
+        return [curves]
     sentence = (
         "The expected calibration error, the mean gap between confidence and accuracy, is "
         f"{errors[name]:.3f}; of a calibrated model it is below {errors['calibrated']:.3f} on 95 "
@@ -148,7 +132,7 @@ def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
             f" With the temperature fitted on the validation rows, {errors['temperature']:.2f} "
             f"(python -m finetune predict --calibrated), it is {errors['after'][name]:.3f}."
         )
-    return [sentence, *_figures(*curves, plots.reliability(errors))]
+    return [sentence, [*curves, *plots.reliability(errors)]]
 
 
 def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
@@ -189,36 +173,35 @@ def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]
         note = f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected)
         label = Cell(names[rows.labels[index]], note)
         confidence = Cell(f"{summary.confidence[index]:.1%}", kind="number")
-        examples.append([*_row(table, index), label, Cell(names[rows.classes[index]]), confidence])
+        examples.append((index, [label, Cell(names[rows.classes[index]]), confidence]))
     return [sentence, *_examples(table, "label predicted probability", examples)]
 
 
-def _examples(table: pd.DataFrame, columns: str, rows: list[list[Cell]]) -> list[Table]:
-    """Return a table of the most confident mistakes, if there are any: of ``_row`` and columns."""
+def _examples(
+    table: pd.DataFrame, columns: str, examples: Sequence[tuple[int, list[Cell]]]
+) -> list[Table]:
+    """Return a table of the most confident mistakes, if any: the row as it was read, and cells."""
     inputs = {"text": "text", THUMBNAIL: "image"}
-    titles = [title for column, title in inputs.items() if column in table]
-    header = ["row", *titles, *columns.split()]
-    return [Table("The most confident mistakes", header, rows)] if rows else []
-
-
-def _row(table: pd.DataFrame, index: int) -> list[Cell]:
-    """Return the cells that say which row it is."""
-    row = table.iloc[index]
-    cells = [Cell(str(row["id"]))]
-    if "text" in table:
-        cells.append(excerpt(row["text"]))
-    if THUMBNAIL in table:
-        jpeg = base64.b64encode(row[THUMBNAIL] or b"").decode()
-        address = f"data:image/jpeg;base64,{jpeg}" if jpeg else ""
-        cells.append(Cell("", str(row.get("file", "")), image=address))
-    return cells
+    header = ["row", *(inputs[name] for name in inputs if name in table), *columns.split()]
+    lines = []
+    for index, cells in examples:
+        row = table.iloc[index]
+        line = [Cell(str(row["id"]))]
+        if "text" in table:
+            line.append(excerpt(row["text"]))
+        if THUMBNAIL in table:
+            jpeg = base64.b64encode(row[THUMBNAIL] or b"").decode()
+            address = f"data:image/jpeg;base64,{jpeg}" if jpeg else ""
+            line.append(Cell("", str(row.get("file", "")), image=address))
+        lines.append([*line, *cells])
+    return [Table("The most confident mistakes", header, lines)] if lines else []
 
 
 #: By the names in ``Task.sections``.
 _SECTIONS: Mapping[str, Callable[[Run, pd.DataFrame, Any], list[Any]]] = {
-    "training": _show_training,
+    "training": lambda run, table, rows: [plots.learning_curves(run.manifest)],
     "predictions": _show_predictions,
-    "targets": _show_targets,
+    "targets": lambda run, table, rows: [*tables.targets(run.statistics)],
     "classes": _show_classes,
     "labels": _show_labels,
     "probabilities": _show_probabilities,

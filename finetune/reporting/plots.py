@@ -1,4 +1,4 @@
-"""The plots of a report; one that so few steps or rows cannot support is left out: it is None.
+"""The plots of a report; one that so few steps or rows cannot support is left out.
 
 The page may be light or dark and as narrow as a phone. So nothing in a figure has a background, its
 text takes the colour of the page's, and it is drawn narrow, so that it need not shrink.
@@ -23,6 +23,7 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 from finetune.reporting.tables import AREAS
 from finetune.runtime.formats import visible
 from finetune.statistics.scored import ScoredRows
+from finetune.training.manifest import Manifest
 
 #: Nearly those of Okabe and Ito (2008), which colour-blind readers can tell apart; each has a
 #: contrast of 3 to 1 on white and on the page's dark background.
@@ -73,16 +74,16 @@ class Plot:
         return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
 
 
-def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | None) -> Plot | None:
+def learning_curves(manifest: Manifest) -> list[Plot]:
     """Plot the losses of training and validation, and the metrics of the evaluations."""
-    logged = pd.DataFrame([*history, {"step": np.nan}]).set_index("step")
+    logged = pd.DataFrame([*manifest.history, {"step": np.nan}]).set_index("step")
     names = [str(name) for name in logged if logged[name].count() > 1]  # one point is no curve
     speeds = ("loss", "runtime", "_per_second", "_time")
     losses = [name for name in names if name in ("loss", "eval_loss")]
     metrics = [name for name in names if name.startswith("eval_") and not name.endswith(speeds)]
     curves = [pair for pair in (("Loss", losses), ("Validation metrics", metrics)) if pair[1]]
     if not curves:
-        return None
+        return []
     figure, panels = _panels(len(curves), height=0.6 + 1.9 * len(curves))
     for axes, (title, names) in zip(panels, curves, strict=True):
         for name, colour, marker in zip(names, COLOURS, "os^Dvx", strict=False):
@@ -91,14 +92,15 @@ def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | Non
             if name == "loss":
                 label, marker = "training loss", ""
             axes.plot(values, color=colour, marker=marker, label=label)
-        if best_step:
-            axes.axvline(best_step, color=GREY, linestyle=":", linewidth=1.5)
+        if manifest.best_step:
+            axes.axvline(manifest.best_step, color=GREY, linestyle=":", linewidth=1.5)
         _title(axes, title)
     alt = "Learning curves by step"
-    alt += f"; the best checkpoint is that of step {best_step:,} (dotted)" if best_step else ""
+    if manifest.best_step:
+        alt += f"; the best checkpoint is that of step {manifest.best_step:,} (dotted)"
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    return Plot("learning_curves", f"{alt}.", figure)
+    return [Plot("learning_curves", f"{alt}.", figure)]
 
 
 def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
@@ -165,12 +167,12 @@ def ranking(
     return plots
 
 
-def reliability(calibration: Mapping[str, Any]) -> Plot | None:
+def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
     """Plot accuracy by confidence, before and after the temperature."""
     bins = calibration["bins"]
     after = calibration.get("after")
     if sum(row["rows"] for row in bins) < _FEWEST_ROWS:
-        return None
+        return []
     curves = [("uncalibrated", bins, BLUE, "o")]
     if after:
         label = f"temperature {calibration['temperature']:.2f}"
@@ -183,7 +185,7 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
     axes.set_ylim(0, 1.02)
     _title(axes, "Calibration: accuracy by confidence", x="confidence", percent="xy")
     alt = "A calibrated model is as often right as it is confident (dotted)."
-    return Plot("reliability", alt, figure)
+    return [Plot("reliability", alt, figure)]
 
 
 def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:

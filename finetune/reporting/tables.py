@@ -13,9 +13,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from finetune.runs.run import Run
 from finetune.runtime.files import write_whole
 from finetune.statistics.metrics import DIRECTIONS
-from finetune.training.manifest import Manifest, Metrics, Statistics
+from finetune.training.manifest import Manifest, Statistics
 
 AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
 #: Of more classes those with the lowest F1 are shown.
@@ -69,7 +70,7 @@ def write_page(
     """Write a page, whole or not at all: title, verdicts, warnings that stand out, and sections.
 
     These are blocks by title: sentences, tables, mappings of facts, and lists of
-    :class:`~finetune.reporting.plots.Plot`. One without blocks is left out.
+    :class:`~finetune.reporting.plots.Plot`. What is empty is left out.
     """
     environment = Environment(
         loader=PackageLoader("finetune.reporting", "templates"),
@@ -78,6 +79,7 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    sections = {name: [block for block in blocks if block] for name, blocks in sections.items()}
     sections = {name: blocks for name, blocks in sections.items() if blocks}
     page = environment.get_template("page.html.jinja").render(
         title=title, verdicts=verdicts, warnings=warnings, sections=sections
@@ -129,13 +131,13 @@ def excerpt(text: str) -> Cell:
     return Cell(text, kind="text")
 
 
-def scores(results: Metrics, names: Sequence[str]) -> Table:
+def scores(run: Run) -> Table:
     """Return scores of a run with statistics beside those of the baselines, and differences."""
-    statistics = results.statistics
-    assert statistics is not None
+    statistics = run.statistics
+    names = run.headline
     rows = [[Cell("fine-tuned"), *estimates(statistics.metrics, names)]]
-    rows.append([Cell("on validation rows"), *estimates(results.validation, names)])
-    for baseline, values in results.baseline.items():
+    rows.append([Cell("on validation rows"), *estimates(run.metrics.validation, names)])
+    for baseline, values in run.metrics.baseline.items():
         gaps = statistics.beyond.get(baseline, {})
         rows.append([Cell(baseline), *estimates(values, names)])
         rows.append([Cell("difference to baseline"), *estimates(gaps, names, signed=True)])
@@ -205,14 +207,13 @@ def directions(manifest: Manifest) -> dict[str, int]:
     return {chosen: -1 if is_lower_better else 1, **DIRECTIONS}
 
 
-def verdicts(
-    statistics: Statistics, headline: Sequence[str], better: Mapping[str, int]
-) -> list[str]:
+def verdicts(run: Run) -> list[str]:
     """Return a sentence for each baseline: whether the model beats it, see :func:`judge`."""
+    better = directions(run.manifest)
     return [
-        judge("The model", f"the baseline '{baseline}'", gaps, headline, better)
-        for baseline, gaps in statistics.beyond.items()
-        if headline and headline[0] in gaps
+        judge("The model", f"the baseline '{baseline}'", gaps, run.headline, better)
+        for baseline, gaps in run.statistics.beyond.items()
+        if gaps.keys() & {*run.headline[:1]}
     ]
 
 
