@@ -87,8 +87,7 @@ def show(*results: Table) -> None:
 
 def import_libraries(*names: str) -> None:
     """Import modules, with garbage collection paused in nearly a third less time, and silence what
-    of the libraries means nothing to the user: load reports, config dumps, bars for a file.
-    ``--log_level info`` brings the library's own words back.
+    of the libraries means nothing to the user, unless ``--log_level info`` asks for it.
 
     What is imported is taken to stay as long as the process, so this is not for a notebook.
     """

@@ -103,9 +103,8 @@ def predict(words: Sequence[str]) -> int:
         prediction = predict_file(
             run, typed.input, output, resume=typed.resume, progress=show, **options
         )
-    say = console.tell  # rows on the standard output have it alone
-    if typed.output is not None:
-        say = console.say
+    say = console.say if typed.output else console.tell  # standard output is for the rows alone
+    if typed.output:
         before = f" ({prediction.rows_before:,} of them before resuming)"
         say(
             f"{counted(prediction.rows, 'row')} saved to {prediction.output}"

@@ -30,9 +30,7 @@ def train(words: Sequence[str]) -> int:
 
     The flags of a recipe: python -m finetune RECIPE --help
     """
-    if words and words[0] in ("-h", "--help"):
-        Parser(train, {}).print_help()
-        return 0
+    Parser(train, {}).parse_known_args(words[:1])  # --help
     recipe, flags = recipe_and_flags(words)
     recipe_class = catalog.find(recipe)
     if {"-h", "--help"} & set(flags):

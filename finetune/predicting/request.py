@@ -132,21 +132,19 @@ class Request:
 
     def _refuse_options(self) -> None:
         """Refuse options of which this input or this model has no use."""
-        run, options = self.run, self.options
-        reads_images = isinstance(self._recipe, ImageRecipe)
-        columns = ("image_column",) if reads_images else ("text_column", "text_columns")
+        options = self.options
+        is_image = isinstance(self._recipe, ImageRecipe)
+        columns = ("image_column",) if is_image else ("text_column", "text_columns")
         useful = {"frame": columns, STANDARD_INPUT: columns, "folder": ()}
-        useful_here = useful.get(self.kind, (*columns, *FILES))
-        typed = [name for name in READING if getattr(options, name) is not None]
+        names = {*READING} - {*useful.get(self.kind, (*columns, *FILES))}
         mistakes = []
-        if useless := [f"--{name}" for name in typed if name not in useful_here]:
-            reads = "images" if reads_images else "texts"
-            flags = ", ".join(useless)
-            mistakes.append(f"{flags}: not for {self._name} and a model that reads {reads}")
+        if flags := [f"--{name}" for name in READING if name in names and getattr(options, name)]:
+            subject = f"{self._name} and the model of {self.run.path}"
+            mistakes.append(f"{', '.join(flags)}: not for {subject}")
         if options.all_probabilities and not self._task.has_probabilities:
             mistakes.append("--all_probabilities: the run predicts a number, it has no classes")
-        if options.calibrated and run.manifest.temperature is None:
-            mistakes.append(f"--calibrated: {run.path} has no temperature (status {run.status})")
+        if options.calibrated and self.run.manifest.temperature is None:
+            mistakes.append(f"--calibrated: {self.run.path} has no temperature")
         if mistakes:
             raise UserError(*mistakes)
 
@@ -154,7 +152,9 @@ class Request:
         """Return those asked for, else those of the run if the input has them, else usual ones."""
         if self.kind == "folder":
             return ["file"]
-        recipe, options, names = self._recipe, self.options, self._names
+        recipe = self._recipe
+        options = self.options
+        names = self._names
         flag, usual = "--text_column", [recipe.input_column]
         if isinstance(recipe, ImageRecipe):
             flag, usual = "--image_column", [recipe.image_column, "image", "file"]
@@ -179,8 +179,8 @@ class Request:
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             notes.append(f"the input already has columns of these names: see {', '.join(renamed)}")
         if missing:
-            rows, columns = counted(missing, "row"), " or ".join(self.columns_read)
-            notes.append(f"{rows} without a value in {columns}: their predictions are empty")
+            rows = f"{counted(missing, 'row')} without a value in {' or '.join(self.columns_read)}"
+            notes.append(f"{rows}: their predictions are empty")
         return notes
 
     def facts(self) -> dict[str, Any]:
@@ -316,6 +316,6 @@ def _read_lines(columns: Sequence[str]) -> Iterator[pa.Table]:
 
 def _stamp(paths: Iterable[Path]) -> str:
     """Return a stamp that changes when a file changes."""
-    files = [(str(path), path.stat()) for path in sorted(paths) if path.is_file()]
-    facts = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+    files = [path for path in sorted(paths) if path.is_file()]
+    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

@@ -80,7 +80,6 @@ def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
 
 
 def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
-    """Show predicted against true numbers, of the first targets."""
     figures = []
     for place, name in enumerate(run.labels[:_TARGETS] or [""]):
         suffix = f"_{place + 1}" if name else ""
@@ -91,7 +90,6 @@ def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> lis
 
 
 def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
-    """Show how well each class is found, and with which it is confused."""
     blocks: list[Any] = [*tables.classes(run.statistics)]
     if len(rows.names) <= MOST_CONFUSED:  # a plot of more would be too fine to be read
         blocks.append([plots.confusion(rows.confusion, rows.names)])
@@ -113,7 +111,6 @@ def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
 
 
 def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
-    """Show what the probabilities are worth."""
     statistics = run.statistics
     name = "expected_calibration_error"
     errors = statistics.calibration
@@ -136,7 +133,6 @@ def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
 
 
 def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
-    """Show where the accuracy is lowest."""
     cells = [
         [
             Cell(part["name"]),

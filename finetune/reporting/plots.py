@@ -89,9 +89,8 @@ def learning_curves(manifest: Manifest) -> list[Plot]:
         for name, colour, marker in zip(names, COLOURS, "os^Dvx", strict=False):
             values = logged[name].dropna().astype(float)  # null: not finite
             label = name.replace("eval_", "validation ")
-            if name == "loss":
-                label, marker = "training loss", ""
-            axes.plot(values, color=colour, marker=marker, label=label)
+            label = "training loss" if label == "loss" else label
+            axes.plot(values, color=colour, marker="" if name == "loss" else marker, label=label)
         if manifest.best_step:
             axes.axvline(manifest.best_step, color=GREY, linestyle=":", linewidth=1.5)
         _title(axes, title)
