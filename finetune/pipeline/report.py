@@ -253,11 +253,10 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
         rows.append(cells)
     header = ["row", *["text"] * has_text, "label", *names]
     count = f"Predictions differ on {len(comparison.disagreements):,} of {comparison.rows:,} rows."
-    settings = tables.settings(names, comparison.settings)
     examples = Table("Most confident disagreements", header, rows)
     sections: dict[str, list[Any]] = {
         "Scores": [comparison.scores(shared)],
-        "Settings": [settings if comparison.settings else "All are the same."],
+        "Settings": tables.settings(names, comparison.settings) or ["All are the same."],
         "Disagreements": [count, examples] if rows else [count],
     }
     tables.write_page(page, f"{len(frames)} runs on the same rows", comparison.verdicts, sections)
