@@ -21,13 +21,8 @@ from finetune.recipe.scoring import without_counted
 from finetune.reporting import tables
 from finetune.reporting.tables import Cell, Table, estimates
 from finetune.runs.run import Run
-from finetune.statistics.estimates import McNemar, holm, mcnemar
-from finetune.statistics.metrics import (
-    estimate,
-    estimate_difference,
-    recipe_metrics,
-    with_standard,
-)
+from finetune.statistics.estimates import holm
+from finetune.statistics.metrics import estimate, estimate_difference, recipe_metrics, with_standard
 from finetune.statistics.scored import distances
 from finetune.tasks.base import Task
 
@@ -69,7 +64,8 @@ def write_last(run: Run, progress: Progress) -> None:
     Raises:
         RunError: If it cannot be written, with the command that writes it.
     """
-    page, hint = None, f"to write it: python -m finetune report {run.path}"
+    page = None
+    hint = f"to write it: python -m finetune report {run.path}"
     try:
         page = report(run).page
     except KeyboardInterrupt as stop:
@@ -95,7 +91,6 @@ class Comparison:
         metrics: For each run the metrics of the first one, with intervals.
         differences: For each run but the first, how much more of each metric it has than the
             first, with a 95% interval.
-        tests: For each run but the first, McNemar's test of the accuracy; none in a regression.
         settings: Options and training arguments that are not the same in all, by name.
         disagreements: Indices of rows for which the runs have not the same prediction, the ones
             of which they are most confident first.
@@ -109,7 +104,6 @@ class Comparison:
     headline: list[str]
     metrics: list[Mapping[str, Any]]
     differences: list[dict[str, Any]]
-    tests: list[McNemar]
     settings: dict[str, list[str]]
     disagreements: np.ndarray
     tables: list[pd.DataFrame]
@@ -149,20 +143,15 @@ def compare(
         raise UserError(f"--output {page}: expected the name of a file in a directory that exists")
     if unfinished := [run.unfinished for run in loaded if run.unfinished]:
         raise UserError(*unfinished)
-    first, names, headline = loaded[0], [str(run.path) for run in loaded], loaded[0].headline
+    first = loaded[0]
+    headline = first.headline
     if not headline:
         raise UserError(f"{first.path} has no metric that is a number: nothing to compare")
-    task, scoring, frames = first.kind, first.manifest.scoring, [first.predicted_rows]
-    # its recipe may not be importable
-    compute_metrics = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
-    scored_rows, differences = [first.scored(frames[0])], []
-    metrics_of_recipe = recipe_metrics(
-        scored_rows[0], scoring, lambda output: compute_metrics()(output)
-    )
-    all_metrics = with_standard(task.label_kind, metrics_of_recipe)
-    metrics: list[Mapping[str, Any]] = [first.statistics.metrics]
-    for run in loaded[1:]:
-        frame, pair = run.predicted_rows, f"{first.path} and {run.path} have"
+    task = first.kind
+    frames = [run.predicted_rows for run in loaded]
+    scored_rows = [first.scored(frames[0])]
+    for run, frame in zip(loaded[1:], frames[1:], strict=True):
+        pair = f"{first.path} and {run.path} have"
         if difference := task.find_difference(run.kind):
             raise UserError(f"{pair} {difference}")
         columns = [name for name in ("id", "text", DIGEST) if name in frame and name in frames[0]]
@@ -171,42 +160,36 @@ def compare(
                 f"{pair} different test rows ({len(frames[0]):,} and {len(frame):,}): compare runs "
                 "with the same --dataset, --split_seed and --eval_samples"
             )
-        rows = run.scored(frame, task)
-        if not np.array_equal(scored_rows[0].labels, rows.labels):
+        scored_rows.append(run.scored(frame, task))
+        if not np.array_equal(scored_rows[0].labels, scored_rows[-1].labels):
             raise UserError(
                 f"{pair} different labels for the same rows: compare runs with the same "
                 "--label_column or --label_columns, and the same --label_map"
             )
-        frames.append(frame)
-        scored_rows.append(rows)
-        metrics.append(estimate(rows, all_metrics))
-        differences.append(estimate_difference(scored_rows[0], rows, all_metrics))
-    other_rows = scored_rows[1:]
-    has_tests = task.has_probabilities
-    tests = [mcnemar(scored_rows[0].right, rows.right) for rows in other_rows if has_tests]
-    distance = np.max([distances(scored_rows[0], rows) for rows in other_rows], axis=0)
-    better, is_several = tables.directions(first.manifest), len(differences) > 1
+    others = scored_rows[1:]
+    scoring = first.manifest.scoring
+    # its recipe may not be importable
+    compute = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
+    metrics = recipe_metrics(scored_rows[0], scoring, lambda output: compute()(output))
+    metrics = with_standard(task.label_kind, metrics)
+    differences = [estimate_difference(scored_rows[0], rows, metrics) for rows in others]
+    distance = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
+    names = [str(run.path) for run in loaded]
+    better = tables.directions(first.manifest)
+    is_several = len(others) > 1
     p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
-    p_values_of_tests = holm([test.p_value for test in tests])
-    note = f" after Holm's correction for {len(differences)} comparisons" * is_several
     verdicts = []
-    for number, (name, gaps) in enumerate(zip(names[1:], differences, strict=True)):
-        is_chance = is_several and p_values[number] >= 0.05
+    for name, gaps, p_value in zip(names[1:], differences, p_values, strict=True):
+        is_chance = is_several and p_value >= 0.05
         verdict = tables.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
-        if tests:
-            test, p_value = tests[number], p_values_of_tests[number]
-            verdict += (
-                f" McNemar's test of the accuracy: {test.only_second:,} rows only {name} gets "
-                f"right, {test.only_first:,} only {names[0]}, p = {p_value:.3g}{note}."
-            )
-        verdicts.append(verdict)
+        note = f" Corrected for {len(others)} comparisons (Holm, 1979)." * is_several
+        verdicts.append(verdict + note)
     comparison = Comparison(
         names=names,
         rows=len(frames[0]),
         headline=headline,
-        metrics=metrics,
+        metrics=[estimate(rows, metrics) for rows in scored_rows],
         differences=differences,
-        tests=tests,
         settings=_settings_that_differ(loaded),
         disagreements=np.argsort(-distance, kind="stable")[: np.count_nonzero(distance)],
         tables=frames,
@@ -240,9 +223,10 @@ def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
-    names, frames = comparison.names, comparison.tables
-    shared = [name for name in comparison.metrics[0] if all(name in m for m in comparison.metrics)]
-    rows, has_text = [], "text" in frames[0]
+    names = comparison.names
+    frames = comparison.tables
+    has_text = "text" in frames[0]
+    rows = []
     for index in comparison.disagreements[:30]:
         first = frames[0].iloc[index]
         cells = [Cell(str(first["id"])), *([tables.excerpt(first["text"])] if has_text else [])]
@@ -256,7 +240,7 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     settings = tables.settings(names, comparison.settings)
     examples = Table("Most confident disagreements", header, rows)
     sections: dict[str, list[Any]] = {
-        "Scores": [comparison.scores(shared)],
+        "Scores": [comparison.scores([*comparison.metrics[0]])],
         "Settings": [settings if comparison.settings else "All are the same."],
         "Disagreements": [count, examples] if rows else [count],
     }

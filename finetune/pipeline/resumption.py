@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data.digests import fingerprint
 from finetune.errors import UserError, counted, suggestion
-from finetune.recipe import ImageRecipe, TextRecipe, catalog, scoring
+from finetune.recipe import catalog, scoring
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json
 from finetune.runtime.importing import read_source
@@ -30,7 +30,6 @@ from finetune.training.manifest import MANIFEST, METRICS, Manifest
 
 if TYPE_CHECKING:
     from finetune.config.settings import Settings
-    from finetune.recipe import Recipe
     from finetune.training.arguments import ArgumentValues
 
 #: Training arguments that may change; every other one is part of the configuration.
@@ -65,7 +64,7 @@ class Resumption:
 
     path: Path | None
     directory: Path
-    manifest: Manifest | None
+    manifest: Manifest | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
     in_place: bool = True
     notes: list[str] = field(default_factory=list)
@@ -91,33 +90,32 @@ class Resumption:
 
     def extended_by(self, current: Mapping[str, Any]) -> bool:
         """Return whether a finished run is to be trained for more epochs, or steps."""
-        started = self.manifest.configuration if self.manifest is not None else {}
-        was_extended = all(started.get(n) == current.get(n, 0) for n in _LENGTH)  # and interrupted
-        (epochs, steps), (more_epochs, more_steps) = (
-            [entries.get(name, 0) for name in _LENGTH] for entries in (self.configuration, current)
-        )
-        is_longer = more_steps > steps if steps > 0 else more_steps <= 0 and more_epochs > epochs
-        return bool(self.configuration and is_longer and (self.finished or was_extended))
+        if not self.finished or not self.configuration:
+            return False
+        epochs, steps = (self.configuration[name] for name in _LENGTH)
+        if steps > 0:
+            return bool(current["max_steps"] > steps)
+        return bool(current["max_steps"] <= 0 and current["num_train_epochs"] > epochs)
 
     def describe_changes(self, current: Mapping[str, Any], manifest: Manifest) -> str | None:
         """Return a sentence with all that can move the result, if there is something."""
-        changes = self.changes(current)
-        if (earlier := self.manifest) is not None and self.path is not None:
-            name = "gradient_accumulation_steps"
-            changes |= {
-                name: (earlier.arguments.get(name), manifest.arguments[name]),
-                "the commit of the model": (earlier.model_revision, manifest.model_revision),
-                **{n: (earlier.versions.get(n), new) for n, new in manifest.versions.items()},
+        if self.path is None or self.manifest is None:
+            return None
+        before, now = (
+            {
+                "a job of": counted(facts.launch.world_size, "process"),
+                "gradient_accumulation_steps": facts.arguments.get("gradient_accumulation_steps"),
+                "the commit of the model": facts.model_revision,
+                **facts.versions,
             }
+            for facts in (self.manifest, manifest)
+        )
+        changes = {name: (before.get(name), value) for name, value in now.items()}
         texts = [
             f"{name} {_shorten(new)} instead of {_shorten(old)}"
-            for name, (old, new) in changes.items()
+            for name, (old, new) in (changes | self.changes(current)).items()
             if old != new
         ]
-        world_size = manifest.launch.world_size
-        before = world_size if self.path is None else Checkpoint.read(self.path).world_size
-        if before != world_size:
-            texts.insert(0, f"{counted(world_size, 'process')} instead of {before}")
         return f"resumed with {', '.join(texts)}" if texts else None
 
 
@@ -135,56 +133,56 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
             "--resume and --resume_from_checkpoint are mutually exclusive: --resume continues from "
             "the newest checkpoint, and starts where there is none"
         )
-    manifest = None
-    with contextlib.suppress(UserError):  # a run that cannot be read is not this job's
-        manifest = _read_manifest(output_dir)
-    if distributed.was_restarted() and manifest is not None:
-        process, this_job = manifest.process, (distributed.job() or "").split()
-        job = (process.job or "").split()
-        if process.host != platform.node() and job[:1] == ["torchrun"]:  # its agent is another
-            job, this_job = job[:2], this_job[:2]
-        if job == this_job and (not path or checkpoint.list_checkpoints(output_dir)):
-            return "resume"
     if values.resume:
         return "resume"
+    if distributed.was_restarted() and (not path or checkpoint.list_checkpoints(output_dir)):
+        with contextlib.suppress(UserError):  # a run that cannot be read is not this job's
+            if _is_run_of_this_job(_read_manifest(output_dir)):
+                return "resume"
     return "last" if path in ("true", "True") else path
 
 
-def find(
-    request: str | None, output_dir: Path, *, verifies: bool = True, renames: bool = False
-) -> Resumption:
+def _is_run_of_this_job(manifest: Manifest | None) -> bool:
+    if manifest is None:
+        return False
+    job = (manifest.process.job or "").split()
+    this_job = (distributed.job() or "").split()
+    if manifest.process.host != platform.node() and job[:1] == ["torchrun"]:
+        return job[:2] == this_job[:2]  # the agent of torchrun is another there
+    return job == this_job
+
+
+def find(request: str | None, output_dir: Path, *, renames: bool = False) -> Resumption:
     """Return what to continue from.
 
     Args:
         request: From :func:`requested`.
         output_dir: Where the run is, or will be.
-        verifies: Whether this process reads every byte; the others go by the names that are left.
         renames: Whether checkpoints that are not complete may be renamed.
 
     Raises:
         UserError: If there is nothing to continue from, or nothing complete.
     """
     if request is None:
-        return Resumption(None, output_dir, None, in_place=False)
+        return Resumption(None, output_dir, in_place=False)
     if request not in ("resume", "last"):
-        path, flag = Path(request).expanduser(), f"--resume_from_checkpoint {request}"
+        path = Path(request).expanduser().resolve()
+        flag = f"--resume_from_checkpoint {request}"
         if not (path / checkpoint.STATE).exists():
             raise UserError(f"{flag}: expected 'last' or a directory with a {checkpoint.STATE}")
-        path = path.resolve()
-        if verifies and (reason := checkpoint.problem(path)) is not None:
+        if (reason := checkpoint.problem(path)) is not None:
             newest, _ = checkpoint.newest_complete(path.parent)
             raise UserError(f"{flag} is damaged ({reason}); complete is: {newest or 'none'}")
         is_in_place = path.parent == output_dir.resolve()
         return replace(_continue_from(path, path.parent, []), in_place=is_in_place)
     if renames:
         checkpoint.settle_replaced(output_dir)
-    manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
-    saved = checkpoint.list_checkpoints(output_dir, complete=True)
-    newest, problems = saved[0] if saved else None, list[str]()
-    if verifies:
-        newest, problems = checkpoint.newest_complete(output_dir)
+    manifest = _read_manifest(output_dir)
+    paths = checkpoint.list_checkpoints(output_dir)
+    newest, problems = checkpoint.newest_complete(output_dir)
     # killed while it saved the first one
-    starts_again = request == "resume" and not saved and (manifest is not None or not paths)
+    has_none = not checkpoint.list_checkpoints(output_dir, complete=True)
+    starts_again = request == "resume" and has_none and (manifest is not None or not paths)
     if renames and (newest is not None or starts_again):
         problems = [
             f"{problem}: renamed to {checkpoint.set_aside(path, 'damaged').name}"
@@ -192,18 +190,14 @@ def find(
         ]
     if newest is not None:
         return _continue_from(newest, output_dir, problems)
-    start = Resumption(None, output_dir, manifest, notes=problems)
+    start = Resumption(None, output_dir, manifest, in_place=output_dir.exists(), notes=problems)
     if manifest is not None and not paths and start.finished:
         return replace(start, configuration=manifest.configuration)
     if starts_again:
-        return replace(start, in_place=output_dir.exists())
+        return start
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
-    reasons = [
-        f"{flag}: no complete checkpoint in {output_dir}",
-        *problems,
-        "leave the flag out to start from the beginning",
-    ]
-    raise UserError("; ".join(reasons))
+    reasons = [f"{flag}: no complete checkpoint in {output_dir}", *problems]
+    raise UserError("; ".join([*reasons, "leave the flag out to start from the beginning"]))
 
 
 def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
@@ -215,18 +209,17 @@ def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
     steps = distributed.gather(resumption.step)
     if len(set(steps)) == 1:
         return resumption
-    paths = checkpoint.list_checkpoints(output_dir, complete=True)
-    common = set.intersection(*distributed.gather({path.name for path in paths}))
-    newest = max(common, key=lambda name: checkpoint.number(Path(name)), default=None)
-    problem = checkpoint.problem(output_dir / newest) if newest else "there is none"
-    problems = [reason for reason in distributed.gather(problem) if reason]
-    if newest is None or problems:
+    paths = checkpoint.list_checkpoints(output_dir)
+    complete = {path.name for path in paths if checkpoint.problem(path) is None}
+    common = set.intersection(*distributed.gather(complete))
+    newest = next((path for path in paths if path.name in common), None)
+    if newest is None:
         raise UserError(
             f"--output_dir {output_dir}: the ranks have checkpoints of steps {steps}, and none is "
-            f"complete on every machine ({problems[0]}): copy one to every machine, or remove the "
-            "directory on all of them to start again"
+            "complete on every machine: copy one to every machine, or remove the directory on all "
+            "of them to start again"
         )
-    return _continue_from(output_dir / newest, output_dir, resumption.notes)
+    return _continue_from(newest, output_dir, resumption.notes)
 
 
 def _continue_from(path: Path, directory: Path, notes: list[str]) -> Resumption:
@@ -247,7 +240,7 @@ def _read_manifest(directory: Path) -> Manifest | None:
     return Manifest.read(directory) if (directory / MANIFEST).exists() else None
 
 
-def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
+def configuration(settings: Settings) -> dict[str, Any]:
     """Return what decides the result of a training, by name, as JSON has it."""
     recipe = settings.recipe
     options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
@@ -261,7 +254,7 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
     entries = {
         "recipe": settings.name,
         "recipe_file": catalog.file_hash(type(recipe)),
-        **_hash_model_files(recipe),
+        **_hash_model_files(model),
         "metric_files": {
             name: read_source(path, "metric")[1]
             for name, path in scoring.files_of(recipe.known_scoring).items()
@@ -271,7 +264,7 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
         "labels": recipe.labels,
         **options,
     }
-    for name, value in vars(values).items():
+    for name, value in vars(settings.values).items():
         if name not in _FREE and not name.startswith(_FREE_PREFIXES):
             entries[name] = value
     text = to_json(entries, default=lambda value: getattr(value, "value", None) or str(value))
@@ -279,26 +272,13 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
     return canonical
 
 
-def _hash_model_files(recipe: Recipe) -> dict[str, str]:
-    """Return hashes of what a local model has beside its weights, which a checkpoint has."""
-    from finetune.data.tokenize import identity
-
-    if type(recipe).build_model not in (TextRecipe.build_model, ImageRecipe.build_model):
-        return {}
-    assert isinstance(recipe, (TextRecipe, ImageRecipe))
-    if recipe.model_config is None or not Path(recipe.model).expanduser().is_dir():
-        return {}
-    config = recipe.model_config.to_dict()
-    contents = {"model_config": {**config, "transformers_version": None, "_name_or_path": None}}
-    hashes = {}
-    if isinstance(recipe, TextRecipe):
-        hashes["tokenizer"] = identity(recipe.processing_class())
-    else:
-        contents["image_processor"] = recipe.processing_class().to_dict()
-    for name, content in contents.items():
-        text = to_json(content, sort_keys=True, default=str)
-        hashes[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return hashes
+def _hash_model_files(model: Path) -> dict[str, str]:
+    """Return hashes of the files of a local model but its weights, which a checkpoint has."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in sorted(model.glob("*"))
+        if path.suffix in (".json", ".txt", ".model") and path.name not in (MANIFEST, METRICS)
+    }
 
 
 def refuse_changes(
@@ -317,7 +297,13 @@ def refuse_changes(
         )
     if resumption.extended_by(current):
         allowed.update(_LENGTH)
-    changed = {n: pair for n, pair in resumption.changes(current).items() if n not in allowed}
+    # what was accepted when the run was continued before, and is in no checkpoint yet
+    accepted = {} if resumption.manifest is None else resumption.manifest.configuration
+    changed = {
+        name: values
+        for name, values in resumption.changes(current).items()
+        if name not in allowed and accepted.get(name, values[0]) != values[1]
+    }
     lines = [
         f"{resumption.path or resumption.directory} was trained with {name} {_shorten(old)}, now "
         f"it is {_shorten(new)}"

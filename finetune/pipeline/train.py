@@ -152,12 +152,14 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
 
 def _show(prepared: Prepared, progress: Progress) -> Run:
     """Show what a training would start with, or the results of one that is finished."""
-    settings, run = prepared.settings, Run(prepared.resumption.directory)
+    settings = prepared.settings
+    run = Run(prepared.resumption.directory)
     if settings.dry_run:
-        recipe, arguments = settings.recipe, settings.arguments
+        recipe = settings.recipe
+        arguments = settings.arguments
         progress(events.Started(settings, arguments, prepared.steps, model=None))
-        if prepared.checkpoint is not None:
-            progress(Noted(f"would resume from {prepared.checkpoint}"))
+        if prepared.resumption.path is not None:
+            progress(Noted(f"would resume from {prepared.resumption.path}"))
         rows = recipe.prepared["train"]
         unused = {arguments.length_column_name, COLUMN} & {*rows.column_names}
         rows = rows.remove_columns([*unused])
@@ -217,7 +219,7 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
         )
 
     trainer.compute_metrics = compute_metrics and compute_fitted
-    trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
+    trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
     trainer.compute_metrics = compute_metrics
     seconds = time.perf_counter() - started
     trainer.require_finite_weights()
