@@ -87,16 +87,14 @@ def check(words: Sequence[str]) -> int:
     try:
         require_hub(catalog.find(recipe), flags)
         import_at_once("datasets", "finetune.training.arguments")
-        from finetune.pipeline.suspects import of_findings, refuse_path
-
         console.quiet()
         suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
         if suspects is not None:
-            refuse_path(suspects)
+            checking.refuse_suspects(suspects)
         settings = Settings.from_command_line(recipe, flags)
         result = checking.examine(settings, deep=typed.deep)
         if suspects is not None:
-            count = of_findings(suspects, result.findings, settings.recipe)
+            count = checking.write_suspects(suspects, result.findings, settings.recipe)
             console.tell(f"{suspects}: {counted(count, 'row')} to look at")
     except UserError as error:
         if not typed.json:
@@ -154,8 +152,6 @@ def evaluate(words: Sequence[str]) -> int:
     name. Of a directory or a data set on the Hub the test split is evaluated, without one the
     validation split, else train.
     """
-    from finetune.pipeline import evaluate as evaluation
-
     reading = [*READING, "label_column", "label_separator", "label_map", "drop_invalid"]
     reading += ["dataset_config", "dataset_splits"]
     flags = {
@@ -167,11 +163,14 @@ def evaluate(words: Sequence[str]) -> int:
     parser.set_defaults(per_device_eval_batch_size=32)
     typed = parser.parse_args(words)
     run = load_run(typed.run, typed.trust_recipe)
-    if not hub.missing(evaluation.sources(run, typed.data)):
+    options = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
+    if not hub.missing(options):
         hub.go_offline()
     import_at_once("datasets", "finetune.training.trainer")
+    from finetune.pipeline.evaluate import evaluate as evaluate_run
+
     console.quiet()
-    result = evaluation.evaluate(
+    result = evaluate_run(
         run,
         typed.data,
         per_device_eval_batch_size=typed.per_device_eval_batch_size,

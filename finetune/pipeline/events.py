@@ -138,17 +138,11 @@ class Collated(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The run has its model, metrics and predictions.
-
-    Attributes:
-        run: The run.
-        profiled: Whether steps were profiled.
-        page: ``report.html``; None if it could not be written.
-    """
+    """The run has its model, metrics and predictions."""
 
     run: Run
-    profiled: bool
-    page: Path | None = None
+    profiled: bool  # whether steps were profiled
+    page: Path | None = None  # `report.html`; None if it could not be written
 
     def __str__(self) -> str:
         scores = ", ".join(_format(*score) for score in self.run.metrics.test.items())

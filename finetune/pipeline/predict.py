@@ -7,19 +7,23 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from finetune.data import arrow, memory
 from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import Options
+from finetune.predicting.output import Parts, open_writer, refuse_bytes
+from finetune.predicting.request import STANDARD_INPUT, Request, text_names
 from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
 from finetune.runtime.formats import QUOTING, SEPARATORS
 from finetune.training.manifest import MANIFEST
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 #: Suffixes of the files that can be written.
@@ -29,23 +33,14 @@ CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels":
 
 @dataclass(frozen=True)
 class FilePrediction:
-    """A file that was predicted.
+    """A file that was predicted."""
 
-    Attributes:
-        output: The file that was written.
-        rows: How many it has.
-        rows_before: Those of them that were done before this was resumed.
-        samples_per_second: Of the others, all processes together.
-        precision: Of the computation.
-        notes: What the user should know, a sentence each.
-    """
-
-    output: Path
-    rows: int
-    rows_before: int
-    samples_per_second: float
-    precision: str
-    notes: list[str]
+    output: Path  # that was written
+    rows: int  # how many it has
+    rows_before: int  # those of them that were done before this was resumed
+    samples_per_second: float  # of the others, all processes together
+    precision: str  # of the computation
+    notes: list[str]  # what the user should know, a sentence each
 
 
 def predict(
@@ -77,13 +72,8 @@ def predict(
     Raises:
         UserError: If the data or the options are not what the run can predict.
     """
-    import pandas as pd
-    import pyarrow as pa
-
-    from finetune.data import arrow, memory
-    from finetune.predicting.request import Request, text_names
-
-    checked, loaded = _check(options), Run.load(run, trust_recipe=trust_recipe)
+    checked = _check(options)
+    loaded = Run.load(run, trust_recipe=trust_recipe)
     if checked.csv_safe:
         raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
     if isinstance(data, pd.DataFrame):
@@ -131,11 +121,6 @@ def predict_file(
     Raises:
         UserError: If the input, the output or the options cannot be used.
     """
-    import torch
-
-    from finetune.predicting.output import Parts, open_writer, refuse_bytes
-    from finetune.predicting.request import STANDARD_INPUT, Request
-
     target = Path(output).expanduser() if isinstance(output, (str, Path)) else output
     path = target if isinstance(target, Path) else None
     checked, ranks = _check(options, source, path), distributed.ranks()
@@ -188,8 +173,6 @@ def predict_file(
 
 def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     """Return texts, paths, tuples of texts or rows as a frame; ``columns`` are the names."""
-    import pandas as pd
-
     if isinstance(data, (str, bytes, Path, Mapping)):
         raise UserError(
             f"expected texts, rows or a frame, found {reprlib.repr(data)}: put one text or row "

@@ -35,21 +35,14 @@ _MOST_LOGGED = 500  # losses in the log
 
 @dataclass(frozen=True)
 class Prepared:
-    """Settings that can be trained: checked, their data loaded and tokenized.
-
-    Attributes:
-        settings: The settings.
-        resumption: What to continue from.
-        configuration: What decides the result, see :func:`.resumption.configuration`.
-        steps: The optimizer steps of the training.
-        is_done: Whether the run is finished already, on every machine, and is only to be shown.
-    """
+    """Settings that can be trained: checked, their data loaded and tokenized."""
 
     settings: Settings
-    resumption: Resumption
-    configuration: dict[str, Any]
-    steps: int
-    is_done: bool = False
+    resumption: Resumption  # what to continue from
+    configuration: dict[str, Any]  # what decides the result, see `resumption.configuration`
+    differences: str | None  # a sentence with what is not as before the resume
+    steps: int  # of the optimizer, in all
+    is_done: bool = False  # whether the run is finished, on every machine, and is only to be shown
 
 
 def prepare_job(settings: Settings, progress: Progress) -> Prepared:
@@ -93,17 +86,19 @@ def prepare(settings: Settings, progress: Progress, *, trains: bool = True) -> P
     recipe = settings.recipe
     values = settings.values
     configuration = resumption.configuration(settings)
-    resumption.refuse_changes(resumed, configuration, values.allow_changed)
+    differences = resumption.refuse_changes(resumed, configuration, values)
+    if differences and trains:
+        progress(Noted(differences))
     is_done = resumed.finished and not resumed.extended_by(configuration)
     if is_done and not values.save_on_each_node:  # another machine may have to go on
-        return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
+        return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
     steps = count_steps(values, recipe.prepared["train"])
     if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
         training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
         settings = replace(settings, training=training)
     report_few_steps(recipe, values, steps)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
-    return Prepared(settings, resumed, configuration, steps, is_done=is_done)
+    return Prepared(settings, resumed, configuration, differences, steps, is_done)
 
 
 def look(settings: Settings) -> ArgumentValues | None:

@@ -14,17 +14,24 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
-from finetune.data.prediction_columns import DIGEST
+from finetune.data import corrections
+from finetune.data.prediction_columns import DIGEST, USER_COLUMNS
+from finetune.data.targets import MOST_SUSPECTS
 from finetune.errors import RunError, UserError, counted
 from finetune.pipeline.events import Finished, Interrupted, Progress
 from finetune.recipe.scoring import without_counted
-from finetune.reporting import tables
+from finetune.reporting import card, tables
+from finetune.reporting import page as report_page
 from finetune.reporting.tables import Cell, Table, estimates
 from finetune.runs.run import Run
+from finetune.statistics import mistakes
 from finetune.statistics.estimates import holm
 from finetune.statistics.metrics import estimate, estimate_difference, recipe_metrics, with_standard
-from finetune.statistics.scored import distances
+from finetune.statistics.scored import ScoredRows, distances
 from finetune.tasks.base import Task
+
+#: The most confident mistakes beside the labels that may be wrong.
+_MISTAKES = 50
 
 
 @dataclass(frozen=True)
@@ -48,14 +55,53 @@ def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
     Raises:
         UserError: If the training did not end.
     """
-    from finetune.pipeline import suspects
-    from finetune.reporting import card, page
-
     run = Run.load(run, trust_recipe=trust_recipe)
     if run.unfinished:
         raise UserError(run.unfinished)
-    written = card.write(run)
-    return Report(page=page.write(run), card=written, suspects=suspects.of_run(run))
+    written = card.write(run)  # first: a plot may fail
+    return Report(page=report_page.write(run), card=written, suspects=_write_suspects(run))
+
+
+def _write_suspects(run: Run) -> Path | None:
+    """Write the test rows of a run that may have a wrong label, then its most confident mistakes.
+
+    Return the file in its directory, which stays as it is if a person has written into it; None
+    where no row is suspected, or the task has no classes.
+    """
+    table = run.predicted_rows
+    path = run.path / corrections.FILE
+    if path.exists() and corrections.has_new_labels(path):
+        return path  # a person's work
+    path.unlink(missing_ok=True)
+    if not run.kind.has_one_class:
+        return None
+    rows: ScoredRows = run.scored(table)
+    suspicion = report_page.suspicion(run, rows)
+    suspected = suspicion.rows[:MOST_SUSPECTS].tolist() if suspicion else []
+    reasons = dict.fromkeys(suspected, "label may be wrong")
+    further = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
+    reasons |= dict.fromkeys(further[:_MISTAKES], "confident mistake")
+    data = run.predictions
+    written = []
+    for number, reason in reasons.items():
+        row = table.iloc[number]
+        user_values = data.iloc[number]
+        text = row.get("text")
+        written.append(
+            {
+                "split": run.manifest.data.tested_in,
+                "text": row.get("file") if text is None else text,
+                "label": rows.names[rows.labels[number]],
+                "suggested": rows.names[rows.classes[number]],
+                "probability": round(float(rows.summary.confidence[number]), 4),
+                "why": reason,
+                "digest": f"x{row[DIGEST]}" if text is None else corrections.text_digest(text),
+                "user": user_values.where(user_values.notna(), None),
+            }
+        )
+    if not written:
+        return None
+    return corrections.write_suspects(path, written, data.attrs.get(USER_COLUMNS, []))
 
 
 def write_last(run: Run, progress: Progress) -> None:
@@ -81,32 +127,21 @@ def write_last(run: Run, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of several runs.
+    """The comparison of several runs on the same test rows."""
 
-    Attributes:
-        names: Of the runs: their directories.
-        rows: How many test rows they share.
-        headline: The metrics of the first run's recipe: the one that decides the verdicts, by which
-            its best checkpoint was chosen, then the others.
-        metrics: For each run the metrics of the first one, with intervals.
-        differences: For each run but the first, how much more of each metric it has than the
-            first, with a 95% interval.
-        settings: Options and training arguments that are not the same in all, by name.
-        disagreements: Indices of rows for which the runs have not the same prediction, the ones
-            of which they are most confident first.
-        tables: ``predictions.parquet`` of each.
-        verdicts: A sentence for each run but the first: whether it is better. Of several
-            comparisons, the chance of a single wrong "better" or "worse" is 5% (Holm, 1979).
-    """
-
-    names: list[str]
-    rows: int
+    names: list[str]  # of the runs: their directories
+    rows: int  # how many they share
+    #: The metrics of the first run's recipe: the one that decides the verdicts, by which its best
+    #: checkpoint was chosen, then the others.
     headline: list[str]
-    metrics: list[Mapping[str, Any]]
-    differences: list[dict[str, Any]]
-    settings: dict[str, list[str]]
+    metrics: list[Mapping[str, Any]]  # for each run those of the first one, with 95% intervals
+    differences: list[dict[str, Any]]  # for each run but the first: how much more it has, likewise
+    settings: dict[str, list[str]]  # what is not the same in all, by name
+    #: Indices of rows with different predictions, the most confident ones first; shape ``(rows,)``.
     disagreements: np.ndarray
-    tables: list[pd.DataFrame]
+    tables: list[pd.DataFrame]  # `predictions.parquet` of each
+    #: For each run but the first, whether it is better. Of several comparisons, the chance of a
+    #: single wrong "better" or "worse" is 5% (Holm, 1979).
     verdicts: list[str]
 
     def scores(self, names: Sequence[str]) -> Table:
@@ -211,12 +246,10 @@ def _p_value(gap: Mapping[str, float] | None) -> float:
 
 def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return what decides a result, the launch and the versions that not all runs share."""
-    columns: list[dict[str, Any]] = []
+    columns = []
     for manifest in (run.manifest for run in runs):
-        launch = {name.replace("_", " "): value for name, value in asdict(manifest.launch).items()}
-        versions = {f"version of {name}": value for name, value in manifest.versions.items()}
-        revision = {"revision": manifest.git_revision}
-        columns.append({**manifest.configuration, **launch, **versions, **revision})
+        facts = {**manifest.configuration, **asdict(manifest.launch), **manifest.versions}
+        columns.append({**facts, "revision": manifest.git_revision})
     names = dict.fromkeys(name for column in columns for name in column)
     rows = {name: [str(column.get(name, "")) for column in columns] for name in names}
     return {name: row for name, row in rows.items() if len(set(row)) > 1}

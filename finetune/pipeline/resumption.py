@@ -16,21 +16,20 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from finetune.config.settings import Settings
 from finetune.data.digests import fingerprint
 from finetune.errors import UserError, counted, suggestion
+from finetune.pipeline.results import versions
 from finetune.recipe import catalog, scoring
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json
 from finetune.runtime.importing import read_source
 from finetune.training import checkpoint
+from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import Checkpoint
 from finetune.training.manifest import MANIFEST, METRICS, Manifest
-
-if TYPE_CHECKING:
-    from finetune.config.settings import Settings
-    from finetune.training.arguments import ArgumentValues
 
 #: Training arguments that may change; every other one is part of the configuration.
 _FREE = {
@@ -51,23 +50,14 @@ _LENGTH = ("num_train_epochs", "max_steps")
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a training continues from; of a new run there is no path, and it is not in place.
+    """What a training continues from; of a new run there is no path, and it is not in place."""
 
-    Attributes:
-        path: The checkpoint, verified; None to start from the beginning.
-        directory: The run that it belongs to.
-        manifest: That run's, where it can be read.
-        configuration: What the checkpoint was made by.
-        in_place: Whether it continues in the directory of the run; nothing is moved aside then.
-        notes: What the user should know.
-    """
-
-    path: Path | None
-    directory: Path
-    manifest: Manifest | None = None
-    configuration: Mapping[str, Any] = field(default_factory=dict)
-    in_place: bool = True
-    notes: list[str] = field(default_factory=list)
+    path: Path | None  # the checkpoint, verified; None to start from the beginning
+    directory: Path  # of the run that it belongs to
+    manifest: Manifest | None = None  # that run's
+    configuration: Mapping[str, Any] = field(default_factory=dict)  # that of the checkpoint
+    in_place: bool = True  # whether it continues in that directory; nothing is moved aside then
+    notes: list[str] = field(default_factory=list)  # what the user should know
 
     @property
     def step(self) -> int:
@@ -96,27 +86,6 @@ class Resumption:
         if steps > 0:
             return bool(current["max_steps"] > steps)
         return bool(current["max_steps"] <= 0 and current["num_train_epochs"] > epochs)
-
-    def describe_changes(self, current: Mapping[str, Any], manifest: Manifest) -> str | None:
-        """Return a sentence with all that can move the result, if there is something."""
-        if self.path is None or self.manifest is None:
-            return None
-        before, now = (
-            {
-                "a job of": counted(facts.launch.world_size, "process"),
-                "gradient_accumulation_steps": facts.arguments.get("gradient_accumulation_steps"),
-                "the commit of the model": facts.model_revision,
-                **facts.versions,
-            }
-            for facts in (self.manifest, manifest)
-        )
-        changes = {name: (before.get(name), value) for name, value in now.items()}
-        texts = [
-            f"{name} {_shorten(new)} instead of {_shorten(old)}"
-            for name, (old, new) in (changes | self.changes(current)).items()
-            if old != new
-        ]
-        return f"resumed with {', '.join(texts)}" if texts else None
 
 
 def requested(values: ArgumentValues, output_dir: Path) -> str | None:
@@ -282,14 +251,17 @@ def _hash_model_files(model: Path) -> dict[str, str]:
 
 
 def refuse_changes(
-    resumption: Resumption, current: Mapping[str, Any], allow_changed: str | None
-) -> None:
-    """Refuse to resume another training, except for the names in ``allow_changed``.
+    resumption: Resumption, current: Mapping[str, Any], values: ArgumentValues
+) -> str | None:
+    """Refuse to resume another training, except for the names in ``--allow_changed``.
+
+    Returns:
+        A sentence with what is accepted and can move the result, if there is something.
 
     Raises:
         UserError: One line for each entry that differs.
     """
-    allowed = {name.strip() for name in (allow_changed or "").split(",")} - {""}
+    allowed = {name.strip() for name in (values.allow_changed or "").split(",")} - {""}
     names = {*resumption.configuration, *current}
     if unknown := sorted(allowed - names):
         raise UserError(
@@ -297,24 +269,42 @@ def refuse_changes(
         )
     if resumption.extended_by(current):
         allowed.update(_LENGTH)
+    earlier = resumption.manifest
     # what was accepted when the run was continued before, and is in no checkpoint yet
-    accepted = {} if resumption.manifest is None else resumption.manifest.configuration
-    changed = {
-        name: values
-        for name, values in resumption.changes(current).items()
-        if name not in allowed and accepted.get(name, values[0]) != values[1]
+    accepted = {} if earlier is None else earlier.configuration
+    changes = resumption.changes(current)
+    refused = {
+        name: (old, new)
+        for name, (old, new) in changes.items()
+        if name not in allowed and accepted.get(name, old) != new
     }
     lines = [
         f"{resumption.path or resumption.directory} was trained with {name} {_shorten(old)}, now "
         f"it is {_shorten(new)}"
-        for name, (old, new) in changed.items()
+        for name, (old, new) in refused.items()
     ]
     if lines:
         lines[-1] += (
             "\nhint: to resume, restore them, or train on with the new ones: "
-            f"--allow_changed {','.join(changed)}"
+            f"--allow_changed {','.join(refused)}"
         )
         raise UserError(*lines)
+    if resumption.path is None or earlier is None:
+        return None
+    accumulation = "gradient_accumulation_steps"
+    processes = (earlier.launch.world_size, distributed.ranks().world_size)
+    before, now = (counted(number, "process") for number in processes)
+    changes |= {
+        "a job of": (before, now),
+        accumulation: (earlier.arguments.get(accumulation), values.gradient_accumulation_steps),
+        **{name: (earlier.versions.get(name), new) for name, new in versions().items()},
+    }
+    texts = [
+        f"{name} {_shorten(new)} instead of {_shorten(old)}"
+        for name, (old, new) in changes.items()
+        if old != new
+    ]
+    return f"resumed with {', '.join(texts)}" if texts else None
 
 
 def _shorten(value: Any) -> str:

@@ -175,8 +175,8 @@ def _show(prepared: Prepared, progress: Progress) -> Run:
 
 def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     """Return the trainer, whose logs go to ``progress`` instead of being printed."""
-    recipe, arguments = prepared.settings.recipe, prepared.settings.arguments
-    trainer = build_trainer(recipe.trainer_kwargs, arguments, recipe.adapt)
+    recipe = prepared.settings.recipe
+    trainer = build_trainer(recipe.trainer_kwargs, prepared.settings.arguments, recipe.adapt)
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     trainer.remove_callback(PrinterCallback)
@@ -186,7 +186,8 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
         Logged(state.global_step, state.max_steps, values)
     )
     assert trainer.model is not None
-    task, has_bias = recipe.kind.without_thresholds(), False
+    task = recipe.kind.without_thresholds()
+    has_bias = False
     with contextlib.suppress(UserError):  # there may be no such layer
         has_bias = head.has_bias(head.last_linear(trainer.model, task.width))
     if task != recipe.kind and not has_bias:
@@ -205,8 +206,10 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     Raises:
         Stopped: On every process, if a signal asked for it; what is trained is in a checkpoint.
     """
-    recipe, task = prepared.settings.recipe, prepared.settings.recipe.kind
-    started, compute_metrics = time.perf_counter(), trainer.compute_metrics
+    recipe = prepared.settings.recipe
+    task = recipe.kind
+    started = time.perf_counter()
+    compute_metrics = trainer.compute_metrics
 
     def compute_fitted(prediction: EvalPrediction) -> dict[str, float]:
         """Return the metrics of what would be saved: they choose the best checkpoint."""
@@ -223,7 +226,8 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     trainer.compute_metrics = compute_metrics
     seconds = time.perf_counter() - started
     trainer.require_finite_weights()
-    layer, thresholds = None, None
+    layer = None
+    thresholds = None
     try:
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
         shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
@@ -304,7 +308,8 @@ class _Recording:
 
 def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     """Write ``run.json`` of a run that begins or continues, in a directory that is now its own."""
-    settings, resumed = prepared.settings, prepared.resumption
+    settings = prepared.settings
+    resumed = prepared.resumption
     directory = settings.output_dir
     progress(events.Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = results.manifest(settings, prepared.configuration)
@@ -312,19 +317,16 @@ def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     if not resumed.in_place and (moved := clear_way(directory)):
         progress(events.MovedAside(moved))
     occupy(directory)
-    if resumed.in_place or resumed.path is not None:
-        if resumed.path is not None:
-            for path in checkpoint.list_checkpoints(directory):
-                if checkpoint.number(path) > resumed.step:
-                    aside = checkpoint.set_aside(path, "later")
-                    progress(Noted(f"{path} is not of this continuation: renamed to {aside.name}"))
-            progress(
-                Noted(f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}")
-            )
-        if sentence := resumed.describe_changes(prepared.configuration, manifest):
-            progress(Noted(sentence))
+    if resumed.path is not None:
+        for path in checkpoint.list_checkpoints(directory):
+            if checkpoint.number(path) > resumed.step:
+                aside = checkpoint.set_aside(path, "later")
+                progress(Noted(f"{path} is not of this continuation: renamed to {aside.name}"))
+        progress(
+            Noted(f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}")
+        )
         earlier = resumed.manifest.resumed if resumed.manifest is not None else []
-        record = {"step": resumed.step, "from": resumed.path, "differences": sentence}
+        record = {"step": resumed.step, "from": resumed.path, "differences": prepared.differences}
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])
     with explained(settings.arguments, "writing run.json"):
         manifest.write(directory)

@@ -132,7 +132,6 @@ def excerpt(text: str) -> Cell:
 def scores(results: Metrics, names: Sequence[str]) -> Table:
     """Return scores of a run with statistics beside those of the baselines, and differences."""
     statistics = results.statistics
-    assert statistics is not None
     rows = [[Cell("fine-tuned"), *estimates(statistics.metrics, names)]]
     rows.append([Cell("on validation rows"), *estimates(results.validation, names)])
     for baseline, values in results.baseline.items():
