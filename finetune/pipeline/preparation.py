@@ -66,18 +66,15 @@ def prepare_job(settings: Settings, progress: Progress) -> Prepared:
     return prepared
 
 
-def prepare(settings: Settings, progress: Progress, *, trains: bool = True) -> Prepared:
+def prepare(settings: Settings, progress: Progress) -> Prepared:
     """Refuse everything that can be refused, and tokenize, before any model is loaded.
 
-    Args:
-        settings: The settings.
-        progress: Called with what the user should know of an earlier run.
-        trains: Whether this process trains, and so needs the output directory for itself.
+    A dry run changes nothing in the output directory, and does not need it for itself.
 
     Raises:
         UserError: All errors in the report: options, data, directory and Hub.
     """
-    resumed = _check_directory(settings, trains=trains)
+    resumed = _check_directory(settings)
     look(settings)
     settings.report.raise_errors()
     for note in resumed.notes:
@@ -87,7 +84,7 @@ def prepare(settings: Settings, progress: Progress, *, trains: bool = True) -> P
     values = settings.values
     configuration = resumption.configuration(settings)
     differences = resumption.refuse_changes(resumed, configuration, values)
-    if differences and trains:
+    if differences and not settings.dry_run:
         progress(Noted(differences))
     is_done = resumed.finished and not resumed.extended_by(configuration)
     if is_done and not values.save_on_each_node:  # another machine may have to go on
@@ -172,13 +169,13 @@ def _check_values(settings: Settings) -> ArgumentValues | None:
     return values
 
 
-def _check_directory(settings: Settings, *, trains: bool) -> Resumption:
+def _check_directory(settings: Settings) -> Resumption:
     """Check the output directory, and return what is to be resumed."""
     directory = settings.output_dir
     resumed = resumption.find(None, directory)
     values = _check_values(settings)
     is_writer = writes_run(values)
-    is_locked = is_writer and trains and not settings.dry_run
+    is_locked = is_writer and not settings.dry_run
     with settings.report.collect():
         if is_writer:
             refuse_foreign(directory)

@@ -96,8 +96,7 @@ def launch(
     if num_processes == 1:
         return run_training(settings, progress)
     with telling(progress) as report_event:
-        prepare(settings, report_event, trains=False)
-    settings = dataclasses.replace(settings)  # the workers divide the batch anew, among themselves
+        prepare(dataclasses.replace(settings, dry_run=True), report_event)
     screen = sys.stdout
     screen.flush()
 
