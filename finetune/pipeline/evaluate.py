@@ -20,7 +20,7 @@ from finetune.pipeline.events import Progress, ignore, telling
 from finetune.pipeline.results import assess, scores
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, hub
+from finetune.runtime import distributed, formats, hub
 from finetune.training.arguments import argument_values
 from finetune.training.manifest import Statistics
 from finetune.training.trainer import build_trainer
@@ -29,7 +29,7 @@ from finetune.training.trainer import build_trainer
 #: file may be written in another way.
 _UNSET = (
     *("dataset_revision", "dataset_config", "dataset_splits", "group_column", "time_column"),
-    *("relabel", "exclude", "csv_separator", "csv_quoting", "encoding", "sheet"),
+    *("relabel", "exclude", "csv_separator", "encoding", "sheet"),
 )
 
 
@@ -150,6 +150,8 @@ def _read_rows(
         names = [reading.get(name) for name in ("text_column", "text_columns")]
         recipe.refuse_other_columns(run.path, *names)
     options: dict[str, Any] = {name: defaults[name] for name in _UNSET if name in defaults}
+    if formats.suffix(data) not in formats.SEPARATORS:
+        options["csv_quoting"] = "auto"
     if "label_column" in reading:
         options["label_columns"] = None
     if isinstance(recipe, ImageRecipe) and Path(data).expanduser().is_dir():

@@ -107,8 +107,7 @@ class Run:
 
     def require_model(self) -> None:
         """Raise a ``UserError`` with the command to type if the training has left no model."""
-        patterns = ("*.safetensors*", "pytorch_model*.bin*")
-        if not any(any(self.path.glob(pattern)) for pattern in patterns):
+        if not any(self.path.glob("*.safetensors*")):
             raise UserError(f"{self.path} has no model: {self._state}")
 
     @property
