@@ -18,7 +18,6 @@ from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline import resumption
 from finetune.pipeline.events import Noted, Progress
-from finetune.pipeline.results import versions
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runtime import distributed, hub
@@ -84,9 +83,9 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
     values = settings.values
     configuration = resumption.configuration(settings)
     differences = resumption.refuse_changes(resumed, configuration, values)
-    if differences and not settings.dry_run:
-        progress(Noted(differences))
     is_done = resumed.finished and not resumed.extended_by(configuration)
+    if differences and not is_done and not settings.dry_run:
+        progress(Noted(differences))
     if is_done and not values.save_on_each_node:  # another machine may have to go on
         return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
     steps = count_steps(values, recipe.prepared["train"])
@@ -144,7 +143,7 @@ def writes_run(values: ArgumentValues | None) -> bool:
 def _refuse_different_machines(prepared: Prepared) -> None:
     """Refuse what torchrun does not compare: flags, data and disk of each machine."""
     settings = prepared.settings
-    facts = {**prepared.configuration, **settings.training, "versions": versions()}
+    facts = {**prepared.configuration, **settings.training}
     facts["the checkpoint of step"] = prepared.resumption.step
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # a path may be another on each machine; its files are compared

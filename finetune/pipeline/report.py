@@ -248,8 +248,8 @@ def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return what decides a result, the launch and the versions that not all runs share."""
     columns = []
     for manifest in (run.manifest for run in runs):
-        facts = {**manifest.configuration, **asdict(manifest.launch), **manifest.versions}
-        columns.append({**facts, "revision": manifest.git_revision})
+        launch = {**asdict(manifest.launch), "revision": manifest.git_revision}
+        columns.append({**manifest.configuration, **launch})
     names = dict.fromkeys(name for column in columns for name in column)
     rows = {name: [str(column.get(name, "")) for column in columns] for name in names}
     return {name: row for name, row in rows.items() if len(set(row)) > 1}

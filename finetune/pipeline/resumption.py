@@ -21,6 +21,7 @@ from typing import Any
 from finetune.config.settings import Settings
 from finetune.data.digests import fingerprint
 from finetune.errors import UserError, counted, suggestion
+from finetune.models.pretrained import commit
 from finetune.pipeline.results import versions
 from finetune.recipe import catalog, scoring
 from finetune.runtime import distributed
@@ -35,8 +36,8 @@ from finetune.training.manifest import MANIFEST, METRICS, Manifest
 _FREE = {
     *("output_dir", "resume", "resume_from_checkpoint", "allow_changed", "early_stopping_patience"),
     "grace_seconds",
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
-    *("num_threads", "use_cpu", "profile", "baseline", "debug", "skip_memory_metrics", "precision"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "num_threads", "use_cpu"),
+    *("profile", "baseline", "debug", "skip_memory_metrics", "precision"),
     *("report_to", "run_name", "project", "disable_tqdm", "include_for_metrics", "local_rank"),
     *("accelerator_config", "torch_empty_cache_steps"),
 }
@@ -45,6 +46,8 @@ _FREE_PREFIXES = ("log", "hub_", "push_to_hub", "trackio_", "eval_", "save_", "d
 #: Options of a recipe that may change: where rows are, which are compared, and how fast they are
 #: tokenized.
 _FREE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
+#: Entries of the configuration that may change, which is announced.
+_ANNOUNCED = {"launch", "gradient_accumulation_steps", "commit", *versions()}
 _LENGTH = ("num_train_epochs", "max_steps")
 
 
@@ -210,20 +213,24 @@ def _read_manifest(directory: Path) -> Manifest | None:
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """Return what decides the result of a training, by name, as JSON has it."""
+    """Return what decides the result of a training, and what is announced, as JSON has it."""
     recipe = settings.recipe
     options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
     for name in _FREE_OPTIONS:
         options.pop(name, None)
-    model = Path(str(options.get("model") or "-")).expanduser()
-    if model.exists():
-        options["model"] = str(model.resolve())
+    model = str(options.get("model") or "")
+    directory = Path(model or "-").expanduser()
+    if directory.exists():
+        options["model"] = str(directory.resolve())
     if recipe.metrics:
         options["metrics"] = ",".join(recipe.known_scoring)  # files are compared by their hashes
     entries = {
+        "launch": counted(distributed.ranks().world_size, "process"),
+        **versions(),
+        "commit": commit(model, options.get("model_revision")),  # of a model on the Hub
         "recipe": settings.name,
         "recipe_file": catalog.file_hash(type(recipe)),
-        **_hash_model_files(model),
+        **_hash_model_files(directory),
         "metric_files": {
             name: read_source(path, "metric")[1]
             for name, path in scoring.files_of(recipe.known_scoring).items()
@@ -241,11 +248,11 @@ def configuration(settings: Settings) -> dict[str, Any]:
     return canonical
 
 
-def _hash_model_files(model: Path) -> dict[str, str]:
+def _hash_model_files(directory: Path) -> dict[str, str]:
     """Return hashes of the files of a local model but its weights, which a checkpoint has."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        for path in sorted(model.glob("*"))
+        for path in sorted(directory.glob("*"))
         if path.suffix in (".json", ".txt", ".model") and path.name not in (MANIFEST, METRICS)
     }
 
@@ -269,14 +276,13 @@ def refuse_changes(
         )
     if resumption.extended_by(current):
         allowed.update(_LENGTH)
-    earlier = resumption.manifest
     # what was accepted when the run was continued before, and is in no checkpoint yet
-    accepted = {} if earlier is None else earlier.configuration
+    accepted = {} if resumption.manifest is None else resumption.manifest.configuration
     changes = resumption.changes(current)
     refused = {
         name: (old, new)
         for name, (old, new) in changes.items()
-        if name not in allowed and accepted.get(name, old) != new
+        if name not in allowed | _ANNOUNCED and accepted.get(name, old) != new
     }
     lines = [
         f"{resumption.path or resumption.directory} was trained with {name} {_shorten(old)}, now "
@@ -289,20 +295,9 @@ def refuse_changes(
             f"--allow_changed {','.join(refused)}"
         )
         raise UserError(*lines)
-    if resumption.path is None or earlier is None:
-        return None
-    accumulation = "gradient_accumulation_steps"
-    processes = (earlier.launch.world_size, distributed.ranks().world_size)
-    before, now = (counted(number, "process") for number in processes)
-    changes |= {
-        "a job of": (before, now),
-        accumulation: (earlier.arguments.get(accumulation), values.gradient_accumulation_steps),
-        **{name: (earlier.versions.get(name), new) for name, new in versions().items()},
-    }
     texts = [
-        f"{name} {_shorten(new)} instead of {_shorten(old)}"
+        f"{name}: {_shorten(new)} instead of {_shorten(old)}"
         for name, (old, new) in changes.items()
-        if old != new
     ]
     return f"resumed with {', '.join(texts)}" if texts else None
 
