@@ -26,7 +26,7 @@ from finetune.data import ROW, arrow, digests, images, sources
 from finetune.data.prediction_columns import DIGEST, RENAMED, THUMBNAIL, USER_COLUMNS, free_name
 from finetune.errors import UserError
 from finetune.models.pretrained import commit
-from finetune.pipeline.events import Noted, Progress
+from finetune.pipeline.events import SPEED, Noted, Progress
 from finetune.recipe import Recipe, scoring
 from finetune.recipe.scoring import without_counted
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
@@ -271,11 +271,10 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
             "the labels of the evaluation are not those of the rows: install the tested versions "
             "of transformers and accelerate (constraints.txt)"
         )
-    speed = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     return {
         name.removeprefix(prefix): value
         for name, value in (output.metrics or {}).items()
-        if name.startswith(prefix) and not name.endswith(speed)
+        if name.startswith(prefix) and not name.endswith(SPEED)
     }
 
 

@@ -35,7 +35,6 @@ from finetune.runtime import distributed, files, lock, signals
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
 from finetune.training.callbacks import Bar
-from finetune.training.checkpoint import clear_way, occupy
 from finetune.training.saving import explained
 from finetune.training.trainer import Trainer, build_trainer
 
@@ -313,9 +312,9 @@ def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     progress(events.Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = results.manifest(settings, prepared.configuration)
     # only now: until here a mistake could still be found, or the model be read from there
-    if not resumed.in_place and (moved := clear_way(directory)):
+    if not resumed.in_place and (moved := checkpoint.clear_way(directory)):
         progress(events.MovedAside(moved))
-    occupy(directory)
+    checkpoint.occupy(directory)
     if resumed.path is not None:
         for path in checkpoint.list_checkpoints(directory):
             if checkpoint.number(path) > resumed.step:

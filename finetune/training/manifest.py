@@ -137,7 +137,7 @@ class Manifest(File):
     versions: dict[str, str]  # of the toolkit, Python and the libraries
     git_revision: str | None  # of the toolkit's checkout, if it runs from one
     process: Process
-    task: str = "single_label"  # see ``finetune.tasks``
+    task: str  # see ``finetune.tasks``
     #: What the task knows of the training rows: mean and deviation of numbers.
     task_facts: dict[str, Any] = field(default_factory=dict)
     model_revision: str | None = None  # of the base model on the Hub, if it is from there
