@@ -80,15 +80,13 @@ def check(words: Sequence[str]) -> int:
     try:
         require_hub(catalog.find(recipe), flags)
         console.import_libraries("finetune.training.arguments")
-        from finetune.pipeline.suspects import of_findings, refuse_path
-
-        suspects = Path(typed.suspects or "").expanduser()
-        if typed.suspects is not None:
-            refuse_path(suspects)
+        suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
+        if suspects is not None:
+            checking.refuse_suspects(suspects)
         settings = Settings.from_command_line(recipe, flags)
         result = checking.examine(settings, deep=typed.deep)
-        if typed.suspects is not None:
-            count = of_findings(suspects, result.findings, settings.recipe)
+        if suspects is not None:
+            count = checking.write_suspects(suspects, result.findings, settings.recipe)
             console.tell(f"{suspects}: {counted(count, 'row')} to look at")
     except UserError as error:
         if not typed.json:
@@ -144,8 +142,6 @@ def evaluate(words: Sequence[str]) -> int:
     name. Of a directory or a data set on the Hub the test split is evaluated, without one the
     validation split, else train.
     """
-    from finetune.pipeline import evaluate as evaluation
-
     reading = [*READING, "label_column", "label_separator", "label_map", "drop_invalid"]
     reading += ["dataset_config", "dataset_splits"]
     flags = {
@@ -160,10 +156,13 @@ def evaluate(words: Sequence[str]) -> int:
         name: value for name, value in values.items() if value is not None and value is not False
     }
     run = load_run(typed.run, typed.trust_recipe)
-    if not hub.missing(evaluation.sources(run, typed.data)):
+    options = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
+    if not hub.missing(options):
         hub.go_offline()
     console.import_libraries("finetune.training.trainer")
-    result = evaluation.evaluate(
+    from finetune.pipeline.evaluate import evaluate as evaluate_run
+
+    result = evaluate_run(
         run,
         typed.data,
         progress=lambda event: None if sys.stderr.isatty() else console.tell(str(event)),

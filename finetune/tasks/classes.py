@@ -113,8 +113,7 @@ class SingleLabel(Task[ScoredRows]):
         self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
         confidence = mistakes.describe_calibration(rows)
-        if temperature is not None:
-            confidence["temperature"] = temperature
+        confidence["temperature"] = temperature
         if temperature not in (None, 1.0):
             mended = self.scored(rows.labels, rows.outputs, temperature)
             confidence["after"] = mistakes.describe_calibration(mended)
