@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 
     from finetune.errors import Report
     from finetune.models.pretrained import ProblemType
-    from finetune.training.loss import GlobalLoss
+    from finetune.training.loss import GlobalLoss, RowLoss
 
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
-RowLoss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 _MOST_NAMED = 12  # labels or targets in the start block
 
 
@@ -146,11 +145,11 @@ class Task(ABC, Generic[S]):
             shares = targets.mean(axis=0)
         return [f"{name} {share:.0%}" for name, share in zip(self.labels, shares, strict=True)]
 
-    def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
-        """Return what the start block says of the labels of training: a name and a text."""
+    def balance(self, labels: Sequence[Any]) -> str:
+        """Return what the start block says of the labels of training."""
         texts = self.describe_balance(self.targets(labels))
         listed = ", ".join(texts[:_MOST_NAMED]) + ", ..." * (len(texts) > _MOST_NAMED)
-        return "labels", f"{len(texts)}: {listed}" if self.labels else listed
+        return f"{len(texts)}: {listed}" if self.labels else listed
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
         """Return what is added to the outputs from now on, shape ``(outputs,)``, fitted on those of
@@ -169,10 +168,6 @@ class Task(ABC, Generic[S]):
     @abstractmethod
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         """Return what metrics take as ``predictions``: shape ``(rows,)`` or ``(rows, outputs)``."""
-
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Return what metrics take as ``prediction_scores``, shape ``(rows, outputs)``."""
-        raise NotImplementedError
 
     @abstractmethod
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -227,12 +222,13 @@ class Task(ABC, Generic[S]):
 
     def refuse_metrics(self, scoring: Scoring) -> None:
         """Raise a ``UserError`` of the metrics of the toolkit that are of other kinds of labels."""
-        mistakes, names = list[str](), ", ".join(self.metric_modules)
-        for name, arguments in scoring.items():
-            module, _ = module_of(name, arguments)
-            if module not in self.metric_modules and not module.endswith(".py"):  # the user's own
-                mistakes.append(f"--metrics {name}: a task of {self.name} has {names}")
-        if mistakes:
+        names = ", ".join(self.metric_modules)
+        modules = {name: module_of(name, arguments)[0] for name, arguments in scoring.items()}
+        if mistakes := [
+            f"--metrics {name}: a task of {self.name} has {names}"
+            for name, module in modules.items()
+            if module not in self.metric_modules and not module.endswith(".py")  # the user's own
+        ]:
             raise UserError(*mistakes)
 
     def statistics(
@@ -243,14 +239,7 @@ class Task(ABC, Generic[S]):
         """
         scores = metrics.estimate(rows, metrics.with_standard(self.label_kind, recipe_metrics))
         notes = metrics.describe_gaps(rows, recipe_metrics, scores)
-        details = self.describe(rows, recipe_metrics, temperature)
-        return {"rows": len(rows), "metrics": scores, "notes": notes, **details}
-
-    @abstractmethod
-    def describe(
-        self, rows: S, recipe_metrics: Metrics, temperature: float | None
-    ) -> dict[str, Any]:
-        """Return those of :meth:`statistics` that only labels of this kind have."""
+        return {"rows": len(rows), "metrics": scores, "notes": notes}
 
     def find_difference(self, other: Task[Any]) -> str:
         """Return why predictions of another task cannot be compared: the task, or the names of
@@ -261,8 +250,7 @@ class Task(ABC, Generic[S]):
         has_order = self.name == other.name == "ordinal"  # metrics count how far off a class is
         labels = [task.labels if has_order else sorted(task.labels) for task in (self, other)]
         texts = " and ".join(", ".join(task.labels) or "a single one" for task in (self, other))
-        kind = "labels or orders" if has_order else "labels"
-        return "" if labels[0] == labels[1] else f"different {kind}: {texts}"
+        return "" if labels[0] == labels[1] else f"different labels, or another order: {texts}"
 
     @abstractmethod
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:

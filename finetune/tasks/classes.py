@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from scipy.special import expit, logit
+import pandas as pd
+from scipy.special import logit
 
 from finetune.data import targets
 from finetune.data.prediction_columns import (
@@ -27,12 +28,10 @@ from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import Metrics
 from finetune.statistics.scored import NamedRows, Probabilities, ScoredLabels, ScoredRows
 from finetune.tasks import losses
-from finetune.tasks.base import RowLoss, Task
+from finetune.tasks.base import Task
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from finetune.training.loss import GlobalLoss
+    from finetune.training.loss import GlobalLoss, RowLoss
 
 #: Validation rows that have a label, below which it has the threshold of all labels together.
 _FEWEST_POSITIVES = 10
@@ -75,9 +74,6 @@ class SingleLabel(Task[ScoredRows]):
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         return np.asarray(np.argmax(outputs, axis=-1))
 
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return Probabilities(outputs, "softmax").rows()
-
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         classes = np.arange(len(self.labels))
         predicted = np.concatenate([classes, np.roll(classes, 1)])  # right, then wrong
@@ -109,8 +105,8 @@ class SingleLabel(Task[ScoredRows]):
         best = [self.labels[index] for index in probabilities.argmax(axis=1)]
         return [best, probabilities.max(axis=1), *(probabilities.T if all_labels else ())]
 
-    def describe(
-        self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None
+    def statistics(
+        self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None = None
     ) -> dict[str, Any]:
         confidence = mistakes.describe_calibration(rows)
         if temperature is not None:
@@ -119,7 +115,7 @@ class SingleLabel(Task[ScoredRows]):
             mended = self.scored(rows.labels, rows.outputs, temperature)
             confidence["after"] = mistakes.describe_calibration(mended)
         is_short = len(self.labels) <= metrics.MOST_CONFUSED
-        return {
+        return super().statistics(rows, recipe_metrics) | {
             "classes": metrics.describe_classes(rows),
             "confusion": rows.confusion.tolist() if is_short else None,
             "top_k": metrics.describe_top_k(rows),
@@ -181,14 +177,11 @@ class MultiLabel(Task[ScoredLabels]):
         return targets.indicators(labels, len(self.labels)).astype(np.float32)
 
     def global_loss(self, rows: RowLoss, weight_of_class: np.ndarray | None) -> GlobalLoss:
-        from torch import float32, tensor
-
         loss = super().global_loss(rows, None)
         if weight_of_class is None:
             return loss
         row_loss: Any = self.losses[self.loss_function or "binary_cross_entropy"]
-        weights = tensor(weight_of_class, dtype=float32)
-        weighted = functools.partial(row_loss, positive_weights=weights)
+        weighted = functools.partial(row_loss, positive_weights=weight_of_class)
         return replace(loss, training_loss=weighted)
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
@@ -209,9 +202,6 @@ class MultiLabel(Task[ScoredLabels]):
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         return (np.asarray(outputs) > 0).astype(np.int64)
 
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return np.asarray(expit(np.asarray(outputs, dtype=np.float64)))
-
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         rows, labels = np.indices((4, len(self.labels)))
         has = ((rows + labels) % 2).astype(np.float32)
@@ -222,9 +212,8 @@ class MultiLabel(Task[ScoredLabels]):
         return ScoredLabels(has, self.labels, Probabilities(outputs, "sigmoid"))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredLabels:
-        number = {name: index for index, name in enumerate(self.labels)}
-        numbers = [[number[name] for name in names] for names in table[LABEL]]
-        has = targets.indicators(numbers, len(self.labels))
+        index = pd.Index(self.labels)
+        has = targets.indicators([*map(index.get_indexer, table[LABEL])], len(self.labels))
         return ScoredLabels(has, self.labels, _probabilities_in(table, self.labels))
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
@@ -233,7 +222,7 @@ class MultiLabel(Task[ScoredLabels]):
         return decided | _probability_columns(rows)
 
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
-        probabilities = self.probabilities(outputs)
+        probabilities = Probabilities(outputs, "sigmoid").rows()
         return [self._list_names(probabilities > 0.5), *(probabilities.T if all_labels else ())]
 
     def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
@@ -244,12 +233,14 @@ class MultiLabel(Task[ScoredLabels]):
         """Return the names of the labels of each row."""
         return [[self.labels[index] for index in np.flatnonzero(row)] for row in has]
 
-    def describe(
-        self, rows: ScoredLabels, recipe_metrics: Metrics, temperature: float | None
+    def statistics(
+        self, rows: ScoredLabels, recipe_metrics: Metrics, temperature: float | None = None
     ) -> dict[str, Any]:
-        has, is_short = rows.labels.astype(np.float32), len(self.labels) <= _MOST_TOGETHER
+        has = rows.labels.astype(np.float32)
+        is_short = len(self.labels) <= _MOST_TOGETHER
         together = (has.T @ has).astype(int).tolist() if is_short else None
-        return {"classes": metrics.describe_classes(rows), "together": together}
+        details = {"classes": metrics.describe_classes(rows), "together": together}
+        return super().statistics(rows, recipe_metrics) | details
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         validation = self.targets(targets.values(source.splits["validation"]))

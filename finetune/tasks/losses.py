@@ -69,7 +69,7 @@ def squared_earth_movers_distance(logits: torch.Tensor, targets: torch.Tensor) -
 def binary_cross_entropy(
     logits: torch.Tensor,
     targets: torch.Tensor,
-    positive_weights: torch.Tensor | None = None,
+    positive_weights: torch.Tensor | np.ndarray | None = None,
     *,
     is_focal: bool = False,
 ) -> torch.Tensor:
@@ -82,6 +82,7 @@ def binary_cross_entropy(
             ``(labels,)``; others count 1.
         is_focal: Whether each label counts as in :func:`focal`.
     """
+    import torch
     from torch.nn.functional import binary_cross_entropy_with_logits
 
     precise = _precise(logits)
@@ -90,7 +91,7 @@ def binary_cross_entropy(
     if is_focal:
         losses = _focused(losses)
     if positive_weights is not None:
-        losses = losses * (1 + has * (positive_weights.to(losses) - 1))
+        losses = losses * (1 + has * (torch.as_tensor(positive_weights).to(losses) - 1))
     return losses.mean(dim=-1)
 
 

@@ -146,10 +146,10 @@ class Regression(Task[ScoredNumbers]):
 
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return numbers near the mean of the training rows, none of which is a whole number."""
-        mean, deviation = np.array(self.mean or 1.0), np.array(self.deviation or 1.0)
+        mean = np.array(self.mean or [1.0] * self.width)
+        deviation = np.array(self.deviation or [1.0] * self.width)
         steps = np.array([[-0.531], [0.273], [0.497], [0.719]])
-        shape = len(steps), self.width
-        targets = np.broadcast_to(mean + deviation * steps, shape).astype(np.float32)
+        targets = (mean + deviation * steps).astype(np.float32)
         outputs = targets[[0, 2, 1, 3]] + np.float32(0.113) * deviation.astype(np.float32)
         return outputs, self.decide(targets)
 
@@ -189,15 +189,15 @@ class Regression(Task[ScoredNumbers]):
         )
         return label, prediction, False
 
-    def describe(
-        self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None
+    def statistics(
+        self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None = None
     ) -> dict[str, Any]:
         in_table = {name: metric for name, metric in recipe_metrics.items() if metric.name}
         columns = zip(self.labels, rows.targets.T, rows.outputs.T, strict=False)
         targets = {
             name: metrics.estimate(ScoredNumbers(*column), in_table) for name, *column in columns
         }
-        return {"targets": targets or None}
+        return super().statistics(rows, recipe_metrics) | {"targets": targets or None}
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         return baselines.of_numbers(source)
