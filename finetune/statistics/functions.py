@@ -112,11 +112,11 @@ def _wrong_shares(rows: ScoredLabels) -> np.ndarray:
 
 def _log_losses(rows: ScoredLabels) -> np.ndarray:
     """Return the mean log loss of the labels of each row, in nats."""
-    losses = np.empty(len(rows))
+    losses = []
     for chosen, block in rows.probabilities.row_blocks():
         of_truth = np.where(rows.labels[chosen], block, 1 - block)
-        losses[chosen] = -np.log(np.maximum(of_truth, np.finfo(np.float64).eps)).mean(axis=1)
-    return losses
+        losses.append(-np.log(np.maximum(of_truth, np.finfo(np.float64).eps)).mean(axis=1))
+    return np.concatenate(losses)
 
 
 def _losses(rows: ScoredRows) -> np.ndarray:

@@ -42,7 +42,7 @@ class Probabilities:
     function: Literal["softmax", "sigmoid"] | None = None  # None if the values are probabilities
     temperature: float = 1.0  # logits are divided by it before the softmax
 
-    def rows(self, chosen: slice = slice(None)) -> np.ndarray:
+    def rows(self, chosen: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Return the probabilities of some rows, shape ``(rows, classes)``, float64."""
         block = self._scaled(self.values[chosen])
         return np.asarray(softmax(block, axis=1)) if self.function == "softmax" else block
@@ -218,10 +218,7 @@ class ScoredLabels(NamedRows):
     @functools.cached_property
     def decided(self) -> np.ndarray:
         """Which labels each row is given, shape ``(rows, labels)``: those above one half."""
-        decided = np.empty(self.labels.shape, dtype=bool)
-        for chosen, block in self.probabilities.row_blocks():
-            decided[chosen] = block > 0.5
-        return decided
+        return np.concatenate([block > 0.5 for _, block in self.probabilities.row_blocks()])
 
     @property
     def right(self) -> np.ndarray:
@@ -277,8 +274,7 @@ def distances(first: Any, second: Any) -> np.ndarray:
 
 def class_numbers(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
     """Return the numbers of the classes that a column of a table names, shape ``(rows,)``."""
-    number = {name: index for index, name in enumerate(names)}
-    return table[column].map(number).to_numpy(dtype=np.int64)
+    return pd.Index(names).get_indexer(table[column])
 
 
 def to_float16(outputs: np.ndarray) -> np.ndarray:

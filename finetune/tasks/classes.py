@@ -188,12 +188,11 @@ class MultiLabel(Task[ScoredLabels]):
         """Return the shifts after which one half is the threshold that was best."""
         if self.thresholds == "none":
             return None
-        probabilities, has = Probabilities(outputs, "sigmoid"), np.asarray(targets, dtype=bool)
-        thresholds = np.full(len(self.labels), mistakes.fit_threshold(probabilities, has))
+        has = np.asarray(targets, dtype=bool)
+        thresholds = np.full(len(self.labels), mistakes.fit_threshold(outputs, has))
         if self.thresholds == "label":
             for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
-                column = Probabilities(outputs[:, [index]], "sigmoid")
-                thresholds[index] = mistakes.fit_threshold(column, has[:, [index]])
+                thresholds[index] = mistakes.fit_threshold(outputs[:, index], has[:, index])
         return np.asarray(-logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
 
     def without_thresholds(self) -> MultiLabel:
