@@ -178,9 +178,8 @@ class Run:
         """What follows from the kind of its labels."""
         from finetune.tasks import kinds
 
-        manifest, facts = self.manifest, self.manifest.task_facts
-        ordered = manifest.ordered_labels
-        return kinds.from_manifest(manifest.task, manifest.labels, ordered=ordered, facts=facts)
+        manifest = self.manifest
+        return kinds.KINDS[manifest.task](labels=self.labels, **manifest.task_facts)
 
     def scored(self, table: pd.DataFrame, task: Task[Any] | None = None) -> Any:
         """Return the test rows as the statistics of a task take them.

@@ -274,7 +274,7 @@ def distances(first: Any, second: Any) -> np.ndarray:
 
 def class_numbers(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
     """Return the numbers of the classes that a column of a table names, shape ``(rows,)``."""
-    return pd.Index(names).get_indexer(table[column])
+    return pd.Index(names).get_indexer(pd.Index(table[column]))
 
 
 def to_float16(outputs: np.ndarray) -> np.ndarray:

@@ -15,13 +15,7 @@ import numpy as np
 from scipy.special import expit
 
 from finetune.data import labels as class_labels
-from finetune.data.prediction_columns import (
-    LABEL,
-    MOST_COLUMNS,
-    PREDICTION,
-    PROBABILITY,
-    probability_of,
-)
+from finetune.data.prediction_columns import LABEL, MOST_COLUMNS, PREDICTION, probability_of
 from finetune.errors import UserError, suggestion
 from finetune.statistics import metrics
 from finetune.statistics.baselines import Source
@@ -40,6 +34,7 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
+Columns = dict[str, Any]  # by name, each an array or a list over the rows
 _MOST_NAMED = 12  # labels or targets in the start block
 
 
@@ -189,23 +184,16 @@ class Task(ABC, Generic[S]):
         return self.has_one_class and len(self.labels) > MOST_COLUMNS
 
     @abstractmethod
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         """Return the columns of ``predictions.parquet`` from ``label`` on."""
 
-    def predicted_names(self, *, all_labels: bool) -> list[str]:
-        """Return the names of the columns that ``predict`` adds, with or without the probability of
-        every label.
-        """
-        probabilities = map(probability_of, self.labels if all_labels else ())
-        return [LABEL, *[PROBABILITY] * self.has_one_class, *probabilities]
-
     @abstractmethod
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
-        """Return the values of these columns, each an array or a list over the rows."""
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
+        """Return the columns of ``predict``, with or without the probability of every label."""
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        """Return the prediction of one row, of the columns of :meth:`predicted_names`, as a line
-        with ``most`` other labels.
+        """Return the prediction of one row, of the columns of :meth:`predicted`, as a line with
+        ``most`` other labels.
         """
         probabilities = {label: row[probability_of(label)] for label in self.labels}
         texts = {label: f"{label} {value:.4f}" for label, value in probabilities.items()}

@@ -26,9 +26,9 @@ from finetune.data.prediction_columns import (
 from finetune.statistics import baselines, metrics, mistakes, scored
 from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import Metrics
-from finetune.statistics.scored import NamedRows, Probabilities, ScoredLabels, ScoredRows
+from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
 from finetune.tasks import losses
-from finetune.tasks.base import Task
+from finetune.tasks.base import Columns, Task
 
 if TYPE_CHECKING:
     from finetune.training.loss import GlobalLoss, RowLoss
@@ -42,8 +42,8 @@ def _probabilities_in(table: pd.DataFrame, names: Sequence[str]) -> Probabilitie
     return Probabilities(table[[*map(probability_of, names)]].to_numpy(np.float64))
 
 
-def _probability_columns(rows: NamedRows) -> dict[str, np.ndarray]:
-    return dict(zip(map(probability_of, rows.names), rows.probabilities.columns(), strict=True))
+def _probability_columns(names: Sequence[str], values: np.ndarray) -> Columns:
+    return dict(zip(map(probability_of, names), values, strict=True))
 
 
 class SingleLabel(Task[ScoredRows]):
@@ -88,11 +88,11 @@ class SingleLabel(Task[ScoredRows]):
         numbers = scored.class_numbers(table, LABEL, self.labels)
         return ScoredRows(numbers, self.labels, _probabilities_in(table, self.labels))
 
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
-        columns: dict[str, Any] = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
+        columns: Columns = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
         if not self.has_outputs_file:
-            return columns | _probability_columns(rows)
+            return columns | _probability_columns(self.labels, rows.probabilities.columns())
         classes, probabilities = scored.most_probable(rows)
         columns |= {PROBABILITY: probabilities[:, 0], LABEL_PROBABILITY: rows.summary.of_label}
         for place in range(2, MOST_PROBABLE + 1):
@@ -100,10 +100,11 @@ class SingleLabel(Task[ScoredRows]):
             columns[of_rank(PROBABILITY, place)] = probabilities[:, place - 1]
         return columns
 
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
         probabilities = Probabilities(outputs, "softmax", temperature).rows()
         best = [self.labels[index] for index in probabilities.argmax(axis=1)]
-        return [best, probabilities.max(axis=1), *(probabilities.T if all_labels else ())]
+        columns = {LABEL: best, PROBABILITY: probabilities.max(axis=1)}
+        return columns | (_probability_columns(self.labels, probabilities.T) if all_labels else {})
 
     def statistics(
         self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None = None
@@ -215,14 +216,15 @@ class MultiLabel(Task[ScoredLabels]):
         has = targets.indicators([*map(index.get_indexer, table[LABEL])], len(self.labels))
         return ScoredLabels(has, self.labels, _probabilities_in(table, self.labels))
 
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         rows = self.scored(labels, outputs)
         decided = {LABEL: self._list_names(rows.labels), PREDICTION: self._list_names(rows.decided)}
-        return decided | _probability_columns(rows)
+        return decided | _probability_columns(self.labels, rows.probabilities.columns())
 
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
         probabilities = Probabilities(outputs, "sigmoid").rows()
-        return [self._list_names(probabilities > 0.5), *(probabilities.T if all_labels else ())]
+        columns = {LABEL: self._list_names(probabilities > 0.5)}
+        return columns | (_probability_columns(self.labels, probabilities.T) if all_labels else {})
 
     def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
         label, prediction = (", ".join(row[name]) or "none" for name in (LABEL, PREDICTION))

@@ -137,8 +137,7 @@ class Manifest(File):
     versions: dict[str, str]  # of the toolkit, Python and the libraries
     git_revision: str | None  # of the toolkit's checkout, if it runs from one
     process: Process
-    task: str | None = None  # see ``finetune.tasks``; None in runs of older releases
-    ordered_labels: bool = False  # in older releases, whether that order means something
+    task: str  # see ``finetune.tasks``
     #: What the task knows of the training rows: mean and deviation of numbers.
     task_facts: dict[str, Any] = field(default_factory=dict)
     model_revision: str | None = None  # of the base model on the Hub, if it is from there
