@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
-from finetune.data.prediction_columns import DIGEST
+from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION
 from finetune.errors import RunError, UserError, counted
 from finetune.pipeline.events import Finished, Interrupted, Progress
 from finetune.recipe.scoring import without_counted
@@ -246,9 +246,10 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     for index in comparison.disagreements[:30]:
         first = frames[0].iloc[index]
         cells = [Cell(str(first["id"])), *([tables.excerpt(first["text"])] if has_text else [])]
-        cells.append(Cell(task.describe_row(first)[0]))
-        for frame in frames:
-            _, prediction, is_right = task.describe_row(frame.iloc[index])
+        cells.append(Cell(task.describe(first, LABEL)))
+        for row in (frame.iloc[index] for frame in frames):
+            prediction = task.describe(row, PREDICTION)
+            is_right = task.has_probabilities and prediction == task.describe(row, LABEL)
             cells.append(Cell(prediction, "\N{CHECK MARK}" * is_right, "good" * is_right))
         rows.append(cells)
     header = ["row", *["text"] * has_text, "label", *names]

@@ -169,8 +169,6 @@ def write(
         temperature = mistakes.fit_temperature(*outputs)
     rows, recipe_metrics = assess(recipe, test._replace(predictions=stored))
     fields = task.statistics(rows, recipe_metrics, temperature)
-    if task.has_one_class:
-        fields["calibration"]["temperature"] = temperature
     started, notes = time.perf_counter(), fields["notes"]
     source = Source(
         splits=recipe.splits,

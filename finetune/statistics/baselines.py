@@ -112,7 +112,8 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import ComplementNB
 
-    present, model = np.unique(labels), None
+    present = np.unique(labels)
+    model = None
     if len(present) > 1 and classes > MOST_OF_REGRESSION:
         model = ComplementNB()
         step = max(1, MOST_SCORES // classes)  # it makes a number of each row and class
@@ -144,7 +145,8 @@ def _bag_of_words(
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    train, (most_rows, most_terms) = source.splits["train"], bound
+    train = source.splits["train"]
+    most_rows, most_terms = bound
     if not (source.fit and isinstance(train.features[source.column], Value)):
         return
     rows = np.random.default_rng(source.seed).permutation(len(train))[:most_rows]

@@ -37,6 +37,10 @@ def _mean(function: Function) -> Function:
     return lambda rows: replicate_mean(function(rows), rows.groups)
 
 
+def _wrong_shares(rows: ScoredLabels) -> np.ndarray:
+    return np.asarray((rows.labels != rows.decided).mean(axis=1))
+
+
 def _averaged(name: str, average: str, number: int = 1) -> Function:
     """Return the function of precision, recall or F1: ``binary``, of the class ``number`` alone;
     ``macro``, the mean over all labels, or over the classes that occur, of which one that is lost
@@ -46,7 +50,8 @@ def _averaged(name: str, average: str, number: int = 1) -> Function:
     def function(rows: NamedRows) -> np.ndarray:
         right, true, predicted, *_ = rows.tallies
         denominator = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}[name]
-        scores, occurs = _divide(right, denominator), true + predicted > 0
+        scores = _divide(right, denominator)
+        occurs = true + predicted > 0
         if average == "micro":
             scores = _divide(right.sum(axis=1), denominator.sum(axis=1))
         elif average == "binary":
@@ -76,7 +81,8 @@ def _quadratic_kappa(rows: ScoredRows) -> np.ndarray:
     Psychological Bulletin 70, 1968); NaN where all rows are of one class and predicted to be.
     """
     _, true, predicted, off_squared = rows.tallies
-    place, count = np.arange(true.shape[1]), true.sum(axis=1)
+    place = np.arange(true.shape[1])
+    count = true.sum(axis=1)
     # the sum of true_i predicted_j (i - j)^2 over all pairs, multiplied out
     squares = (true * place**2).sum(axis=1) + (predicted * place**2).sum(axis=1)
     products = (true * place).sum(axis=1) * (predicted * place).sum(axis=1)
@@ -104,10 +110,6 @@ def _f1_of_rows(rows: ScoredLabels) -> np.ndarray:
     """Return the F1 of each row; 0 of one that neither has nor is given a label."""
     entries = rows.labels.sum(axis=1) + rows.decided.sum(axis=1)
     return _divide(2 * (rows.labels & rows.decided).sum(axis=1), entries)
-
-
-def _wrong_shares(rows: ScoredLabels) -> np.ndarray:
-    return np.asarray((rows.labels != rows.decided).mean(axis=1))
 
 
 def _log_losses(rows: ScoredLabels) -> np.ndarray:

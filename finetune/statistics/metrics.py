@@ -63,7 +63,8 @@ def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
     metrics = {}
     for name, arguments in scoring.items():
         module, options = module_of(name, arguments)
-        row, number = module, 1
+        row = module
+        number = 1
         if module in AVERAGED:
             row = f"{module}_{options.pop('average', 'binary')}"
             number = int(options.pop("pos_label", 1))
@@ -184,8 +185,7 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
         different = None
         if first.kind == "classes" and metric.name not in ("", *_STANDARD["classes"]):
             different = int((first.classes != second.classes).sum())
-        scale, rows = metric.scale, len(first)
-        gaps[name] = estimates.difference(before, after, scale, rows, different)
+        gaps[name] = estimates.difference(before, after, metric.scale, len(first), different)
     return {name: asdict(gap) for name, gap in gaps.items() if not np.isnan(gap.value)}
 
 

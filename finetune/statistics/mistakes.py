@@ -69,7 +69,8 @@ def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[
         if not is_predicted(column) and 1 < table[column].nunique() <= 30:
             names.append(f"{column} = " + table[column].astype("string"))
     names.append(pd.Series([f"true class '{rows.names[label]}'" for label in rows.labels]))
-    slices, overall = list[dict[str, Any]](), float(rows.right.mean())
+    slices: list[dict[str, Any]] = []
+    overall = float(rows.right.mean())
     for slice_of_row in names:
         by_slice = pd.Series(rows.right).groupby(slice_of_row.to_numpy(), sort=False)
         for name, right in by_slice:

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import expit
 
 from finetune.data import labels as class_labels
-from finetune.data.prediction_columns import LABEL, MOST_COLUMNS, PREDICTION, probability_of
+from finetune.data.prediction_columns import LABEL, MOST_COLUMNS, probability_of
 from finetune.errors import UserError, suggestion
 from finetune.statistics import metrics
 from finetune.statistics.baselines import Source
@@ -103,9 +103,9 @@ class Task(ABC, Generic[S]):
         """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
         return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
 
-    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
+    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray:
         """Return :func:`~finetune.tasks.losses.class_weights` of the labels."""
-        if not self.has_probabilities and text != "none":
+        if not self.has_probabilities:
             raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
         return losses.class_weights(text, self.labels, targets)
 
@@ -202,11 +202,9 @@ class Task(ABC, Generic[S]):
         rest = sorted(texts, key=lambda label: -probabilities[label])[:most]
         return predicted + (f"  ({', '.join(texts[label] for label in rest)})" if rest else "")
 
-    def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
-        """Return the label and the prediction in a row of the table as a page shows them, and
-        whether the prediction is marked as right.
-        """
-        return str(row[LABEL]), str(row[PREDICTION]), row[LABEL] == row[PREDICTION]
+    def describe(self, row: pd.Series[Any], column: str) -> str:
+        """Return the label or the prediction, by its column, of a row of the table as text."""
+        return str(row[column])
 
     def refuse_metrics(self, scoring: Scoring) -> None:
         """Raise a ``UserError`` of the metrics of the toolkit that are of other kinds of labels."""

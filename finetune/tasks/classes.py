@@ -89,7 +89,8 @@ class SingleLabel(Task[ScoredRows]):
         return ScoredRows(numbers, self.labels, _probabilities_in(table, self.labels))
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
-        rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
+        rows = self.scored(labels, outputs)
+        names = np.array(self.labels, dtype=object)
         columns: Columns = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
         if not self.has_outputs_file:
             return columns | _probability_columns(self.labels, rows.probabilities.columns())
@@ -109,9 +110,7 @@ class SingleLabel(Task[ScoredRows]):
     def statistics(
         self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None = None
     ) -> dict[str, Any]:
-        confidence = mistakes.describe_calibration(rows)
-        if temperature is not None:
-            confidence["temperature"] = temperature
+        confidence = mistakes.describe_calibration(rows) | {"temperature": temperature}
         if temperature not in (None, 1.0):
             mended = self.scored(rows.labels, rows.outputs, temperature)
             confidence["after"] = mistakes.describe_calibration(mended)
@@ -226,9 +225,8 @@ class MultiLabel(Task[ScoredLabels]):
         columns = {LABEL: self._list_names(probabilities > 0.5)}
         return columns | (_probability_columns(self.labels, probabilities.T) if all_labels else {})
 
-    def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
-        label, prediction = (", ".join(row[name]) or "none" for name in (LABEL, PREDICTION))
-        return label, prediction, set(row[PREDICTION]) == set(row[LABEL])
+    def describe(self, row: pd.Series[Any], column: str) -> str:
+        return ", ".join(row[column]) or "none"
 
     def _list_names(self, has: np.ndarray) -> list[list[str]]:
         """Return the names of the labels of each row."""

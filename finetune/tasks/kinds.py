@@ -49,7 +49,8 @@ def of_rows(
     Raises:
         UserError: If the task has no such loss.
     """
-    names, loss = class_names(rows), loss_function or ""
+    names = class_names(rows)
+    loss = loss_function or ""
     if is_set(rows):
         return MultiLabel(labels=names, loss_function=loss, thresholds=thresholds)
     if not names:
@@ -101,7 +102,8 @@ def decide_task(
         UserError: If the labels can be several kinds of thing; it names the column, the first such
             row and the flags that decide.
     """
-    column, values = columns[0], columns[0].values
+    column = columns[0]
+    values = column.values
     if options.is_ordered:
         return "ordinal", "--label_order says the order of the classes"
     if len(columns) > 1:

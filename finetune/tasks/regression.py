@@ -59,7 +59,8 @@ class Regression(Task[ScoredNumbers]):
     def of(cls, rows: Dataset, names: Sequence[str], loss_function: str) -> Regression:
         """Return the task of training rows; ``names`` are those of several numbers a row."""
         labels = np.asarray(data_targets.values(rows), dtype=np.float64)
-        targets, facts = labels.reshape(len(labels), -1), dict[str, Any]()
+        targets = labels.reshape(len(labels), -1)
+        facts: dict[str, Any] = {}
         if (deviation := targets.std(axis=0)).all():
             facts = {"mean": targets.mean(axis=0).tolist(), "deviation": deviation.tolist()}
         names = [*names] or [f"target {number + 1}" for number in range(targets.shape[1])]
@@ -176,12 +177,8 @@ class Regression(Task[ScoredNumbers]):
         values = zip(self.labels or [""], self._names(PREDICTION), strict=True)
         return ", ".join(f"{label} {row[name]:.6g}".lstrip() for label, name in values)
 
-    def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
-        label, prediction = (
-            ", ".join(f"{row[name]:.4g}" for name in self._names(column))
-            for column in (LABEL, PREDICTION)
-        )
-        return label, prediction, False
+    def describe(self, row: pd.Series[Any], column: str) -> str:
+        return ", ".join(f"{row[name]:.4g}" for name in self._names(column))
 
     def statistics(
         self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None = None
