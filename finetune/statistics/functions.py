@@ -37,10 +37,6 @@ def _mean(function: Function) -> Function:
     return lambda rows: replicate_mean(function(rows), rows.groups)
 
 
-def _wrong_shares(rows: ScoredLabels) -> np.ndarray:
-    return np.asarray((rows.labels != rows.decided).mean(axis=1))
-
-
 def _averaged(name: str, average: str, number: int = 1) -> Function:
     """Return the function of precision, recall or F1: ``binary``, of the class ``number`` alone;
     ``macro``, the mean over all labels, or over the classes that occur, of which one that is lost
@@ -195,6 +191,7 @@ def binary(name: str, number: int = 1) -> Metric:
 
 
 _right = _mean(lambda rows: rows.right)
+_wrong_entries = _mean(lambda rows: (rows.labels != rows.decided).mean(axis=1))
 ROWS = (
     Metric("accuracy", "classes", 1, PROPORTION, _right),
     *map(binary, AVERAGED),
@@ -218,7 +215,7 @@ ROWS = (
     Metric("f1_samples", "labels", 1, SHARE, _mean(_f1_of_rows)),
     Metric("subset_accuracy", "labels", 1, PROPORTION, _right),
     Metric("average_precision", "labels", 1, SHARE, _mean_area(PRECISION)),
-    Metric("hamming_loss", "labels", -1, SHARE, _mean(_wrong_shares)),
+    Metric("hamming_loss", "labels", -1, SHARE, _wrong_entries),
     Metric("log_loss", "labels", -1, ERROR, _mean(_log_losses)),
     Metric("r2", "numbers", 1, EXPLAINED, _over_targets(_r2)),
     Metric("mae", "numbers", -1, ERROR, _errors(lambda error: abs(error).mean(axis=0))),

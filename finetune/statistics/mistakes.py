@@ -138,8 +138,8 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
 
 def fit_threshold(logits: np.ndarray, has: np.ndarray) -> float:
     """Return the probability above which giving a label is best for F1 over all entries, half-way
-    between two that occur; one half if no entry is positive. ``logits`` and ``has``, which labels
-    are there, are of shape ``(rows, labels)``.
+    between two that occur; one half if no entry is positive. ``has``, of the shape of ``logits``,
+    is which labels are there.
     """
     positives = np.sort(logits[has])
     if not len(positives):
