@@ -41,7 +41,7 @@ def _start(event: events.Started) -> None:
     arguments = event.arguments
     recipe = settings.recipe
     splits = recipe.splits
-    name, balance = recipe.kind.balance(targets.values(splits["train"]))
+    balance = recipe.kind.balance(targets.values(splits["train"]))
     epochs = arguments.num_train_epochs
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
     base = getattr(recipe, "model", None)
@@ -54,7 +54,7 @@ def _start(event: events.Started) -> None:
         "splits": recipe.split_how,
         "task": recipe.kind.name.replace("_", " ")
         + (f" ({recipe.task_reason})" if recipe.task_reason else ""),
-        name: balance,
+        "labels": balance,
         "texts": ", ".join(recipe.columns_read()) if getattr(recipe, "text_columns", "") else "",
         "long texts": _long_texts(recipe) if isinstance(recipe, TextRecipe) else "",
         "model": described,

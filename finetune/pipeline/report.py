@@ -15,7 +15,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from finetune.data import corrections
-from finetune.data.prediction_columns import DIGEST, USER_COLUMNS
+from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION, USER_COLUMNS
 from finetune.data.targets import MOST_SUSPECTS
 from finetune.errors import RunError, UserError, counted
 from finetune.pipeline.events import Finished, Interrupted, Progress
@@ -263,9 +263,10 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     for index in comparison.disagreements[:30]:
         first = frames[0].iloc[index]
         cells = [Cell(str(first["id"])), *([tables.excerpt(first["text"])] if has_text else [])]
-        cells.append(Cell(task.describe_row(first)[0]))
-        for frame in frames:
-            _, prediction, is_right = task.describe_row(frame.iloc[index])
+        cells.append(Cell(task.describe(first, LABEL)))
+        for row in (frame.iloc[index] for frame in frames):
+            prediction = task.describe(row, PREDICTION)
+            is_right = task.has_probabilities and prediction == task.describe(row, LABEL)
             cells.append(Cell(prediction, "\N{CHECK MARK}" * is_right, "good" * is_right))
         rows.append(cells)
     header = ["row", *["text"] * has_text, "label", *names]

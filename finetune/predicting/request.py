@@ -91,7 +91,8 @@ class Request:
         self.total = None if self.kind == STANDARD_INPUT else len(self.rows)
         self._refuse_options()
         self.columns_read = self._choose_columns()
-        self.added = self._task.predicted_names(all_labels=options.all_probabilities)
+        no_rows = np.zeros((0, self._task.width), np.float32)
+        self.added = [*self._task.predicted(no_rows, 1.0, all_labels=options.all_probabilities)]
         for number, name in enumerate(self.added):
             while name in self._names:
                 name = f"predicted {name}"
@@ -286,7 +287,7 @@ class Request:
             logits, self._temperature, all_labels=self.options.all_probabilities
         )
         columns = []
-        for values in predictions:
+        for values in predictions.values():
             kind = pa.string() if self._task.has_one_class else pa.list_(pa.string())
             if isinstance(values, np.ndarray):  # as float32: 0.9812, not 0.9811999797821045
                 values = [float(str(value)) for value in values.astype(np.float32)]

@@ -98,7 +98,8 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
         scale: Of the metric.
         rows: The most that the effective sample size may be.
     """
-    value, quantile = float(replicates[0]), _quantile(replicates, rows)
+    value = float(replicates[0])
+    quantile = _quantile(replicates, rows)
     if rows < 1 or not np.isfinite(replicates).all():
         return Estimate(value)
     if scale.forward is None:
@@ -191,7 +192,8 @@ def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
     """Return how much more often the second of two models is right, with Newcombe's interval for
     paired shares (Statistics in Medicine 17, 1998, method 10); booleans of the same rows.
     """
-    rows, both = len(first), int((first & second).sum())
+    rows = len(first)
+    both = int((first & second).sum())
     right, other = int(first.sum()), int(second.sum())
     before, after = shares([right, other], [rows, rows])
     together = both * (rows - right - other + both) - (right - both) * (other - both)
