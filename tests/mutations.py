@@ -245,8 +245,8 @@ MUTATIONS = (
     Mutation(
         "missing texts and labels are refused without their lines",
         "finetune/data/targets.py",
-        "report.error(message, split=split, rows=rows, fix=fix)",
-        "report.error(message, split=split, fix=fix)",
+        "            rows=numbers,",
+        "            rows=(),",
         ("C5",),
     ),
     Mutation(

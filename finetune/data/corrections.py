@@ -72,8 +72,9 @@ def read_suspects(path: Path) -> pd.DataFrame:
                 f"no column '{column}' (columns: {', '.join(rows.column_names)}); expected a "
                 f"{FILE} of report or check, of which only 'new_label' is edited"
             )
-        texts = ["" if value is None else str(value) for value in rows[column][:]]
-        lines[name] = texts if name == "label" else [text.strip() for text in texts]
+        texts = pd.Series(["" if value is None else str(value) for value in rows[column][:]])
+        is_label = name in ("label", "new_label")  # whose blanks count
+        lines[name] = texts.where(texts.str.strip() != "", "") if is_label else texts.str.strip()
     return lines
 
 
@@ -246,7 +247,7 @@ def _parse_label(cell: str, rows: Dataset) -> Any:
     """Return the label that a cell asks for, as the data has it; None to leave the row out."""
     names = targets.class_names(rows)
     feature = rows.features["label"]
-    if cell == DROP and DROP not in names:
+    if cell.strip() == DROP and not {DROP, cell} & {*names}:
         return None
     is_list = isinstance(feature, List)
     parsed = parse_list(cell) if is_list else None
@@ -254,12 +255,13 @@ def _parse_label(cell: str, rows: Dataset) -> Any:
     if names:
         numbers = {escape_formula(name): number for number, name in enumerate(names)}
         numbers |= {name: number for number, name in enumerate(names)}
-        if unknown := [str(label) for label in values if str(label) not in numbers]:
+        words = [word if word in numbers else word.strip() for word in map(str, values)]
+        if unknown := [word for word in words if word not in numbers]:
             raise UserError(
                 f"there is no label '{unknown[0]}' (labels: {list_names(names)}); {DROP} leaves "
                 "the row out"
             )
-        labels: list[Any] = sorted({numbers[str(label)] for label in values})
+        labels: list[Any] = sorted({numbers[word] for word in words})
     else:
         length = feature.length if is_list else 1
         labels = [n for n in map(parse_number, values) if n is not None and math.isfinite(n)]

@@ -16,6 +16,7 @@ the source; each split is selected once, at the end.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,9 +28,9 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
 from finetune.data import arrow, targets
-from finetune.data.columns import describe_columns
+from finetune.data.columns import describe_columns, similar_names
 from finetune.data.digests import drop_repeated
-from finetune.data.targets import report_rows
+from finetune.data.targets import refuse_or_drop, report_rows
 from finetune.errors import Report, UserError, counted
 
 #: The splits that are split off, in this order.
@@ -88,8 +89,12 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
         columns = describe_columns(train, column)
         raise UserError(f"{flag}: no column '{column}' in the train data{columns}")
     is_train = index["split"] == "train"
+    unreadable = pd.Series(dtype=object)
     if kind == "time":
-        index.loc[is_train, "time"] = index["row"].map(_read_times(train, column, flag))
+        texts = _read_texts(train, column, flag)
+        times = _read_times(texts)
+        index.loc[is_train, "time"] = index["row"].map(times)
+        unreadable = texts[times.isna()].dropna()
     else:
         groups = []
         for split in splits:
@@ -98,18 +103,24 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
             else:
                 groups.append(pd.Series(index=range(len(dataset[split])), dtype=object))
                 report.info(f"{flag}: the {split} data has no such column, and is used as it is")
-        codes = pd.factorize(pd.concat(groups))[0]
+        codes, names = pd.factorize(pd.concat(groups))
         index["group"] = np.where(codes < 0, np.nan, codes)
+        if similar := similar_names(names):
+            listing = "; ".join(" and ".join(map(repr, group)) for group in similar[:5])
+            report.warning(
+                f"{flag}: similar groups kept apart: {listing}{'; ...' * (len(similar) > 5)}",
+                fix="to merge them, make them identical in the data",
+            )
+    fix = "--drop_invalid leaves them out"
     is_missing = is_train & index[kind].isna()
-    report_dropped = partial(report_rows, report, "dropped_rows")
-    report_dropped(
-        f"with no {kind} in '{column}'",
-        "left out" if plan.drop else "--drop_invalid leaves them out",
-        index["row"][is_missing],
-        train,
-        "train",
-        severity="info" if plan.drop else "error",
-    )
+    is_unreadable = is_missing & index["row"].isin(unreadable.index)
+    report_unusable = partial(refuse_or_drop, report, rows=train, split="train", drop=plan.drop)
+    rows = index["row"]
+    report_unusable(f"with no {kind} in '{column}'", fix, rows[is_missing & ~is_unreadable])
+    if len(unreadable):
+        description = f"with a value in '{column}' that is no time, such as {unreadable.iloc[0]!r}"
+        fix = f"{flag} takes numbers, or dates like 2024-01-31; {fix}"
+        report_unusable(description, fix, rows[is_unreadable])
     report.raise_errors()
     index = index[~is_missing]
     if kind == "time":
@@ -118,7 +129,8 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     is_shared = codes > codes.groupby(index["group"]).transform("min")
     description = f"whose '{column}' held-out data has too"
     for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
-        report_dropped(description, "left out", rows, dataset[split], split)
+        args = (description, "left out", rows, dataset[split], split)
+        report_rows(report, "dropped_rows", *args)
     return index[~is_shared]
 
 
@@ -128,25 +140,21 @@ def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise UserError(f"{flag}: holds {values.type}; expected texts, numbers or dates")
     texts: pd.Series = values.cast(pa.string()).to_pandas()
+    if isinstance(values.type, pa.JsonType):  # 1 and "1" are one group
+        texts = texts.map(lambda text: str(json.loads(text)), na_action="ignore")
     return texts.where(texts.str.strip() != "")
 
 
-def _read_times(rows: Dataset, column: str, flag: str) -> pd.Series:
-    """Return the times of rows by their numbers: numbers as they are, dates in microseconds.
-
-    Texts are numbers, or dates of ISO 8601. A missing time, or one of few texts that are neither,
-    is left out or NaN.
+def _read_times(texts: pd.Series) -> pd.Series:
+    """Return texts as numbers, or as dates of ISO 8601 in microseconds, whichever more of them are;
+    NaN for the others.
     """
-    texts = _read_texts(rows, column, flag).dropna().str.strip()
-    times: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
-    kind = rows.data.schema.field(column).type
-    if times.isna().any() and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
-        times = dates.dt.as_unit("us").astype("int64").where(dates.notna())
-    if len(texts) and 2 * times.notna().sum() <= len(texts):
-        expected = "expected numbers, or dates like 2024-01-31"
-        raise UserError(f"{flag}: holds {texts.iloc[0]!r}; {expected}")
-    return times
+    texts = texts.str.strip()
+    numbers: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
+    if numbers.count() >= dates.count():
+        return numbers
+    return dates.dt.as_unit("us").astype("int64").where(dates.notna())
 
 
 def make_splits(

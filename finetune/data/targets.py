@@ -139,10 +139,19 @@ def report_rows(
 
 
 def refuse_or_drop(
-    report: Report, message: str, split: str, rows: Sequence[int], fix: str, *, drop: bool
+    report: Report,
+    description: str,
+    fix: str,
+    positions: np.ndarray | pd.Series,
+    rows: Dataset,
+    split: str,
+    *,
+    drop: bool,
 ) -> None:
-    """Report rows of a split that cannot be used: an error, or a warning if they are dropped."""
+    """Report rows that cannot be used: an error, or a warning if they are left out."""
     if drop:
-        report.warning(f"dropped {message}", "dropped_rows", split=split, rows=rows)
+        name, fix = "dropped_rows", "left out"
     else:
-        report.error(message, split=split, rows=rows, fix=fix)
+        name = "refused"
+    severity: Severity = "warning" if drop else "error"
+    report_rows(report, name, description, fix, positions, rows, split, severity=severity)

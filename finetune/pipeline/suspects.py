@@ -13,7 +13,7 @@ from datasets import Value
 from finetune.data import ROW, corrections, digests
 from finetune.data.corrections import FILE
 from finetune.data.prediction_columns import DIGEST, USER_COLUMNS
-from finetune.data.targets import MOST_SUSPECTS
+from finetune.data.targets import MOST_SUSPECTS, source_rows
 from finetune.errors import Finding, Suspect, UserError
 from finetune.reporting import page
 from finetune.runs.run import Run
@@ -91,7 +91,10 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
             suspects[finding.split].setdefault(suspect.row, []).append((reason, suspect))
     written, user_columns = [], dict[str, None]()
     for split, of_split in suspects.items():
-        rows, numbers = recipe.source[split], [*of_split]
+        rows = recipe.source[split]
+        positions = {row: position for position, row in enumerate(source_rows(rows).tolist())}
+        numbers = [row for row in of_split if row in positions]  # not left out while reading
+        suspected = rows.select([positions[row] for row in numbers])
         own_columns = [
             name
             for name, feature in rows.features.items()
@@ -101,8 +104,8 @@ def of_findings(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
         ]
         user_columns |= dict.fromkeys(own_columns)
         columns = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
-        contents = rows.select_columns(columns).select(numbers)
-        keys = corrections.row_digests(rows.select(numbers), recipe.input_column)
+        contents = suspected.select_columns(columns)
+        keys = corrections.row_digests(suspected, recipe.input_column)
         places = [f"row {number + 1}" for number in numbers]
         if recipe.row_source is not None:
             places = recipe.row_source.list_places(split, numbers)
