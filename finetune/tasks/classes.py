@@ -51,7 +51,7 @@ class SingleLabel(Task[ScoredRows]):
     """Cross-entropy over logits; the most probable class is predicted."""
 
     name = "single_label"
-    sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
+    sections = ("training", "classes", "probabilities", "slices", "mistakes")
     problem_type = "single_label_classification"
     label_kind = "classes"
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
@@ -113,8 +113,7 @@ class SingleLabel(Task[ScoredRows]):
         self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None
     ) -> dict[str, Any]:
         confidence = mistakes.describe_calibration(rows)
-        if temperature is not None:
-            confidence["temperature"] = temperature
+        confidence["temperature"] = temperature
         if temperature not in (None, 1.0):
             mended = self.scored(rows.labels, rows.outputs, temperature)
             confidence["after"] = mistakes.describe_calibration(mended)
@@ -153,7 +152,7 @@ class MultiLabel(Task[ScoredLabels]):
     """Binary cross-entropy over a sigmoid for each label; those above one half are predicted."""
 
     name = "multi_label"
-    sections = ("training", "labels", "length")
+    sections = ("training", "labels")
     problem_type = "multi_label_classification"
     label_kind = "labels"
     metric_config = "multilabel"

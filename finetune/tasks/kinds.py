@@ -69,17 +69,6 @@ def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
     return len(names) >= FEWEST_ORDERED and have_order(names, ordered_names)
 
 
-def from_manifest(
-    name: str | None, names: Sequence[str], *, ordered: bool, facts: Mapping[str, Any]
-) -> Task[Any]:
-    """Return the task that ``run.json`` names; older ones have the names of classes, ``ordered`` or
-    not, or are regressions.
-    """
-    classes = Ordinal if ordered and len(names) >= FEWEST_ORDERED else SingleLabel
-    kind = KINDS[name] if name else classes if names else Regression
-    return kind(labels=list(names), **facts)
-
-
 def encode_labels(
     columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
 ) -> labels.Encoded:
