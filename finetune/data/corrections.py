@@ -69,8 +69,8 @@ def read_suspects(path: Path) -> pd.DataFrame:
             column = f"{PREFIX}{column}"
         if column not in rows.column_names:
             raise UserError(
-                f"no column '{column}' (columns: {', '.join(rows.column_names)}); expected a "
-                f"{FILE} of report or check, of which only 'new_label' is edited"
+                f"{path}: no column '{column}' (columns: {', '.join(rows.column_names)}); expected "
+                f"a {FILE} of report or check, of which only 'new_label' is edited"
             )
         texts = pd.Series(["" if value is None else str(value) for value in rows[column][:]])
         is_label = name in ("label", "new_label")  # whose blanks count
@@ -132,7 +132,7 @@ def apply(
         try:
             lines = read_suspects(path)
         except UserError as error:
-            raise UserError(f"{flag} {name}: {error}") from error
+            raise UserError(f"{flag}: {error}") from error
         if flag == "--relabel" and not any(lines["new_label"]):
             raise UserError(f"{flag} {name}: no row has a 'new_label' (a label, or {DROP})")
         files.append((flag, name, path, lines))
