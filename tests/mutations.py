@@ -119,8 +119,8 @@ MUTATIONS = (
     Mutation(
         "--split_seed is ignored",
         "finetune/recipe/options.py",
-        "seed=self.split_seed,",
-        "seed=42,",
+        "return Plan(**shared)",
+        'return Plan(**shared | {"split_seed": 42})',
         ("A13",),
     ),
     Mutation(

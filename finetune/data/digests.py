@@ -129,11 +129,10 @@ def drop_repeated(
     index["pair"] = index["digest"] * (index["label"].max() + 1) + index["label"]
     if "time" in index:  # the oldest first
         index = index.sort_values(["split", "time"], kind="stable")
-    sizes = index["split"].value_counts()
 
     def report_part(name: str, description: str, fix: str, rows: pd.DataFrame, **how: Any) -> None:
         for split, positions in rows.sort_index().groupby("split", observed=True)["row"]:
-            how |= dict(rows=dataset[split], split=split, examined=int(sizes[split]))
+            how |= dict(rows=dataset[split], split=split)
             report_rows(report, name, description, fix, positions, **how)
 
     earliest = index.groupby("digest", sort=False)["split"].transform("min")
@@ -160,8 +159,7 @@ def drop_repeated(
             fix = f"no model can be right on all of them; {RELABEL}"
             duplicates_fix = EXCLUDE
         elif keep_first:
-            count = int(is_repeated[contradictions.index].sum())
-            fix = f"the first of each is kept, {count:,} left out"
+            fix = "the first of each is kept"
         texts = counted(contradictions["digest"].nunique(), column.removesuffix("s"))
         kind = "labels" if has_classes else "numbers"
         description = f"with the same {column} and different {kind} ({texts})"

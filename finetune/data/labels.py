@@ -328,6 +328,7 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
             f"{list_names(names)})",
             split=split,
             rows=targets.first_row(rows, unknown),
+            fix="--label_map OLD=NEW renames labels",
         )
     is_set = targets.is_set(rows)
     labels = [

@@ -138,20 +138,11 @@ def report_rows(
     )
 
 
-def refuse_or_drop(
-    report: Report,
-    description: str,
-    fix: str,
-    positions: np.ndarray | pd.Series,
-    rows: Dataset,
-    split: str,
-    *,
-    drop: bool,
-) -> None:
-    """Report rows that cannot be used: an error, or a warning if they are left out."""
+def refuse_or_drop(report: Report, description: str, fix: str, *rows: Any, drop: bool) -> None:
+    """Report rows that cannot be used, as :func:`report_rows` does: an error, or a warning if they
+    are left out.
+    """
     if drop:
-        name, fix = "dropped_rows", "left out"
+        report_rows(report, "dropped_rows", description, "left out", *rows, severity="warning")
     else:
-        name = "refused"
-    severity: Severity = "warning" if drop else "error"
-    report_rows(report, name, description, fix, positions, rows, split, severity=severity)
+        report_rows(report, "refused", description, fix, *rows, severity="error")

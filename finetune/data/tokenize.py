@@ -75,10 +75,11 @@ def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
         )
 
 
-def read_by_model(rows: dict[str, list[Any]] | Dataset, *, several: bool) -> list[Read]:
-    """Return what the model reads of raw rows: their ``text``, or their ``several`` texts."""
-    texts = list(rows[TEXTS if several else "text"][:])
-    if several and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
+def read_by_model(rows: dict[str, list[Any]] | Dataset) -> list[Read]:
+    """Return what the model reads of raw rows: their ``text``, or their several ``texts``."""
+    columns = rows.column_names if isinstance(rows, Dataset) else [*rows]
+    texts = list(rows[TEXTS if TEXTS in columns else "text"][:])
+    if TEXTS in columns and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
         raise UserError(f"the recipe changes 'text' and not '{TEXTS}', which is tokenized")
     return texts
 
@@ -147,7 +148,7 @@ def _encode(
 ) -> dict[str, Any]:
     labels = targets(batch["label"])
     if windows is None:
-        columns: dict[str, Any] = dict(encoder(read_by_model(batch, several=TEXTS in batch)))
+        columns: dict[str, Any] = dict(encoder(read_by_model(batch)))
     else:
         places, rows = zip(*windows.rows(batch["text"]), strict=True)
         columns = {name: [row[name] for row in rows] for name in rows[0]}
