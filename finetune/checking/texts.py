@@ -77,9 +77,8 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names or "string" not in str(rows.features[stored]):
         return
-    sample = np.arange(len(rows))
-    if len(rows) > _MOST_ROWS:
-        sample = np.sort(np.random.default_rng(0).choice(len(rows), _MOST_ROWS, replace=False))
+    size = min(len(rows), _MOST_ROWS)
+    sample = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
     for part, column in enumerate(columns):
         place = f" in '{column}'" if stored == digests.TEXTS else ""
         masks = {name: np.zeros(len(rows), bool) for name in _DAMAGES}

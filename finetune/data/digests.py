@@ -26,7 +26,7 @@ from datasets import Dataset, DatasetDict, Image, concatenate_datasets
 
 from finetune.data import arrow, images, targets
 from finetune.data.targets import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows, source_rows
-from finetune.errors import Report, Severity, counted
+from finetune.errors import Report, counted
 from finetune.runtime import activity, version
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def drop_repeated(
     keep_first = plan.keep_contradictions == "first"
     keep_all = not (has_classes or keep_first)
     is_repeated = index.duplicated("pair" if keep_all else "digest")
-    severity: Severity | None = None if has_classes else "info"
+    severity = None if has_classes else "info"
     for split, rows in index.groupby("split", observed=True):
         contradictions = rows[is_contradiction[rows.index]]
         fix = "all are kept, in the same split" if keep_all else "left out"
