@@ -150,22 +150,20 @@ def drop_repeated(
     keep_all = not (has_classes or keep_first)
     is_repeated = index.duplicated("pair" if keep_all else "digest")
     severity = None if has_classes else "info"
+    action = "all are kept, in the same split" if keep_all else "left out"
+    action += "; --keep_contradictions first keeps one of each"
+    action = "the first of each is kept" if keep_first else action
     for split, rows in index.groupby("split", observed=True):
+        is_train = split == "train"
         contradictions = rows[is_contradiction[rows.index]]
-        fix = "all are kept, in the same split" if keep_all else "left out"
-        fix = f"{fix}; --keep_contradictions first keeps one of each"
-        duplicates_fix = "left out, one of each is kept"
-        if split != "train":
-            fix = f"no model can be right on all of them; {RELABEL}"
-            duplicates_fix = EXCLUDE
-        elif keep_first:
-            fix = "the first of each is kept"
         texts = counted(contradictions["digest"].nunique(), column.removesuffix("s"))
         kind = "labels" if has_classes else "numbers"
         description = f"with the same {column} and different {kind} ({texts})"
+        fix = action if is_train else f"no model can be right on all of them; {RELABEL}"
         report_part("contradictions", description, fix, contradictions, severity=severity)
         duplicates = rows[(is_repeated & (keep_all | ~is_contradiction))[rows.index]]
-        report_part("duplicates", "that are exact duplicates", duplicates_fix, duplicates)
+        fix = "left out, one of each is kept" if is_train else EXCLUDE
+        report_part("duplicates", "that are exact duplicates", fix, duplicates)
     is_dropped = is_repeated if keep_all or keep_first else is_repeated | is_contradiction
     index = index[~is_dropped | (index["split"] != "train")]
     similar = _find_near(index, dataset, column, plan, report_part)

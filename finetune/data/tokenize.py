@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -157,16 +157,13 @@ def _encode(
     return {**columns, "labels": labels, "length": [*map(len, columns["input_ids"])]}
 
 
-@contextlib.contextmanager
-def _lock(directory: Path) -> Iterator[None]:
+def _lock(directory: Path) -> contextlib.AbstractContextManager[Any]:
     lock = FileLock(directory / ".lock")
     try:
-        acquired = lock.acquire(timeout=1)
+        return lock.acquire(timeout=1)
     except Timeout:
         activity.say("another run is tokenizing the same rows; waiting for it")
-        acquired = lock.acquire()
-    with acquired:
-        yield
+        return lock.acquire()
 
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:
