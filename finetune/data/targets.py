@@ -142,7 +142,6 @@ def refuse_or_drop(report: Report, description: str, fix: str, *rows: Any, drop:
     """Report rows that cannot be used, as :func:`report_rows` does: an error, or a warning if they
     are left out.
     """
-    if drop:
-        report_rows(report, "dropped_rows", description, "left out", *rows, severity="warning")
-    else:
-        report_rows(report, "refused", description, fix, *rows, severity="error")
+    how: Any = dict(suspects=[[]], severity="warning" if drop else "error")  # none to correct
+    name = "dropped_rows" if drop else "refused"
+    report_rows(report, name, description, "left out" if drop else fix, *rows, **how)
