@@ -152,7 +152,9 @@ def drop_repeated(
     severity = None if has_classes else "info"
     action = "all are kept, in the same split" if keep_all else "left out"
     action += "; --keep_contradictions first keeps one of each"
-    action = "the first of each is kept" if keep_first else action
+    if keep_first:
+        count = int((is_repeated & is_contradiction)[index["split"] == "train"].sum())
+        action = f"the first of each is kept, {count:,} left out"
     for split, rows in index.groupby("split", observed=True):
         is_train = split == "train"
         contradictions = rows[is_contradiction[rows.index]]
