@@ -119,8 +119,8 @@ MUTATIONS = (
     Mutation(
         "--split_seed is ignored",
         "finetune/recipe/options.py",
-        "seed=self.split_seed,",
-        "seed=42,",
+        "return Plan(**shared)",
+        'return Plan(**shared | {"split_seed": 42})',
         ("A13",),
     ),
     Mutation(
@@ -245,8 +245,8 @@ MUTATIONS = (
     Mutation(
         "missing texts and labels are refused without their lines",
         "finetune/data/targets.py",
-        "report.error(message, split=split, rows=rows, fix=fix)",
-        "report.error(message, split=split, fix=fix)",
+        "            rows=numbers,",
+        "            rows=(),",
         ("C5",),
     ),
     Mutation(

@@ -45,9 +45,9 @@ def test_only_images_of_training_are_drawn(tmp_path: Path) -> None:
     collate = recipe.data_collator()
     for split, changes in {"train": True, "validation": False, "test": False}.items():
         rows = [recipe.prepared[split][index] for index in range(4)]
-        collate.set_epoch(0)
+        recipe.augmentation.set_epoch(0)
         first = collate(rows)["pixel_values"]
-        collate.set_epoch(1)
+        recipe.augmentation.set_epoch(1)
         assert torch.equal(collate(rows)["pixel_values"], first) != changes
     plain = ImageRecipe(dataset=str(photos), model=model, crop_scale=1.0, horizontal_flip=False)
     rows = [plain.prepared["train"][0]]

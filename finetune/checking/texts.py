@@ -17,7 +17,7 @@ from datasets import Dataset
 
 from finetune.data import arrow, digests
 from finetune.data.encoding import Encoder
-from finetune.data.targets import EXCLUDE, report_rows
+from finetune.data.targets import EXCLUDE, report_rows, source_rows
 from finetune.data.tokenize import read_by_model
 from finetune.errors import Report
 
@@ -77,9 +77,8 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names or "string" not in str(rows.features[stored]):
         return
-    sample = np.arange(len(rows))
-    if len(rows) > _MOST_ROWS:
-        sample = np.sort(np.random.default_rng(0).choice(len(rows), _MOST_ROWS, replace=False))
+    size = min(len(rows), _MOST_ROWS)
+    sample = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
     for part, column in enumerate(columns):
         place = f" in '{column}'" if stored == digests.TEXTS else ""
         masks = {name: np.zeros(len(rows), bool) for name in _DAMAGES}
@@ -136,7 +135,7 @@ class TokenSample:
     """What a tokenizer makes of a sample of texts.
 
     Attributes:
-        rows: The numbers of the texts in their split, shape ``(texts,)``.
+        rows: The numbers of the texts in the source, shape ``(texts,)``.
         total: How many texts the split has.
         lengths: Tokens of each text before truncation, special tokens included, likewise; those of
             more than 200,000 characters are estimated from the beginning.
@@ -166,11 +165,8 @@ class TokenSample:
             examined=self.total,
         )
 
-    def report_unknown(self, model: str, rows: np.ndarray, report: Report) -> None:
-        """Report if the tokenizer of a model does not know the texts of the training.
-
-        ``rows`` are the numbers in the source of the rows of the sample, shape ``(texts,)``.
-        """
+    def report_unknown(self, model: str, report: Report) -> None:
+        """Report if the tokenizer of a model does not know the texts of the training."""
         share = float(self.unknown.mean()) if len(self.unknown) else 0.0
         if share < _MUCH_UNKNOWN:
             return
@@ -183,7 +179,7 @@ class TokenSample:
             fix="a model whose tokenizer knows this language and script, for instance a "
             "multilingual one: --model FacebookAI/xlm-roberta-base",
             split="train",
-            rows=rows[suspicious].tolist(),
+            rows=self.rows[suspicious].tolist(),
             count=round(float(suspicious.mean()) * self.total),
             examined=self.total,
         )
@@ -193,7 +189,7 @@ def sample_tokens(dataset: Dataset, encoder: Encoder) -> TokenSample:
     """Tokenize a random sample of the raw rows of a split."""
     total = len(dataset)
     rows = np.sort(np.random.default_rng(0).choice(total, min(_TOKEN_SAMPLE, total), replace=False))
-    read = read_by_model(dataset.select(rows), several=digests.TEXTS in dataset.column_names)
+    read = read_by_model(dataset.select(rows))
     texts = [text if isinstance(text, str) else tuple(text) for text in read]
     ids = [tuple(row) for row in encoder(texts)["input_ids"]]
     lengths = np.array([len(row) for row in ids], dtype=np.int64)
@@ -206,4 +202,5 @@ def sample_tokens(dataset: Dataset, encoder: Encoder) -> TokenSample:
     special = {*tokenizer.all_special_ids} - {number}
     contents = [[token for token in row if token not in special] for row in ids]
     shares = [content.count(number) / max(1, len(content)) for content in contents]
-    return TokenSample(rows, total, lengths, np.array(shares), len({*texts}), len({*ids}))
+    numbers = source_rows(dataset)[rows]
+    return TokenSample(numbers, total, lengths, np.array(shares), len({*texts}), len({*ids}))

@@ -118,10 +118,6 @@ class Collator:
     augmentation: Augmentation
     targets: Callable[[list[Any]], np.ndarray]
 
-    def set_epoch(self, epoch: int, seed: int = 42) -> None:
-        """Draw other crops and flips, as :meth:`Augmentation.set_epoch`."""
-        self.augmentation.set_epoch(epoch, seed)
-
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the batch of prepared rows; refuse images that do not get the same size."""
         pixels = [self._pixels(row) for row in rows]

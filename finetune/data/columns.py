@@ -6,7 +6,7 @@ import itertools
 import shlex
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,10 +121,12 @@ def read_label_columns(
         for kind, has_value in masks.items():
             fix = "--drop_invalid leaves them out"
             if not has_value.any():
-                fix = f"--dataset_splits {split}=none does not read these rows"
-            if missing := targets.source_rows(rows)[~has_value].tolist():
-                message = f"{len(missing):,} of {len(rows):,} {split} rows without a {kind}"
-                refuse_or_drop(report, message, split, missing, fix, drop=options.drop_invalid)
+                fix = f"is --{kind.partition(' ')[0]}_column the right column?"
+                if split != "train":
+                    fix = f"--dataset_splits {split}=none does not read these rows"
+            missing = np.flatnonzero(~has_value)
+            drop = options.drop_invalid
+            refuse_or_drop(report, f"without a {kind}", fix, missing, rows, split, drop=drop)
     if not options.drop_invalid:
         report.raise_errors()
     return columns
@@ -191,6 +193,16 @@ def require_rows(
     report.raise_errors()
 
 
+def similar_names(names: Iterable[str]) -> list[list[str]]:
+    """Return the names that differ by case, blanks or the like only, those that do together."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        words = unicodedata.normalize("NFKC", name).casefold().split()
+        visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
+        groups[visible.lstrip("0") or "0" if visible.isdecimal() else visible].append(name)
+    return [group for _, group in sorted(groups.items()) if len(group) > 1]
+
+
 def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -> None:
     """Refuse names in ``--label_map`` that no row of a training has, and warn of classes that
     differ by case, blanks or the like; none are merged.
@@ -202,12 +214,7 @@ def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -
     counts: Counter[str] = Counter()
     for rows in dataset.values():
         counts.update({classes[number]: n for number, n in targets.counts(rows).items()})
-    groups: dict[str, list[str]] = defaultdict(list)
-    for name, _ in counts.most_common():
-        words = unicodedata.normalize("NFKC", name).casefold().split()
-        visible = " ".join("".join(filter(str.isprintable, word)) for word in words)
-        groups[visible.lstrip("0") or "0" if visible.isdecimal() else visible].append(name)
-    if similar := [group for _, group in sorted(groups.items()) if len(group) > 1]:
+    if similar := similar_names([name for name, _ in counts.most_common()]):
         pairs = [(name, names[0].strip()) for names in similar for name in names]
         option = shlex.quote(join_values(f"{old}={new}" for old, new in pairs if old != new))
         # escaped where the difference is not visible

@@ -48,10 +48,10 @@ def format_option(value: Any, form: str, flag: str) -> Any:
         return value
     pairs = value if isinstance(value, Mapping) else {}
     words = [*value, *pairs.values()]
-    is_plain = all(isinstance(word, str | Number | os.PathLike) for word in words)
-    has_order = not isinstance(value, set | frozenset)
-    fits_form = not pairs or ("=" in form and not any("=" in str(name) for name in pairs))
-    if not (words and is_plain and has_order and fits_form and all(str(w).strip() for w in words)):
+    are_plain = all(isinstance(word, str | Number | os.PathLike) for word in words)
+    are_named = "=" in form and not any("=" in str(name) for name in pairs)
+    is_valid = words and are_plain and all(str(word).strip() for word in words)
+    if not is_valid or isinstance(value, set | frozenset) or (pairs and not are_named):
         raise UserError(
             f"{flag}: expected {form}, or a list or mapping of texts and numbers, found {value!r}"
         )

@@ -12,7 +12,7 @@ import csv
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,11 +69,12 @@ def read_suspects(path: Path) -> pd.DataFrame:
             column = f"{PREFIX}{column}"
         if column not in rows.column_names:
             raise UserError(
-                f"no column '{column}' (columns: {', '.join(rows.column_names)}); expected a "
-                f"{FILE} of report or check, of which only 'new_label' is edited"
+                f"{path}: no column '{column}' (columns: {', '.join(rows.column_names)}); expected "
+                f"a {FILE} of report or check, of which only 'new_label' is edited"
             )
-        texts = ["" if value is None else str(value) for value in rows[column][:]]
-        lines[name] = texts if name == "label" else [text.strip() for text in texts]
+        texts = pd.Series(["" if value is None else str(value) for value in rows[column][:]])
+        is_label = name in ("label", "new_label")  # whose blanks count
+        lines[name] = texts.where(texts.str.strip() != "", "") if is_label else texts.str.strip()
     return lines
 
 
@@ -108,9 +109,7 @@ def apply(
     splits: DatasetDict,
     source: DatasetDict,
     column: str,
-    *,
-    relabel: Sequence[str],
-    exclude: Sequence[str],
+    files: Mapping[str, Sequence[str]],
     report: Report,
 ) -> tuple[DatasetDict, list[dict[str, Any]]]:
     """Return the splits with rows relabelled and left out as the files say, and what was done.
@@ -118,28 +117,23 @@ def apply(
     Of each file are returned ``file``, ``sha256``, and the rows ``relabelled`` and ``excluded``
     by split.
 
-    The splits are made of ``source``, and the model reads ``column``. A file begins with the labels
-    that the one before it left.
+    The splits are made of ``source``, and the model reads ``column``. The ``files`` are by the
+    option that names them; each begins with the labels that the one before it left.
 
     Raises:
         UserError: If a file is not of these rows, names unknown labels, or is ambiguous.
     """
-    files = []
-    flags = [("--relabel", name) for name in relabel] + [("--exclude", name) for name in exclude]
-    for flag, name in flags:
+    data = _find_rows(splits, source, column)
+    changed = pd.Index([])
+    applied = []
+    for flag, name in [(f"--{option}", name) for option in files for name in files[option]]:
         path = existing(name)
-        try:
-            lines = read_suspects(path)
-        except UserError as error:
-            raise UserError(f"{flag} {name}: {error}") from error
+        lines = read_suspects(path)
         if flag == "--relabel" and not any(lines["new_label"]):
             raise UserError(f"{flag} {name}: no row has a 'new_label' (a label, or {DROP})")
-        files.append((flag, name, path, lines))
-    data = _find_rows(splits, source, column, {*pd.concat(lines for *_, lines in files)["digest"]})
-    applied = []
-    for flag, name, path, lines in files:
         changes = _find_changes(flag, path, lines, data, source["train"])
         data.loc[changes.index, "label"] = changes
+        changed = changed.union(changes.index)
         used = changes[data["part"].notna()[changes.index]]
         facts: dict[str, Any] = {}
         for kind, part in (("relabelled", used[used.notna()]), ("excluded", used[used.isna()])):
@@ -156,6 +150,7 @@ def apply(
         report.info(text, name="corrections")
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         applied.append({"file": name, "sha256": digest, **facts})
+    data = data.loc[changed]
     corrected = DatasetDict()
     for split, rows in splits.items():
         changes = data[data["part"] == split].set_index("row")["label"]
@@ -169,18 +164,16 @@ def apply(
     return corrected, applied
 
 
-def _find_rows(
-    splits: DatasetDict, source: DatasetDict, column: str, listed: Set[str]
-) -> pd.DataFrame:
-    """Return the rows of the source with the ``listed`` digests: ``split``, ``row``, ``digest``,
-    ``label``, which is None if they are left out, and ``part``, the split made of them, if any.
+def _find_rows(splits: DatasetDict, source: DatasetDict, column: str) -> pd.DataFrame:
+    """Return the rows of the source: ``split``, ``row``, ``digest``, ``label``, which is None if
+    they are left out, and ``part``, the split made of them, if any.
     """
     frames = []
     for split, rows in source.items():
         frame = pd.DataFrame({"split": split, "digest": row_digests(rows, column)})
         frame["row"] = targets.source_rows(rows)
         frame["label"] = pd.Series(targets.values(rows), dtype=object)
-        frames.append(frame[frame["digest"].isin(listed)])
+        frames.append(frame)
     parts = []
     for part, rows in splits.items():
         split = part if part in source else "train"
@@ -246,7 +239,7 @@ def _parse_label(cell: str, rows: Dataset) -> Any:
     """Return the label that a cell asks for, as the data has it; None to leave the row out."""
     names = targets.class_names(rows)
     feature = rows.features["label"]
-    if cell == DROP and DROP not in names:
+    if cell.strip() == DROP and not {DROP, cell} & {*names}:
         return None
     is_list = isinstance(feature, List)
     parsed = parse_list(cell) if is_list else None
@@ -254,12 +247,13 @@ def _parse_label(cell: str, rows: Dataset) -> Any:
     if names:
         numbers = {escape_formula(name): number for number, name in enumerate(names)}
         numbers |= {name: number for number, name in enumerate(names)}
-        if unknown := [str(label) for label in values if str(label) not in numbers]:
+        words = [word if word in numbers else word.strip() for word in map(str, values)]
+        if unknown := [word for word in words if word not in numbers]:
             raise UserError(
                 f"there is no label '{unknown[0]}' (labels: {list_names(names)}); {DROP} leaves "
                 "the row out"
             )
-        labels: list[Any] = sorted({numbers[str(label)] for label in values})
+        labels: list[Any] = sorted({numbers[word] for word in words})
     else:
         length = feature.length if is_list else 1
         labels = [n for n in map(parse_number, values) if n is not None and math.isfinite(n)]

@@ -26,7 +26,7 @@ from datasets import Dataset, DatasetDict, Image, concatenate_datasets
 
 from finetune.data import arrow, images, targets
 from finetune.data.targets import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows, source_rows
-from finetune.errors import Report, Severity, counted
+from finetune.errors import Report, counted
 from finetune.runtime import activity, version
 
 if TYPE_CHECKING:
@@ -129,11 +129,10 @@ def drop_repeated(
     index["pair"] = index["digest"] * (index["label"].max() + 1) + index["label"]
     if "time" in index:  # the oldest first
         index = index.sort_values(["split", "time"], kind="stable")
-    sizes = index["split"].value_counts()
 
     def report_part(name: str, description: str, fix: str, rows: pd.DataFrame, **how: Any) -> None:
         for split, positions in rows.sort_index().groupby("split", observed=True)["row"]:
-            how |= dict(rows=dataset[split], split=split, examined=int(sizes[split]))
+            how |= dict(rows=dataset[split], split=split)
             report_rows(report, name, description, fix, positions, **how)
 
     earliest = index.groupby("digest", sort=False)["split"].transform("min")
@@ -150,24 +149,23 @@ def drop_repeated(
     keep_first = plan.keep_contradictions == "first"
     keep_all = not (has_classes or keep_first)
     is_repeated = index.duplicated("pair" if keep_all else "digest")
-    severity: Severity | None = None if has_classes else "info"
+    severity = None if has_classes else "info"
+    action = "all are kept, in the same split" if keep_all else "left out"
+    action += "; --keep_contradictions first keeps one of each"
+    if keep_first:
+        count = int((is_repeated & is_contradiction)[index["split"] == "train"].sum())
+        action = f"the first of each is kept, {count:,} left out"
     for split, rows in index.groupby("split", observed=True):
+        is_train = split == "train"
         contradictions = rows[is_contradiction[rows.index]]
-        fix = "all are kept, in the same split" if keep_all else "left out"
-        fix = f"{fix}; --keep_contradictions first keeps one of each"
-        duplicates_fix = "left out, one of each is kept"
-        if split != "train":
-            fix = f"no model can be right on all of them; {RELABEL}"
-            duplicates_fix = EXCLUDE
-        elif keep_first:
-            count = int(is_repeated[contradictions.index].sum())
-            fix = f"the first of each is kept, {count:,} left out"
         texts = counted(contradictions["digest"].nunique(), column.removesuffix("s"))
         kind = "labels" if has_classes else "numbers"
         description = f"with the same {column} and different {kind} ({texts})"
+        fix = action if is_train else f"no model can be right on all of them; {RELABEL}"
         report_part("contradictions", description, fix, contradictions, severity=severity)
         duplicates = rows[(is_repeated & (keep_all | ~is_contradiction))[rows.index]]
-        report_part("duplicates", "that are exact duplicates", duplicates_fix, duplicates)
+        fix = "left out, one of each is kept" if is_train else EXCLUDE
+        report_part("duplicates", "that are exact duplicates", fix, duplicates)
     is_dropped = is_repeated if keep_all or keep_first else is_repeated | is_contradiction
     index = index[~is_dropped | (index["split"] != "train")]
     similar = _find_near(index, dataset, column, plan, report_part)

@@ -129,9 +129,10 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
             readable = np.flatnonzero([not result for result in results])
             splits[split] = rows.select(readable)
             examples = "; ".join([*problems.values()][:5])
-            message = f"{len(problems):,} of {len(rows):,} {split} images, such as {examples}"
+            description = f"with an image that cannot be used, such as {examples}"
             fix = "--drop_invalid leaves them out"
+            numbers = np.array([*problems])
             can_drop = drop and readable.size > 0
-            refuse_or_drop(report, message, split, [*problems], fix, drop=can_drop)
+            refuse_or_drop(report, description, fix, numbers, rows, split, drop=can_drop)
     report.raise_errors()
     return splits

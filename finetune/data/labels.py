@@ -27,10 +27,11 @@ from finetune.errors import Report, UserError
 _NEIGHBOURS = re.compile(r"""['"]\s+['"]""")
 #: What a cell of a column of 0 and 1 may be.
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-_EXPECTED = (
+#: What labels may be; to be formatted with a ``separator``.
+EXPECTED = (
     "expected labels of one kind: classes, one per row, are --task single_label; several per row "
-    "are --task multi_label, as a JSON list, with --label_separator ';' or in --label_columns of "
-    "0 and 1; numbers with a decimal point are --task regression"
+    "are --task multi_label, as a JSON list, with --label_separator '{separator}' or in "
+    "--label_columns of 0 and 1; numbers with a decimal point are --task regression"
 )
 
 
@@ -67,19 +68,19 @@ class LabelColumn:
             names instead of the numbers.
         codes: The place in ``values`` of each row's value, int64, shape ``(rows,)``; -1 where the
             label is missing.
-        numbers: The number of each row in its split of the source, shape ``(rows,)``.
+        rows: Those of the split, of which it is a column.
         classes: The names of a ``ClassLabel`` in their order; else none.
     """
 
     name: str
     values: Sequence[Any]
     codes: np.ndarray
-    numbers: np.ndarray
+    rows: Dataset
     classes: Sequence[str] = ()
 
     def first_row(self, place: int) -> list[int]:
         """Return the number, in the source, of the first row with a value, as a list of one."""
-        return [int(self.numbers[np.argmax(self.codes == place)])]
+        return [int(targets.source_rows(self.rows)[np.argmax(self.codes == place)])]
 
     def only(self, valid: np.ndarray) -> LabelColumn:
         """Return the column with the labels of other than the ``valid`` rows missing."""
@@ -109,8 +110,7 @@ def read_label_column(rows: Dataset, name: str) -> LabelColumn:
         None not in v if isinstance(v, list) else not pd.isna(v) and str(v).strip() != ""
         for v in values
     ]
-    numbers = targets.source_rows(rows)
-    column = LabelColumn(name=name, values=values, codes=codes, numbers=numbers, classes=classes)
+    column = LabelColumn(name=name, values=values, codes=codes, rows=rows, classes=classes)
     return column.only(np.array([*are_labels, False])[codes])
 
 
@@ -301,7 +301,7 @@ def _read_names(
         if is_refused:
             message = f"--label_column: '{column.name}' holds {value!r}"
             rows = column.first_row(place)
-            report.error(message, split=split, rows=rows, fix=_EXPECTED)
+            report.error(message, split=split, rows=rows, fix=EXPECTED.format(separator=";"))
             break
         names.append([name for name in cell if name] if is_set else cell)
     return replace(column, values=names)
@@ -328,14 +328,15 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
             f"{list_names(names)})",
             split=split,
             rows=targets.first_row(rows, unknown),
+            fix="--label_map OLD=NEW renames labels",
         )
-    labels = targets.values(rows)
+    is_set = targets.is_set(rows)
+    labels = [
+        sorted(numbers[number] for number in label) if is_set else numbers[label]
+        for label in targets.values(rows)
+    ]
     feature: Any = ClassLabel(names=[*names])
-    if targets.is_set(rows):
-        feature = List(feature)
-        labels = [sorted(map(numbers.__getitem__, label)) for label in labels]
-    else:
-        labels = [numbers[label] for label in labels]
+    feature = List(feature) if is_set else feature
     return rows.remove_columns("label").add_column("label", labels, feature=feature)
 
 
@@ -364,14 +365,14 @@ def encode_numbers(
             parsed.append(numbers)
             invalid = np.flatnonzero(np.isnan(numbers) & (column.codes >= 0))
             if len(invalid):
-                message = (
-                    f"{len(invalid):,} of {len(numbers):,} {split} rows with a value that is not a "
-                    f"finite number in '{column.name}', such as "
-                    f"'{column.values[column.codes[invalid[0]]]}'"
+                example = column.values[column.codes[invalid[0]]]
+                description = (
+                    f"with a value that is not a finite number in '{column.name}', such as "
+                    f"'{example}'"
                 )
-                fix = f"{_EXPECTED}; --drop_invalid leaves these rows out"
-                rows = column.numbers[invalid].tolist()
-                refuse_or_drop(report, message, split, rows, fix, drop=options.drop_invalid)
+                fix = f"{EXPECTED.format(separator=';')}; --drop_invalid leaves these rows out"
+                drop = options.drop_invalid
+                refuse_or_drop(report, description, fix, invalid, column.rows, split, drop=drop)
         matrix = np.stack(parsed, axis=1)
         mask = pa.array(np.isnan(matrix).any(axis=1))
         lists = pa.FixedSizeListArray.from_arrays(matrix.ravel(), count, mask=mask)

@@ -16,6 +16,7 @@ the source; each split is selected once, at the end.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,9 +28,9 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
 from finetune.data import arrow, targets
-from finetune.data.columns import describe_columns
+from finetune.data.columns import describe_columns, similar_names
 from finetune.data.digests import drop_repeated
-from finetune.data.targets import report_rows
+from finetune.data.targets import refuse_or_drop, report_rows
 from finetune.errors import Report, UserError, counted
 
 #: The splits that are split off, in this order.
@@ -40,14 +41,9 @@ ORDER = (*HELD_OUT, "train")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How rows are split: the options of a recipe that have these names.
+    """How rows are split: the options of a recipe that have these names."""
 
-    Attributes:
-        seed: ``--split_seed``.
-        drop: ``--drop_invalid``: rows without a group or a time are left out instead of refused.
-    """
-
-    seed: int = 42
+    split_seed: int = 42
     train_samples: int | None = None
     eval_samples: int | None = None
     keep_contradictions: str = "none"
@@ -57,7 +53,7 @@ class Plan:
     test_size: float | None = None
     group_column: str | None = None
     time_column: str | None = None
-    drop: bool = False
+    drop_invalid: bool = False
 
 
 def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFrame:
@@ -88,8 +84,17 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
         columns = describe_columns(train, column)
         raise UserError(f"{flag}: no column '{column}' in the train data{columns}")
     is_train = index["split"] == "train"
+    fix = "--drop_invalid leaves them out"
+    report_unusable = partial(refuse_or_drop, report, drop=plan.drop_invalid)
     if kind == "time":
-        index.loc[is_train, "time"] = index["row"].map(_read_times(train, column, flag))
+        texts = _read_texts(train, column, flag)
+        times = _read_times(texts)
+        index.loc[is_train, "time"] = index["row"].map(times)
+        if len(unreadable := texts[times.isna()].dropna()):
+            example = unreadable.iloc[0]
+            description = f"with a value in '{column}' that is no time, such as {example!r}"
+            expected = f"{flag} takes numbers, or dates like 2024-01-31; {fix}"
+            report_unusable(description, expected, unreadable.index, train, "train")
     else:
         groups = []
         for split in splits:
@@ -98,24 +103,24 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
             else:
                 groups.append(pd.Series(index=range(len(dataset[split])), dtype=object))
                 report.info(f"{flag}: the {split} data has no such column, and is used as it is")
-        codes = pd.factorize(pd.concat(groups))[0]
+        texts = groups[-1]  # of training
+        codes, names = pd.factorize(pd.concat(groups))
         index["group"] = np.where(codes < 0, np.nan, codes)
-    is_missing = is_train & index[kind].isna()
-    report_dropped = partial(report_rows, report, "dropped_rows")
-    report_dropped(
-        f"with no {kind} in '{column}'",
-        "left out" if plan.drop else "--drop_invalid leaves them out",
-        index["row"][is_missing],
-        train,
-        "train",
-        severity="info" if plan.drop else "error",
-    )
+        if similar := similar_names(names):
+            listing = "; ".join(" and ".join(map(repr, group)) for group in similar[:5])
+            report.warning(
+                f"{flag}: similar groups kept apart: {listing}{'; ...' * (len(similar) > 5)}",
+                fix="to merge them, make them identical in the data",
+            )
+    missing = texts.index[texts.isna()]
+    report_unusable(f"with no {kind} in '{column}'", fix, missing, train, "train")
     report.raise_errors()
-    index = index[~is_missing]
+    index = index[~(is_train & index[kind].isna())]
     if kind == "time":
         return index
     codes = index["split"].cat.codes
     is_shared = codes > codes.groupby(index["group"]).transform("min")
+    report_dropped = partial(report_rows, report, "dropped_rows")
     description = f"whose '{column}' held-out data has too"
     for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
         report_dropped(description, "left out", rows, dataset[split], split)
@@ -128,25 +133,21 @@ def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise UserError(f"{flag}: holds {values.type}; expected texts, numbers or dates")
     texts: pd.Series = values.cast(pa.string()).to_pandas()
+    if isinstance(values.type, pa.JsonType):  # 1 and "1" are one group
+        texts = texts.map(lambda text: str(json.loads(text)), na_action="ignore")
     return texts.where(texts.str.strip() != "")
 
 
-def _read_times(rows: Dataset, column: str, flag: str) -> pd.Series:
-    """Return the times of rows by their numbers: numbers as they are, dates in microseconds.
-
-    Texts are numbers, or dates of ISO 8601. A missing time, or one of few texts that are neither,
-    is left out or NaN.
+def _read_times(texts: pd.Series) -> pd.Series:
+    """Return texts as numbers, or as dates of ISO 8601 in microseconds, whichever more of them are;
+    NaN for the others.
     """
-    texts = _read_texts(rows, column, flag).dropna().str.strip()
-    times: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
-    kind = rows.data.schema.field(column).type
-    if times.isna().any() and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
-        times = dates.dt.as_unit("us").astype("int64").where(dates.notna())
-    if len(texts) and 2 * times.notna().sum() <= len(texts):
-        expected = "expected numbers, or dates like 2024-01-31"
-        raise UserError(f"{flag}: holds {texts.iloc[0]!r}; {expected}")
-    return times
+    texts = texts.str.strip()
+    numbers: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
+    dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
+    if numbers.count() >= dates.count():
+        return numbers
+    return dates.dt.as_unit("us").astype("int64").where(dates.notna())
 
 
 def make_splits(
@@ -179,27 +180,24 @@ def make_splits(
         rows = index.loc[parts == name, "row"].to_numpy()
         most = plan.train_samples if name == "train" else plan.eval_samples
         if most is not None and most < len(rows):
-            rows = rows[_draw_rows(strata[source][rows], most, plan.seed + 2)]
+            rows = rows[_draw_rows(strata[source][rows], most, plan.split_seed + 2)]
         splits[name] = dataset[source].select(rows)
     return splits, description
 
 
 def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
     """Return the index with groups and times that keep the rows of one text in one split."""
-    is_train = index["split"] == "train"
-    rows = index[is_train]
+    rows = index[index["split"] == "train"]
     if not rows["digest"].duplicated().any():
         return index
-    index = index.copy()
     if "time" in index:
-        index.loc[is_train, "time"] = rows.groupby("digest")["time"].transform("min")
-        return index
+        return index.assign(time=rows.groupby("digest")["time"].transform("min"))
     groups = pd.factorize(rows["group" if "group" in index else "digest"])[0]
     texts = pd.factorize(rows["digest"])[0] + groups.max() + 1
     # a text that two groups have joins them
     links = coo_array((np.ones(len(rows)), (groups, texts)), (texts.max() + 1,) * 2)
-    index.loc[is_train, "group"] = connected_components(links, directed=False)[1][groups]
-    return index
+    components = connected_components(links, directed=False)[1]
+    return index.assign(group=pd.Series(components[groups], rows.index))
 
 
 def _divide(
@@ -228,7 +226,7 @@ def _divide(
                     f"which {len(left):,} are left; expected 2 or more, and fewer than are left"
                 )
         labels = strata[left["row"]]
-        seed = plan.seed + (name == "validation")
+        seed = plan.split_seed + (name == "validation")
         if kind == "group":
             is_chosen = _split_groups(labels, pd.factorize(left["group"], sort=True)[0], size, seed)
         elif kind == "time":
@@ -260,7 +258,7 @@ def _divide(
         return parts, f"{description}, the newest by '{column}'"
     description += ", stratified" if strata.any() else ", at random"
     description += f", no {column or 'text'} in two splits" * (kind == "group")
-    return parts, f"{description} (seed {plan.seed})"
+    return parts, f"{description} (seed {plan.split_seed})"
 
 
 def _draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:

@@ -138,11 +138,10 @@ def report_rows(
     )
 
 
-def refuse_or_drop(
-    report: Report, message: str, split: str, rows: Sequence[int], fix: str, *, drop: bool
-) -> None:
-    """Report rows of a split that cannot be used: an error, or a warning if they are dropped."""
-    if drop:
-        report.warning(f"dropped {message}", "dropped_rows", split=split, rows=rows)
-    else:
-        report.error(message, split=split, rows=rows, fix=fix)
+def refuse_or_drop(report: Report, description: str, fix: str, *rows: Any, drop: bool) -> None:
+    """Report rows that cannot be used, as :func:`report_rows` does: an error, or a warning if they
+    are left out.
+    """
+    how: Any = dict(suspects=[[]], severity="warning" if drop else "error")  # none to correct
+    name = "dropped_rows" if drop else "refused"
+    report_rows(report, name, description, "left out" if drop else fix, *rows, **how)

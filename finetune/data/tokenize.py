@@ -15,7 +15,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -75,10 +75,11 @@ def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
         )
 
 
-def read_by_model(rows: dict[str, list[Any]] | Dataset, *, several: bool) -> list[Read]:
-    """Return what the model reads of raw rows: their ``text``, or their ``several`` texts."""
-    texts = list(rows[TEXTS if several else "text"][:])
-    if several and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
+def read_by_model(rows: dict[str, list[Any]] | Dataset) -> list[Read]:
+    """Return what the model reads of raw rows: their ``text``, or their several ``texts``."""
+    columns = rows.column_names if isinstance(rows, Dataset) else [*rows]
+    texts = list(rows[TEXTS if TEXTS in columns else "text"][:])
+    if TEXTS in columns and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
         raise UserError(f"the recipe changes 'text' and not '{TEXTS}', which is tokenized")
     return texts
 
@@ -147,7 +148,7 @@ def _encode(
 ) -> dict[str, Any]:
     labels = targets(batch["label"])
     if windows is None:
-        columns: dict[str, Any] = dict(encoder(read_by_model(batch, several=TEXTS in batch)))
+        columns: dict[str, Any] = dict(encoder(read_by_model(batch)))
     else:
         places, rows = zip(*windows.rows(batch["text"]), strict=True)
         columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -156,16 +157,13 @@ def _encode(
     return {**columns, "labels": labels, "length": [*map(len, columns["input_ids"])]}
 
 
-@contextlib.contextmanager
-def _lock(directory: Path) -> Iterator[None]:
+def _lock(directory: Path) -> contextlib.AbstractContextManager[Any]:
     lock = FileLock(directory / ".lock")
     try:
-        acquired = lock.acquire(timeout=1)
+        return lock.acquire(timeout=1)
     except Timeout:
         activity.say("another run is tokenizing the same rows; waiting for it")
-        acquired = lock.acquire()
-    with acquired:
-        yield
+        return lock.acquire()
 
 
 def identity(tokenizer: PreTrainedTokenizerBase) -> str:

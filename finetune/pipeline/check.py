@@ -140,7 +140,9 @@ def write_suspects(path: Path, findings: Sequence[Finding], recipe: Recipe) -> i
     user_columns: dict[str, None] = {}
     for split, of_split in suspects.items():
         rows = recipe.source[split]
-        numbers = [*of_split]
+        positions = {row: place for place, row in enumerate(targets.source_rows(rows).tolist())}
+        numbers = [row for row in of_split if row in positions]  # the others were not loaded
+        suspected = rows.select([positions[row] for row in numbers])
         own_columns = [
             name
             for name, feature in rows.features.items()
@@ -149,8 +151,8 @@ def write_suspects(path: Path, findings: Sequence[Finding], recipe: Recipe) -> i
         ]
         user_columns |= dict.fromkeys(own_columns)
         columns = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
-        contents = rows.select_columns(columns).select(numbers)
-        keys = corrections.row_digests(rows.select(numbers), recipe.input_column)
+        contents = suspected.select_columns(columns)
+        keys = corrections.row_digests(suspected, recipe.input_column)
         places = [f"row {number + 1}" for number in numbers]
         if recipe.row_source is not None:
             places = recipe.row_source.list_places(split, numbers)

@@ -179,11 +179,7 @@ def _read_rows(
         notes.append(f"evaluated the {only or split} split")
     if not len(rows := dataset[split]):
         raise UserError("no rows")
-    try:
-        rows = run.kind.match_labels(rows, split, source.report)
-    except UserError as error:
-        hint = "; --label_map OLD=NEW renames labels" * run.kind.has_probabilities
-        raise UserError(f"{error}{hint}") from error
+    rows = run.kind.match_labels(rows, split, source.report)
     # nothing is trained on them, and they may lack classes that have a weight
     evaluated = replace(recipe, class_weights="none")
     evaluated.splits = DatasetDict(dict.fromkeys(SPLITS, rows))

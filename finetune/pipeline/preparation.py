@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 
 from finetune.config.settings import Settings
-from finetune.data import ROW
 from finetune.data.labels import list_names
 from finetune.errors import UserError, counted
 from finetune.models.families import outputs_of_head
@@ -220,8 +218,7 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
         if not has_model:  # the library would ask for it for half a minute
             return
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
-            numbers = np.asarray(rows.select_columns(ROW)[sample.rows][ROW])
-            sample.report_unknown(recipe.model, numbers, report)
+            sample.report_unknown(recipe.model, report)
         if isinstance(recipe, (TextRecipe, ImageRecipe)) and recipe.model_config is not None:
             trained = outputs_of_head(recipe.model_config)
             labels = recipe.labels or ["LABEL_0"]

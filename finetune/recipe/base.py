@@ -266,7 +266,7 @@ class Recipe(RecipeOptions):
         dataset = self.split(source)
         if any((files := self.correction_files()).values()):
             dataset, self.corrections = corrections.apply(
-                dataset, source, self.input_column, report=self.report, **files
+                dataset, source, self.input_column, files, self.report
             )
         columns.require_rows(dataset, self.label_sources, self.report, source)
         check_rows(source, dataset, self.columns_read(), self.report)

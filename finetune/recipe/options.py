@@ -80,8 +80,7 @@ class RecipeOptions:
 
         options = vars(self)
         shared = {name: options[name] for name in Plan.__dataclass_fields__ if name in options}
-        drop = bool(options.get("drop_invalid"))
-        return Plan(seed=self.split_seed, drop=drop, **shared)
+        return Plan(**shared)
 
     def correction_files(self) -> dict[str, list[str]]:
         """Return the names of the files of corrections, by the option that names them."""

@@ -247,7 +247,7 @@ class TextRecipe(Recipe, TextOptions):
             return None
         lengths = first_lengths(self.prepared[split]).copy()
         full = np.flatnonzero(lengths >= self.max_length)
-        texts = read_by_model(self.splits[split].select(full), several=bool(self.text_columns))
+        texts = read_by_model(self.splits[split].select(full))
         lengths[full] = self.encoder().whole_lengths(texts)
         return lengths
 

@@ -134,9 +134,7 @@ def _ask(
         f"--task: '{column.name}' holds {column.values[place]!r}{context}",
         split="train",
         rows=column.first_row(place),
-        fix="expected labels of one kind: classes, one per row, are --task single_label; several "
-        f"per row are --task multi_label, as a JSON list, with --label_separator '{separator}' or "
-        "in --label_columns of 0 and 1; numbers with a decimal point are --task regression",
+        fix=labels.EXPECTED.format(separator=separator),
     )
 
 

@@ -208,6 +208,11 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
         {},
         ["1 of 40", "'queue'", "line 32", "--drop_invalid"],
     ),
+    "no label at all": (
+        {"a": only("")},
+        {},
+        ["40 of 40", "'queue'", "is --label_column the right column?"],
+    ),
     "lines of quoted rows": (
         {"a": csv_text(changes={0: '"of\nthree\nlines",bad', 5: ",good"})},
         {},
@@ -282,11 +287,6 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
         {"a": "body,queue\n" + "".join(f"{number},{'ab'[number % 2]}\n" for number in range(40))},
         {},
         ["--text_column", "'body'"],
-    ),
-    "fractions as classes": (
-        {"a": csv_text(changes={4: "ticket 4,0.5"}).replace("bad", "1").replace("good", "2")},
-        {"task": "single_label"},
-        ["'queue'", "0.5", "line 6"],
     ),
 }
 

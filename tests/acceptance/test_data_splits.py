@@ -437,6 +437,26 @@ def test_rows_without_a_group_or_time_are_refused_or_left_out(column: str, tmp_p
 
 
 @pytest.mark.contract("C7")
+@pytest.mark.parametrize(
+    ("names", "count", "similar"),
+    [((1, "1", 2, 3), 3, None), (("a", "A", " A", "b"), 4, "'a' and 'A' and ' A'")],
+)
+def test_groups_are_told_apart_by_their_text(
+    names: tuple[Any, ...], count: int, similar: str | None, tmp_path: Path
+) -> None:
+    """The number 1 and the text "1" are one group; those that differ by case are reported."""
+    lines = [
+        {"text": t, "label": label, "g": names[n % 4]} for n, (t, label) in enumerate(rows(80))
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    recipe = text_recipe(tmp_path / "a.jsonl", group_column="g")
+    groups = [{str(group) for group in split["g"]} for split in recipe.splits.values()]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == count
+    remarks = [note for note in recipe.notes if "similar groups" in note]
+    assert [similar in note for note in remarks] == ([True] if similar else [])
+
+
+@pytest.mark.contract("C7")
 def test_too_few_groups_are_refused(tmp_path: Path) -> None:
     """Two for three splits."""
     table = [(*row, "xy"[number % 2]) for number, row in enumerate(rows(60))]
@@ -496,8 +516,10 @@ def test_rows_of_one_time_stay_together_and_the_oldest_duplicate_is_kept(tmp_pat
         (["05/06/2023", "07/08/2023"] * 100, ["05/06/2023", "2024-01-31"]),
         (days(200, "%d.%m.%Y"), ["20.11.2023", "2024-01-31"]),
         (["soon", "later"] * 100, ["'soon'"]),
+        (["1", "inf", *map(str, range(198))], ["1 of 200", "'inf'", "line 3", "--time_column"]),
+        ([*days(199, "%Y-%m-%d"), "2024-W05-1"], ["1 of 200", "'2024-W05-1'", "line 201"]),
     ],
-    ids=["one", "no date", "slashes", "dots", "words"],
+    ids=["one", "no date", "slashes", "dots", "words", "infinite", "week"],
 )
 def test_times_that_cannot_be_ordered_are_refused(
     values: list[str], fragments: list[str], tmp_path: Path
@@ -767,6 +789,42 @@ def test_a_correction_tells_labels_apart_that_differ_by_case(tmp_path: Path) -> 
     option = corrections_of(tmp_path / "edited.csv", lines)
     splits = split_rows(text_recipe(tmp_path / "data", relabel=option))
     assert [row[1] for row in splits["test"]] == ["bad", "good", "bad"]
+
+
+@pytest.mark.contract("C4", "C8")
+@pytest.mark.parametrize(
+    ("labels", "cell", "expected"),
+    [
+        (("pos", "neg", " neg"), " neg", " neg"),
+        (("pos", "neg", " neg"), "neg", "neg"),
+        (("pos", "neg", " neg"), "neg ", "neg"),
+        ((" pos", " neg"), " neg", " neg"),
+        (("pos", " drop"), " drop", " drop"),
+    ],
+)
+def test_a_new_label_keeps_its_blanks(
+    labels: Sequence[str], cell: str, expected: str, tmp_path: Path
+) -> None:
+    """The class with the name that was typed comes first."""
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train.csv", rows(60, labels))
+    write(tmp_path / "data" / "test.csv", [("once", labels[0]), ("more", labels[1])])
+    option = corrections_of(tmp_path / "edited.csv", [("test", "once", labels[0], cell)])
+    splits = split_rows(text_recipe(tmp_path / "data", relabel=option))
+    assert [row[1] for row in splits["test"]] == [expected, labels[1]]
+
+
+@pytest.mark.contract("C8")
+def test_suspects_are_the_rows_that_were_read(
+    cli: Callable[..., Any], tmp_path: Path, bert: Path
+) -> None:
+    """Where rows before them are left out by `--drop_invalid`."""
+    table = [("no label", ""), *doubtful()]
+    path = write(tmp_path / "a.csv", table)
+    frame = suspects_of(path, cli, bert, drop_invalid="true")
+    assert [*zip(frame["text"], frame["label"], strict=True)] == [
+        doubtful()[number] for number in DOUBTFUL
+    ]
 
 
 @pytest.mark.contract("C8")
