@@ -35,7 +35,7 @@ def main(recipe: str = "", *flags: str) -> int:
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         train(distributed.main_process_first(lambda: prepare(chosen)))
     except UserError as error:
-        return faults.refuse(error)
+        return faults.stop(error)
     distributed.leave()
     return 0
 

@@ -40,7 +40,7 @@ def main(recipe: str = "", *flags: str) -> int:
             dist.init_process_group(backend, timeout=timedelta(seconds=values.ddp_timeout))
         train(distributed.main_process_first(lambda: prepare(chosen)))
     except UserError as error:
-        return faults.refuse(error)
+        return faults.stop(error)
     distributed.leave()  # dist.destroy_process_group()
     return 0
 

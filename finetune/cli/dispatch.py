@@ -57,12 +57,8 @@ def main(words: Sequence[str] | None = None) -> int:
     faults.keep_secrets()
     try:
         return _run(list(words))
-    except UserError as error:
-        return faults.refuse(error)
-    except RunError as error:
+    except (UserError, RunError, signals.Stopped) as error:
         return faults.stop(error)
-    except signals.Stopped:
-        return faults.stopped()
     except KeyboardInterrupt as error:
         if not error.args and distributed.ranks().rank == 0:  # else it was told how to resume
             print("interrupted", file=sys.stderr)

@@ -51,42 +51,26 @@ def _wait_to_be_ended() -> None:
     time.sleep(2 * min(distributed.ranks().local_rank, 10))
 
 
-def refuse(error: UserError) -> int:
-    """Print the user's mistakes once per machine, and return the exit status."""
-    if not distributed.is_main_process():
-        _wait_to_be_ended()
-    for mistake in error.mistakes:
-        print(f"error: {visible(mistake)}", file=sys.stderr, flush=True)
-    return 2
-
-
-def stopped() -> int:
-    """Leave rank 0 the time to say how to go on, and return the exit status of a stopped job."""
-    if not distributed.is_main_process():
-        _wait_to_be_ended()
-    return signals.STATUS
-
-
-def stop(error: Exception) -> int:
-    """Print why this process stops, and return the exit status."""
-    from torch.distributed import DistError
-
+def stop(error: BaseException) -> int:
+    """Print why this process stops, once per machine, and return the exit status."""
     rank = distributed.ranks().rank
-    text = str(error)
-    line = text.strip().partition("\n")[0]
-    is_lost = isinstance(error, DistError) or (
-        isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
-    )
-    is_timeout = is_lost and ("timed out" in text.lower() or "timeout" in text.lower())
-    if rank != 0 or (is_lost and not is_timeout):
+    failure = distributed.communication_failure(error)
+    if rank != 0 or failure == "lost":
         _wait_to_be_ended()
-    if is_timeout:
-        message = f"error: rank {rank} timed out waiting for another rank (--ddp_timeout): {line}"
-    elif is_lost:
-        message = f"error: rank {rank} lost the connection to another rank, which exited: {line}"
+    line = str(error).strip().partition("\n")[0]
+    status = 1
+    if isinstance(error, signals.Stopped):  # rank 0 has said how to go on
+        return signals.STATUS
+    if isinstance(error, UserError):
+        message = "\n".join(f"error: {mistake}" for mistake in error.mistakes)
+        status = 2
     elif isinstance(error, RunError):
         message = f"error: {error}"
+    elif failure == "lost":
+        message = f"error: rank {rank} lost the connection to another rank, which exited: {line}"
+    elif failure == "timeout":
+        message = f"error: rank {rank} timed out waiting for another rank (--ddp_timeout): {line}"
     else:
         message = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}".rstrip()
     print(visible(masked(message)), file=sys.stderr, flush=True)
-    return 1
+    return status

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from finetune.runtime import distributed
+
 #: Exit status of a process that was asked to stop and can be started again (EX_TEMPFAIL).
 STATUS = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -61,6 +63,12 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
     _deferral = grace_seconds, give_up
     try:
         yield
+    except RuntimeError as error:
+        # a launcher sends the signal when another rank has failed: that is what it reports, and the
+        # connection that is lost then is a symptom
+        if _request is not None and distributed.communication_failure(error) == "lost":
+            raise Stopped(_request[0]) from error
+        raise
     finally:
         _deferral = None
 
