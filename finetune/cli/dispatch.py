@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from finetune.errors import RunError, UserError, suggestion
 from finetune.recipe import catalog
-from finetune.runtime import distributed, faults, signals
-from finetune.runtime.version import __version__
+from finetune.runtime import __version__, distributed, faults, signals
 
 VERBS = {
     "train": "fine-tune: the long form of `python -m finetune RECIPE`",

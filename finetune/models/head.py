@@ -67,30 +67,14 @@ def _scaled(weights: Any, factor: torch.Tensor, summand: torch.Tensor | float = 
         return (weights * factor + summand).redistribute(placements=weights.placements)
 
 
-def power_of_two(numbers: np.ndarray) -> np.ndarray:
-    """Return the powers of two nearest to positive numbers: float32 is multiplied by them, and
-    divided again, without rounding, if there is room on both sides.
-    """
-    return np.asarray(np.exp2(np.clip(np.round(np.log2(numbers)), -100, 100)))
-
-
 def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
-    """Make ``layer`` a :class:`ScaledLinear`, in place, also one that is already; another subclass,
-    which may compute something else, is left as it is. ``scale`` has powers of two, ``(outputs,)``.
+    """Make a plain ``layer`` a :class:`ScaledLinear`, in place; ``scale`` has powers of two, of
+    shape ``(outputs,)``.
     """
-    unscale(layer)
-    if type(layer) is torch.nn.Linear:
+    if type(layer) is torch.nn.Linear:  # a subclass may compute something else
         fold(layer, 1 / scale, np.zeros(len(scale)))
         layer.__class__ = ScaledLinear
         layer.scale = torch.as_tensor(scale, dtype=torch.float32)
-
-
-def unscale(layer: torch.nn.Linear) -> None:
-    """Make ``layer`` an ordinary one that returns the same, if it is a :class:`ScaledLinear`."""
-    if isinstance(layer, ScaledLinear):
-        scale = layer.scale.double().cpu().numpy()
-        layer.__class__ = torch.nn.Linear  # type: ignore[assignment]
-        fold(layer, scale, np.zeros(len(scale)))
 
 
 class ScaledLinear(torch.nn.Linear):

@@ -20,8 +20,6 @@ from finetune.models.cpu import attention, layers
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
 #: the positions of the tokens; no attribute of a configuration says so.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-#: Attribute of a model whose layers see no padding.
-_MARK = "finetune_unpadded"
 #: Where modules come from that compute for one token at a time, besides those of the library.
 _TORCH_MODULES = ("activation", "container", "dropout", "linear", "normalization")
 _TOKEN_BY_TOKEN = (
@@ -31,9 +29,9 @@ _TOKEN_BY_TOKEN = (
 
 
 def supports(model: torch.nn.Module) -> bool:
-    """Return whether the layers of ``model`` compute the same without seeing padding: it is of a
-    known class, attention weights are not dropped, and nobody has replaced a module, or hung a hook
-    on one that would see the states of all rows as one sequence.
+    """Return whether the layers of ``model`` see padding and compute the same without it: it is of
+    a known class, attention weights are not dropped, and nobody has replaced a module, or hung a
+    hook on one that would see the states of all rows as one sequence.
     """
     return (
         layers.is_of_library(model)
@@ -47,18 +45,16 @@ def supports(model: torch.nn.Module) -> bool:
 
 
 def use(model: torch.nn.Module) -> bool:
-    """Let the layers of ``model`` see no padding, if :func:`supports` allows it and it attends by
-    :mod:`finetune.models.cpu.attention`; return whether that is so.
+    """Let the layers of ``model`` see no padding from now on, and let it attend by
+    :mod:`finetune.models.cpu.attention`, if that is possible; return whether it is.
     """
-    if not used_by(model) and attention.used_by(model) and supports(model):
-        _Hooks(model)
-        setattr(model, _MARK, True)
-    return used_by(model)
-
-
-def used_by(model: torch.nn.Module) -> bool:
-    """Return whether the layers of ``model`` see no padding now."""
-    return getattr(model, _MARK, False) and attention.used_by(model)
+    if not supports(model):
+        return False
+    attention.use(model)
+    if not attention.used_by(model):
+        return False
+    _Hooks(model)
+    return True
 
 
 def computed(lengths: np.ndarray, padded: int) -> int:
