@@ -307,7 +307,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a user's mistake ends with exit status 1",
-        "finetune/runtime/faults.py",
+        "finetune/runtime/stopping.py",
         "        status = 2",
         "        status = 1",
         ("F4",),

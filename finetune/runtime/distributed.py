@@ -149,14 +149,14 @@ def leave() -> None:
 
 def communication_failure(error: BaseException) -> Literal["lost", "timeout"] | None:
     """Return what kept another rank from answering: it has exited, or is late; else None."""
-    text = str(error)
     if not isinstance(error, RuntimeError):
         return None
     from torch.distributed import DistError
 
-    if not (isinstance(error, DistError) or "gloo" in text or "NCCL" in text):
+    text = str(error).lower()
+    if not (isinstance(error, DistError) or "gloo" in text or "nccl" in text):
         return None
-    return "timeout" if "timed out" in text.lower() or "timeout" in text.lower() else "lost"
+    return "timeout" if "timed out" in text or "timeout" in text else "lost"
 
 
 def gather(value: Any, group: Any = None) -> list[Any]:
