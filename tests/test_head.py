@@ -91,6 +91,9 @@ def test_scaled_outputs_change_nothing_to_the_bit(family: str, tmp_path: Path) -
     inside = layer.weight.detach().clone()
     model.load_state_dict({key: value.clone() for key, value in plain.items()})
     assert torch.equal(layer.weight, inside)
+    head.scale_outputs(layer, np.array([4.0, 0.5]))
+    assert torch.equal(outputs(model), before)
+    assert torch.equal(layer.weight * torch.tensor([[4.0], [0.5]]), plain[name])
 
 
 def test_scaled_outputs_are_computed_in_float32_under_autocast() -> None:

@@ -68,11 +68,12 @@ def _scaled(weights: Any, factor: torch.Tensor, summand: torch.Tensor | float = 
 
 
 def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
-    """Make a plain ``layer`` a :class:`ScaledLinear`, in place; ``scale`` has powers of two, of
-    shape ``(outputs,)``.
+    """Make ``layer`` a :class:`ScaledLinear`, in place, also one that is already; another subclass,
+    which may compute something else, is left as it is. ``scale`` has powers of two, ``(outputs,)``.
     """
-    if type(layer) is torch.nn.Linear:  # a subclass may compute something else
-        fold(layer, 1 / scale, np.zeros(len(scale)))
+    if type(layer) in (torch.nn.Linear, ScaledLinear):
+        previous = layer.scale.double().cpu().numpy() if isinstance(layer, ScaledLinear) else 1
+        fold(layer, previous / scale, np.zeros(len(scale)))
         layer.__class__ = ScaledLinear
         layer.scale = torch.as_tensor(scale, dtype=torch.float32)
 
