@@ -42,14 +42,11 @@ def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | 
 def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
     """Let ``layer`` return ``outputs * scale + shift`` from now on, by its weights; in place.
 
-    Both have shape ``(outputs of the layer,)`` and are computed with in float64.
-
-    Raises:
-        UserError: If it has no bias and ``shift`` is not 0.
+    Both have shape ``(outputs of the layer,)`` and are computed with in float64. Without a bias
+    ``shift`` must be 0.
     """
     bias: torch.Tensor | None = layer.bias
-    if bias is None and np.any(shift):
-        raise UserError("the last layer of the model has no bias that could be shifted")
+    assert bias is not None or not np.any(shift)
     factor = torch.as_tensor(scale, dtype=torch.float64, device=layer.weight.device)
     with torch.no_grad():
         layer.weight.copy_(_scaled(layer.weight.double(), factor[:, None]))

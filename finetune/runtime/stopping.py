@@ -51,7 +51,6 @@ def handled() -> Iterator[None]:
     On Linux the end of a launcher, which may be killed without passing that on, is a SIGTERM, too.
     """
     global _launcher, _request
-    _request = None
     handlers = {
         number: signal.signal(number, _handle)
         for number in SIGNALS
