@@ -21,7 +21,7 @@ from transformers import Trainer, get_scheduler, set_seed
 
 from finetune import UserError
 from finetune.config.settings import Settings
-from finetune.runtime import distributed, faults
+from finetune.runtime import distributed, stopping
 
 
 def main(recipe: str = "", *flags: str) -> int:
@@ -35,7 +35,7 @@ def main(recipe: str = "", *flags: str) -> int:
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         train(distributed.main_process_first(lambda: prepare(chosen)))
     except UserError as error:
-        return faults.refuse(error)
+        return stopping.stop(error)
     distributed.leave()
     return 0
 

@@ -24,7 +24,7 @@ from transformers import Trainer, get_scheduler, set_seed
 
 from finetune import UserError
 from finetune.config.settings import Settings
-from finetune.runtime import distributed, faults
+from finetune.runtime import distributed, stopping
 
 
 def main(recipe: str = "", *flags: str) -> int:
@@ -40,7 +40,7 @@ def main(recipe: str = "", *flags: str) -> int:
             dist.init_process_group(backend, timeout=timedelta(seconds=values.ddp_timeout))
         train(distributed.main_process_first(lambda: prepare(chosen)))
     except UserError as error:
-        return faults.refuse(error)
+        return stopping.stop(error)
     distributed.leave()  # dist.destroy_process_group()
     return 0
 

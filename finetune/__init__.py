@@ -23,7 +23,7 @@ if sys.argv[:1] == ["-m"]:
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from finetune.runtime.version import __version__ as __version__
+from finetune.runtime import __version__ as __version__
 
 if TYPE_CHECKING:
     from finetune.errors import Diverged, RunError, UserError

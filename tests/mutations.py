@@ -307,9 +307,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a user's mistake ends with exit status 1",
-        "finetune/runtime/faults.py",
-        "    return 2",
-        "    return 1",
+        "finetune/runtime/stopping.py",
+        "        status = 2",
+        "        status = 1",
         ("F4",),
     ),
     Mutation(

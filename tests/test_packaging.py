@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import finetune
-from finetune.runtime.version import DISTRIBUTION
+from finetune.runtime import DISTRIBUTION
 from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

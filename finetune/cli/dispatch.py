@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from finetune.errors import RunError, UserError, suggestion
 from finetune.recipe import catalog
-from finetune.runtime import distributed, faults, signals
-from finetune.runtime.version import __version__
+from finetune.runtime import __version__, distributed, stopping
 
 VERBS = {
     "train": "fine-tune: the long form of `python -m finetune RECIPE`",
@@ -54,15 +53,11 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stacks of C++ for a closed connection
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # "USDT: profiler_start", with --profile
-    faults.keep_secrets()
+    stopping.keep_secrets()
     try:
         return _run(list(words))
-    except UserError as error:
-        return faults.refuse(error)
-    except RunError as error:
-        return faults.stop(error)
-    except signals.Stopped:
-        return faults.stopped()
+    except (UserError, RunError, stopping.Stopped) as error:
+        return stopping.stop(error)
     except KeyboardInterrupt as error:
         if not error.args and distributed.ranks().rank == 0:  # else it was told how to resume
             print("interrupted", file=sys.stderr)
@@ -73,7 +68,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except Exception as error:
         if distributed.ranks().world_size == 1:
             raise
-        return faults.stop(error)
+        return stopping.stop(error)
 
 
 def _run(words: list[str]) -> int:

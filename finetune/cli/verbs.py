@@ -19,7 +19,7 @@ from finetune.config.settings import Settings, require_hub
 from finetune.errors import RunError, UserError, counted
 from finetune.predicting import READING
 from finetune.recipe import catalog
-from finetune.runtime import distributed, hub, signals
+from finetune.runtime import distributed, hub, stopping
 
 if TYPE_CHECKING:
     from finetune.pipeline.check import Check
@@ -43,9 +43,7 @@ def train(words: Sequence[str]) -> int:
     from finetune.cli.screen import show
     from finetune.pipeline.train import run_training
 
-    with signals.handled():
-        if distributed.under_launcher():
-            signals.leave_with_parent()
+    with stopping.handled():
         run_training(Settings.from_command_line(recipe, flags), show)
     return 0
 

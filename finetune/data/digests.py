@@ -27,7 +27,7 @@ from datasets import Dataset, DatasetDict, Image, concatenate_datasets
 from finetune.data import arrow, images, targets
 from finetune.data.targets import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows, source_rows
 from finetune.errors import Report, counted
-from finetune.runtime import activity, version
+from finetune.runtime import activity, require_packages
 
 if TYPE_CHECKING:
     from finetune.data.splits import Plan
@@ -225,7 +225,7 @@ def _find_similar(
     with no later one, so that rows without a match are not nearly the same as each other. In memory
     are 768 bytes a row, and the word pairs of a few thousand rows.
     """
-    version.require_packages("near duplicates", "datasketch")
+    require_packages("near duplicates", "datasketch")
     from datasketch import MinHash
 
     signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)

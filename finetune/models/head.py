@@ -42,14 +42,11 @@ def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | 
 def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
     """Let ``layer`` return ``outputs * scale + shift`` from now on, by its weights; in place.
 
-    Both have shape ``(outputs of the layer,)`` and are computed with in float64.
-
-    Raises:
-        UserError: If it has no bias and ``shift`` is not 0.
+    Both have shape ``(outputs of the layer,)`` and are computed with in float64. Without a bias
+    ``shift`` must be 0.
     """
     bias: torch.Tensor | None = layer.bias
-    if bias is None and np.any(shift):
-        raise UserError("the last layer of the model has no bias that could be shifted")
+    assert bias is not None or not np.any(shift)
     factor = torch.as_tensor(scale, dtype=torch.float64, device=layer.weight.device)
     with torch.no_grad():
         layer.weight.copy_(_scaled(layer.weight.double(), factor[:, None]))
@@ -67,30 +64,15 @@ def _scaled(weights: Any, factor: torch.Tensor, summand: torch.Tensor | float = 
         return (weights * factor + summand).redistribute(placements=weights.placements)
 
 
-def power_of_two(numbers: np.ndarray) -> np.ndarray:
-    """Return the powers of two nearest to positive numbers: float32 is multiplied by them, and
-    divided again, without rounding, if there is room on both sides.
-    """
-    return np.asarray(np.exp2(np.clip(np.round(np.log2(numbers)), -100, 100)))
-
-
 def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
     """Make ``layer`` a :class:`ScaledLinear`, in place, also one that is already; another subclass,
     which may compute something else, is left as it is. ``scale`` has powers of two, ``(outputs,)``.
     """
-    unscale(layer)
-    if type(layer) is torch.nn.Linear:
-        fold(layer, 1 / scale, np.zeros(len(scale)))
+    if type(layer) in (torch.nn.Linear, ScaledLinear):
+        previous = layer.scale.double().cpu().numpy() if isinstance(layer, ScaledLinear) else 1
+        fold(layer, previous / scale, np.zeros(len(scale)))
         layer.__class__ = ScaledLinear
         layer.scale = torch.as_tensor(scale, dtype=torch.float32)
-
-
-def unscale(layer: torch.nn.Linear) -> None:
-    """Make ``layer`` an ordinary one that returns the same, if it is a :class:`ScaledLinear`."""
-    if isinstance(layer, ScaledLinear):
-        scale = layer.scale.double().cpu().numpy()
-        layer.__class__ = torch.nn.Linear  # type: ignore[assignment]
-        fold(layer, scale, np.zeros(len(scale)))
 
 
 class ScaledLinear(torch.nn.Linear):

@@ -17,7 +17,7 @@ from finetune.errors import Finding, Severity, Suspect, UserError
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
-from finetune.runtime import version
+from finetune.runtime import require_packages
 
 #: The exit status of ``check`` for the worst finding, from the worst.
 STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
@@ -80,7 +80,7 @@ def examine(settings: Settings, progress: Progress = ignore, *, deep: bool = Fal
     steps = None
     if deep:
         with report.collect():
-            version.require_packages("--deep", "datasketch", "py3langid")
+            require_packages("--deep", "datasketch", "py3langid")
     with telling(progress):
         values = preparation.look(settings)
         is_read = "splits" in vars(recipe)

@@ -19,8 +19,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from finetune.runtime import distributed
-from finetune.runtime.version import __version__
+from finetune.runtime import __version__, distributed
 
 #: Variables that decide which interface a backend uses.
 _INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "gloo", "NCCL_SOCKET_IFNAME": "nccl"}

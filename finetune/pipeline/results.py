@@ -30,9 +30,8 @@ from finetune.pipeline.events import SPEED, Noted, Progress
 from finetune.recipe import Recipe, TextRecipe, scoring
 from finetune.recipe.scoring import without_counted
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
-from finetune.runtime import distributed, files
+from finetune.runtime import __version__, distributed, files
 from finetune.runtime.importing import HOUSE
-from finetune.runtime.version import __version__
 from finetune.statistics import baselines, metrics, mistakes
 from finetune.statistics.baselines import Source
 from finetune.statistics.scored import to_float16

@@ -31,8 +31,8 @@ from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignor
 from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, files, lock, signals
-from finetune.runtime.signals import Stopped
+from finetune.runtime import distributed, files, lock, stopping
+from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint
 from finetune.training.callbacks import Bar
 from finetune.training.saving import explained
@@ -129,13 +129,13 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                 trainer = _build_trainer(prepared, report_event)
                 if writes_run(settings.values):
                     recording.run = _start_run(prepared, trainer, report_event)
-                with signals.deferred(settings.arguments.grace_seconds, recording.give_up):
+                with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
                     outputs = _train_and_predict(trainer, prepared)
                 del trainer
                 gc.collect()
                 distributed.leave()  # the other processes are done
                 if recording.run is not None:
-                    if name := signals.requested():  # meanwhile
+                    if name := stopping.requested():  # meanwhile
                         raise Stopped(name)
                     with explained(settings.arguments, "writing the results"):
                         results.write(recording.run, settings, report_event, *outputs)

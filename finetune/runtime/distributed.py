@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from finetune.errors import RunError, UserError
 
@@ -145,6 +145,18 @@ def leave() -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def communication_failure(error: BaseException) -> Literal["lost", "timeout"] | None:
+    """Return what kept another rank from answering: it has exited, or is late; else None."""
+    if not isinstance(error, RuntimeError):
+        return None
+    from torch.distributed import DistError
+
+    text = str(error).lower()
+    if not (isinstance(error, DistError) or "gloo" in text or "nccl" in text):
+        return None
+    return "timeout" if "timed out" in text or "timeout" in text else "lost"
 
 
 def gather(value: Any, group: Any = None) -> list[Any]:

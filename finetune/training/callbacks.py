@@ -14,9 +14,9 @@ from transformers import ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
 from finetune.errors import counted
-from finetune.runtime import activity, distributed, signals
+from finetune.runtime import activity, distributed, stopping
 from finetune.runtime.files import replacing, write_whole
-from finetune.runtime.signals import Stopped
+from finetune.runtime.stopping import Stopped
 from finetune.training.steps import GlobalBatchSampler
 
 
@@ -46,12 +46,12 @@ class StopRequests(TrainerCallback):
             Stopped: On every process, if one of them got a signal.
         """
         if self._is_requested():
-            raise Stopped(signals.requested() or "a signal to another process")
+            raise Stopped(stopping.requested() or "a signal to another process")
 
     on_prediction_step = on_save
 
     def _is_requested(self) -> bool:
-        flag = torch.tensor(int(signals.requested() is not None))
+        flag = torch.tensor(int(stopping.requested() is not None))
         if distributed.ranks().world_size > 1 and dist.is_initialized():
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)

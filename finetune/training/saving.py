@@ -154,7 +154,7 @@ class CheckpointTrainer(transformers.Trainer):
         model = self.model_wrapped
         state = self.state
         is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
-        if isinstance(model, DistributedDataParallel) and is_ours and not exchange.used_by(model):
+        if isinstance(model, DistributedDataParallel) and is_ours:
             exchange.use(model)  # gradients, in memory
         # the intervals of logging, evaluating and saving are those of this start
         state.compute_steps(self.args, state.max_steps)  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from finetune.data import batches, encoding
 from finetune.errors import UserError
 from finetune.runtime import lock
-from finetune.runtime.signals import Stopped
+from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint, steps
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.callbacks import ModelSelection, StopRequests, Throughput, make_profiler

@@ -1471,13 +1471,17 @@ def test_memory_that_runs_out_in_an_evaluation_names_its_batch(
 
 
 @pytest.mark.contract("D6", "D9")
+@pytest.mark.parametrize("fault", ["", "step 8,wait,0"], ids=["first", "after the SIGTERM"])
 def test_a_rank_that_is_killed_ends_the_job_and_one_process_resumes_it(
-    command: Commands, train: Train, faulty: dict[str, str], tmp_path: Path
+    command: Commands, train: Train, faulty: dict[str, str], tmp_path: Path, fault: str
 ) -> None:
-    """The launcher names the signal once, the other rank is quiet."""
+    """The launcher names the signal once; the other rank is quiet, whether it loses the connection
+    before or after the launcher's SIGTERM.
+    """
     run = tmp_path / "run"
     words = [FAULTY, *flags(**faulty, output_dir=run)]
-    job = command.start(*words, launcher="torchrun", env={"FAULT": "step 8,SIGKILL,1"})
+    environment = {"FAULT": f"step 8,SIGKILL,1;{fault}", "READY": str(tmp_path / "ready")}
+    job = command.start(*words, launcher="torchrun", env=environment)
     _, stderr = job.communicate(timeout=MINUTE)
     assert job.returncode == 1
     assert re.search(r"SIGKILL|-9\b", stderr)

@@ -54,14 +54,11 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
     if not isinstance(model, PreTrainedModel):
         return
     layers.use_dropout(model)
-    recomputes = recomputes or model.is_activation_checkpointing
-    packs = not recomputes and unpadded.supports(model)
-    # only torch's kernel drops attention weights
-    drops_weights = any(families.dropouts(model.config, "attention_dropout").values())
-    if packs or (bf16 and not drops_weights):
-        attention.use(model)
-    if packs:
+    if not recomputes and not model.is_activation_checkpointing:
         unpadded.use(model)
+    # only torch's kernel drops attention weights
+    if bf16 and not any(families.dropouts(model.config, "attention_dropout").values()):
+        attention.use(model)
 
 
 def for_inference(model: torch.nn.Module, *, bf16: bool) -> None:

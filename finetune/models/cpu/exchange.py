@@ -64,10 +64,8 @@ class _Shared:
 
 
 def use(model: DistributedDataParallel) -> bool:
-    """Let ``model`` exchange its gradients so; every process calls it.
-
-    Returns:
-        Whether it does: not between machines, nor where there is too little memory to share.
+    """Let ``model`` exchange its gradients so, and return whether it does: not between machines,
+    nor where there is too little memory to share. Every process calls it.
     """
     if used_by(model):
         return True

@@ -12,14 +12,12 @@ takes oneDNN, which reached 460 so and 490 with weights packed. Results differ i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-Layer = TypeVar("Layer", bound=torch.nn.Module)
 _DTYPES = (torch.float32, torch.bfloat16)
 _STEPS = 2**16  # of the probability of a dropout
 
@@ -28,16 +26,6 @@ def is_of_library(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
     """Return whether a class of ``transformers`` is used as it is; a subclass may do anything."""
     from_library = type(model).__module__.startswith("transformers.")
     return from_library and isinstance(model, PreTrainedModel)
-
-
-def _of_type(
-    model: torch.nn.Module, kind: type[Layer]
-) -> Iterator[tuple[torch.nn.Module, str, Layer]]:
-    """Yield module, name and layer of this type below ``model``; a subclass may be another."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child) is kind:
-                yield module, name, child
 
 
 class Dropout(torch.nn.Dropout):
@@ -78,9 +66,10 @@ class _Dropout(torch.autograd.Function):
 
 
 def use_dropout(model: torch.nn.Module) -> None:
-    """Let every ``torch.nn.Dropout`` below ``model`` be a :class:`Dropout`; hooks stay."""
-    for _, _, layer in _of_type(model, torch.nn.Dropout):
-        layer.__class__ = Dropout
+    """Let every ``torch.nn.Dropout`` of ``model`` be a :class:`Dropout`; hooks stay."""
+    for layer in model.modules():
+        if type(layer) is torch.nn.Dropout:  # a subclass may do anything
+            layer.__class__ = Dropout
 
 
 class PackedLinear(torch.nn.Module):
@@ -113,7 +102,8 @@ def pack(model: torch.nn.Module) -> None:
     if not available or not is_of_library(model):
         return
     dtypes = _DTYPES if torch.ops.mkldnn._is_mkldnn_bf16_supported() else (torch.float32,)
-    for module, name, layer in _of_type(model, torch.nn.Linear):
-        is_hooked = layer._forward_hooks or layer._forward_pre_hooks
-        if layer.weight.dtype in dtypes and not is_hooked:
-            setattr(module, name, PackedLinear(layer))
+    for module in list(model.modules()):
+        for name, layer in list(module.named_children()):
+            is_hooked = layer._forward_hooks or layer._forward_pre_hooks
+            if type(layer) is torch.nn.Linear and layer.weight.dtype in dtypes and not is_hooked:
+                setattr(module, name, PackedLinear(layer))

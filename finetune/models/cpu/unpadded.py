@@ -20,8 +20,6 @@ from finetune.models.cpu import attention, layers
 #: Models whose layers are handed hidden states and a mask, and nothing else that depends on
 #: the positions of the tokens; no attribute of a configuration says so.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-#: Attribute of a model whose layers see no padding.
-_MARK = "finetune_unpadded"
 #: Where modules come from that compute for one token at a time, besides those of the library.
 _TORCH_MODULES = ("activation", "container", "dropout", "linear", "normalization")
 _TOKEN_BY_TOKEN = (
@@ -30,35 +28,29 @@ _TOKEN_BY_TOKEN = (
 )
 
 
-def supports(model: torch.nn.Module) -> bool:
-    """Return whether the layers of ``model`` compute the same without seeing padding: it is of a
-    known class, attention weights are not dropped, and nobody has replaced a module, or hung a hook
-    on one that would see the states of all rows as one sequence.
+def use(model: torch.nn.Module) -> bool:
+    """Let the layers of ``model`` see no padding from now on, and let it attend by
+    :mod:`finetune.models.cpu.attention`; return whether they did see it and compute the same now.
+
+    They do if it is of a known class, attention weights are not dropped, and nobody has replaced a
+    module, or hung a hook on one that would see the states of all rows as one sequence.
     """
-    return (
+    if not (
         layers.is_of_library(model)
         and model.config.model_type in KNOWN
         # such a head reads the state of the first token; others may read those of padding
         and type(model).__name__.endswith("ForSequenceClassification")
         and not getattr(model.config, "is_decoder", False)
         and not getattr(model.config, "chunk_size_feed_forward", 0)
-        and _stack(model) is not None
-    )
-
-
-def use(model: torch.nn.Module) -> bool:
-    """Let the layers of ``model`` see no padding, if :func:`supports` allows it and it attends by
-    :mod:`finetune.models.cpu.attention`; return whether that is so.
-    """
-    if not used_by(model) and attention.used_by(model) and supports(model):
-        _Hooks(model)
-        setattr(model, _MARK, True)
-    return used_by(model)
-
-
-def used_by(model: torch.nn.Module) -> bool:
-    """Return whether the layers of ``model`` see no padding now."""
-    return getattr(model, _MARK, False) and attention.used_by(model)
+    ):
+        return False
+    stack = _stack(model)
+    if stack is not None:
+        attention.use(model)
+    if stack is None or not attention.used_by(model):
+        return False
+    _Hooks(model, stack)
+    return True
 
 
 def computed(lengths: np.ndarray, padded: int) -> int:
@@ -95,9 +87,7 @@ def _is_supported(module: torch.nn.Module) -> bool:
 class _Hooks:
     """Takes the padding out before the first layer, and puts it back after the last one."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        stack = _stack(model)
-        assert stack is not None
+    def __init__(self, model: PreTrainedModel, stack: torch.nn.ModuleList) -> None:
         self.is_active = False  # inside a forward pass of the model that needs no hidden states
         #: Rows and tokens of the padded batch, and the places there of what is computed.
         self.layout: tuple[int, int, torch.Tensor] | None = None
