@@ -878,6 +878,7 @@ def thresholded(
         return "one", multi_label_run
     options = dict(dataset=str(shared_directory / "tags.jsonl"), model=str(bert))
     options |= {**SHORT, "max_steps": 12, "save_strategy": "steps", "save_steps": 12}
+    options["label_column"] = "labels"
     options |= dict(validation_size=60, thresholds=request.param, output_dir=str(tmp_path / "run"))
     return request.param, finetune.train("text", **options)
 
