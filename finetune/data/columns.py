@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shlex
 import unicodedata
 from collections import Counter, defaultdict
@@ -42,7 +43,8 @@ def parse_names(flag: str, text: Any) -> list[str]:
 def require_columns(
     dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Report
 ) -> None:
-    """Refuse columns that are missing or named twice, and texts that are none, or are numbers.
+    """Refuse columns that are missing or named twice, texts that are none, or are numbers, and
+    labels that are bytes.
 
     ``columns`` are by the flags that name them: ``--text_column``, ``--label_columns``.
 
@@ -61,20 +63,34 @@ def require_columns(
             )
         elif flag.startswith("--text_column"):
             _require_text(dataset, flag, column, report)
+        elif flag.startswith("--label_column") and any(
+            "binary" in str(rows.data.schema.field(column).type) for rows in dataset.values()
+        ):
+            report.error(f"{flag}: the column '{column}' holds bytes", fix="write it as text")
         flags.setdefault(column, flag)
     report.raise_errors()
 
 
 def _require_text(dataset: DatasetDict, flag: str, column: str, report: Report) -> None:
     for split, rows in dataset.items():
-        values = itertools.chain.from_iterable(arrow.batches(rows, column))
-        cells = (value.as_py() for value in values if value.is_valid)
-        first = next(cells, "")
-        numbers = (parse_number(cell) is not None for cell in itertools.chain([first], cells))
-        if not isinstance(first, str) or (split == "train" and all(numbers)):
-            message = f"the column '{column}' of the {split} data holds no text, but {first!r}"
-            report.error(f"{flag}: {message}", fix="is it the right column?")
-            return
+        kind = rows.data.schema.field(column).type
+        cells = itertools.chain.from_iterable(b.to_pylist() for b in arrow.batches(rows, column))
+        parse = json.loads if kind == pa.json_() else lambda cell: cell
+        present = ((row, parse(cell)) for row, cell in enumerate(cells) if cell is not None)
+        if not arrow.is_text(kind):
+            wrong = [(row, cell) for row, cell in present if not isinstance(cell, str)]
+        else:  # of which not all are numbers
+            wrong = [*itertools.islice(present, 1)] if split == "train" else []
+            if any(parse_number(cell) is None for _, cell in itertools.chain(wrong, present)):
+                wrong = []
+        if wrong:
+            report.error(
+                f"{flag}: expected texts in the column '{column}' of the {split} data, found "
+                f"{wrong[0][1]!r:.60}",
+                split=split,
+                rows=targets.source_rows(rows)[[row for row, _ in wrong]].tolist(),
+                fix="is it the right column?",
+            )
 
 
 def describe_columns(rows: Dataset, column: str) -> str:

@@ -56,6 +56,8 @@ _UNREADABLE = (
     *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
     *(pa.ArrowException, zipfile.BadZipFile),
 )
+#: What joined files, some with a byte order mark, may have around the names of their columns.
+_AROUND_NAMES = '\ufeff\xa0 \t"'
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 _DETECTED = b"finetune"  # where the schema of a copy has what was detected, as JSON
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
@@ -152,7 +154,7 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
     elif suffix in formats.TEXTS:
         layout, facts = read_text.detect(path, options)
     if suffix in _WITH_RECORDS:
-        tables = read_text.tables(record.fields for record in _records(path, layout))
+        tables = read_text.tables(path, (record.fields for record in _records(path, layout)))
     elif suffix == ".txt":
         lines = (line.rstrip("\r\n") for line in read_text.text_lines(path, layout.encoding))
         tables = (pa.table({"text": batch}, _LINES) for batch in read_text.batches(lines, len))
@@ -219,8 +221,20 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
 
 
 def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
+    """Yield the rows of a table, the names of the columns first; refuse these names as a row."""
     is_sheet = formats.suffix(path) == formats.SPREADSHEET
-    return (_sheet_records if is_sheet else read_text.records)(path, layout)
+    names: list[str] = []
+    for record in (_sheet_records if is_sheet else read_text.records)(path, layout):
+        cells = [cell.strip(_AROUND_NAMES).casefold() for cell in record.fields]
+        if not names:
+            names = cells
+        elif len(names) > 1 and cells == names:
+            raise UserError(
+                f"{path}, {'row' if is_sheet else 'line'} {record.first_line}: the names of the "
+                "columns again: were files joined with their first lines? Remove every such line "
+                "but the first"
+            )
+        yield record
 
 
 def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
@@ -257,14 +271,11 @@ def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[s
 
 def _sheet_records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
     """Yield the rows of a sheet that are not empty, the names of the columns first."""
-    is_header = True
     with CalamineWorkbook.from_path(path) as book:
         rows = book.get_sheet_by_name(layout.sheet or "").iter_rows()
         for number, values in enumerate(rows, start=1):
             cells = [_as_text(value) for value in values]
             if any(cells):
-                cells = read_text.column_names(path, cells) if is_header else cells
-                is_header = False
                 yield read_text.Record(number, number, cells)
 
 
@@ -274,7 +285,7 @@ def _as_text(value: Any) -> str:
             return ""
         case bool():
             return "TRUE" if value else "FALSE"
-        case float() if value.is_integer() and abs(value) < 2**53:
+        case float() if value.is_integer():
             return str(int(value))
         case datetime.datetime() if value.time() == datetime.time():
             return value.date().isoformat()
