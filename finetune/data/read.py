@@ -111,8 +111,8 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
     suffix = formats.suffix(path)
     numbers: Iterator[int] = itertools.count(1)
     if suffix in _WITH_RECORDS:
-        numbers = (record.first_line for record in _records(path, layout))
-        next(numbers)  # the line of the names of the columns
+        lines = (record.first_line for record in _records(path, layout))
+        numbers = itertools.islice(lines, 1, None)  # without that of the names of the columns
     elif suffix in (".jsonl", ".ndjson"):
         numbers = (number for number, _ in _json_lines(path, layout.encoding))
     numbers_of_rows = list(itertools.islice(numbers, max(rows) + 1))
@@ -198,12 +198,10 @@ def _explain(path: Path) -> Iterator[None]:
 
 
 def _arrow_tables(path: Path) -> Iterator[pa.Table]:
-    """Yield the rows of a Parquet or Arrow file."""
     with contextlib.ExitStack() as stack:
         if formats.suffix(path) == ".parquet":
             # read ahead, a row group of 650,000 texts would be in memory as a whole
-            opened = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16)
-            file = stack.enter_context(opened)
+            file = stack.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16))
             schema = file.schema_arrow
             batches = file.iter_batches(batch_size=1024)
         else:
@@ -231,8 +229,7 @@ def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
         elif len(names) > 1 and cells == names:
             raise UserError(
                 f"{path}, {'row' if is_sheet else 'line'} {record.first_line}: the names of the "
-                "columns again: were files joined with their first lines? Remove every such line "
-                "but the first"
+                "columns again, as of joined files: remove all of these but the first"
             )
         yield record
 
@@ -251,10 +248,7 @@ def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[s
             and book.get_sheet_by_name(sheet.name).height > 1
         ]
     if options.sheet not in (None, *names):
-        names_of_sheets = ", ".join(names)
-        raise UserError(
-            f"--sheet {options.sheet}: {path} has no such sheet (it has: {names_of_sheets})"
-        )
+        raise UserError(f"--sheet {options.sheet}: {path} has the sheets {', '.join(names)}")
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if "/worksheets/" in name and (cell := _UNCOMPUTED.search(archive.read(name))):
@@ -298,9 +292,6 @@ def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
     """Yield the rows of a document or of JSON lines, all with the same columns and types.
 
     These are known at the end only, so the file is read twice.
-
-    Raises:
-        UserError: If a row is malformed, with its line.
     """
     types: dict[str, pa.DataType] = {}
     for batch in read_text.batches(_json_rows(path, encoding), operator.itemgetter(1)):

@@ -129,8 +129,7 @@ def encoding_of(path: Path, name: str | None) -> str:
     nulls = [beginning[start::2].count(0) / max(1, len(beginning)) for start in (0, 1)]
     if max(nulls) > 0.2 and min(nulls) < 0.025:
         return "utf-16-le" if nulls[1] > nulls[0] else "utf-16-be"
-    other_line = 0
-    first_lines: dict[str, int] = {}  # of each alphabet
+    first_lines: dict[str, int] = {}  # of each alphabet, and the first that is not UTF-8
     letters: Counter[str] = Counter()  # of the lines that are not UTF-8
     with open_bytes(path) as lines:
         for number, line in enumerate(lines, start=1):
@@ -141,36 +140,30 @@ def encoding_of(path: Path, name: str | None) -> str:
                 if "utf-8" in first_lines:
                     continue
             except UnicodeDecodeError:
-                other_line = other_line or number
+                first_lines.setdefault("other", number)
                 letters["ascii"] += len(line.translate(None, _NO_LETTERS))
             for run in _RUN.finditer(line):
                 start, end = run.span()
                 alphabet = _alphabet(line[start - 1 : start], run[0], line[end : end + 1])
                 first_lines.setdefault(alphabet, number)
                 letters[alphabet] += end - start
-    if not other_line or b"\0" in beginning:  # which is refused with its line when it is read
+    if "other" not in first_lines or b"\0" in beginning:  # null bytes are refused when read
         return "utf-8-sig"
     is_foreign = letters["foreign"] > 0.3 * (letters["foreign"] + letters["ascii"])
-    if is_foreign or "central" in first_lines:
-        line_number = first_lines["foreign" if is_foreign else "central"]
+    if is_foreign or first_lines.keys() & {"central", "utf-8"}:
+        utf8 = f"line {first_lines['utf-8']} has UTF-8, " if "utf-8" in first_lines else ""
         raise UserError(
-            f"{path} is not in UTF-8, UTF-16 or Windows-1252, see line {line_number}: --encoding "
-            "NAME says what it is in, such as cp1250, cp1251, gb18030 or shift_jis"
-        )
-    if "utf-8" in first_lines:
-        raise UserError(
-            f"{path} is in two encodings: line {first_lines['utf-8']} has text in UTF-8, line "
-            f"{other_line} in another one; convert that text, or --encoding NAME reads all of it "
-            "in one encoding, such as cp1252"
+            f"{path} is not in UTF-8, UTF-16 or Windows-1252 throughout: {utf8}line "
+            f"{first_lines.get('central', first_lines['other'])} another encoding; --encoding NAME "
+            "reads all of it in one, such as cp1252, cp1250, cp1251, gb18030 or shift_jis; of two "
+            "encodings, convert one"
         )
     return "cp1252"
 
 
 @functools.lru_cache(2**16)
 def _alphabet(before: bytes, run: bytes, after: bytes) -> str:
-    """Return what bytes beyond ASCII are, by their neighbours: ``utf-8``, ``central``, ``foreign``
-    or ``western``.
-    """
+    """Return ``utf-8``, ``central``, ``foreign`` or ``western`` for bytes beyond ASCII."""
     if len(run) == 1:
         return "central" if before.isalpha() and after.isalpha() else "western"
     western = run.decode("cp1252", "replace")
@@ -247,16 +240,16 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
     A mark that is text but begins a field swallows the lines up to the next one. So the user has to
     choose if the file also has the same number of fields in each line with marks as text.
     """
-    row_count = line_count = literal_count = 0
-    starts: list[int] = []  # the lines in which rows of several lines begin
+    row_count = line_breaks = literal_count = 0
+    places: list[int] = []  # the first lines of rows with line breaks
     for record in itertools.islice(records(path, options), 1, None):
         row_count += 1
-        line_count += record.last_line - record.first_line + 1
-        if record.last_line > record.first_line and len(starts) <= SHOWN_PLACES:
-            starts.append(record.first_line)
-    if not starts:
+        if record.last_line > record.first_line:
+            line_breaks += record.last_line - record.first_line
+            places.append(record.first_line)
+    if not places:
         return []
-    if line_count - row_count > 3:  # fewer line breaks in fields are taken as quoted
+    if line_breaks > 3:  # fewer line breaks in fields are taken as quoted
         with contextlib.suppress(UserError):
             lines = records(path, replace(options, quoting="none"))
             header = next(lines).fields
@@ -268,10 +261,10 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
             f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
             f"({row_count:,} rows) or --csv_quoting none ({literal_count:,} rows, one per line)"
         )
-    places = ", ".join(map(str, starts[:SHOWN_PLACES])) + ", ..." * (len(starts) > SHOWN_PLACES)
+    shown = ", ".join(map(str, places[:SHOWN_PLACES])) + ", ..." * (len(places) > SHOWN_PLACES)
     return [
-        f"{row_count:,} rows in {line_count:,} lines, as quoted fields contain line breaks: line "
-        f"{places} (--csv_quoting none reads the quotation marks as text)"
+        f"{row_count:,} rows in {row_count + line_breaks:,} lines, as quoted fields contain line "
+        f"breaks: line {shown} (--csv_quoting none reads the marks as text)"
     ]
 
 

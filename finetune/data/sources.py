@@ -163,7 +163,6 @@ class Source:
         return Dataset.from_dict(columns, features)
 
     def _load_hub(self, name: str) -> DatasetDict:
-        """Return a data set of the Hub, prepared once in the cache of the library."""
         try:
             loaded = datasets.load_dataset(name, self.config, revision=self.revision)
         except (DatasetGenerationError, OSError, ValueError) as error:  # also those of Arrow
@@ -196,11 +195,7 @@ def number_rows(dataset: DatasetDict) -> DatasetDict:
 
 
 def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report: Report) -> Dataset:
-    """Return the rows of files, one after the other.
-
-    Raises:
-        UserError: If they have other columns, or columns of other types.
-    """
+    """Return the rows of files, one after the other; refuse other columns, or other types."""
     tables: list[Dataset] = []
     facts: dict[str, str] = {}  # with the first file that they are about
     for path in paths:

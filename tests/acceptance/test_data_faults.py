@@ -342,7 +342,7 @@ def test_a_missing_value_is_found_in_every_format(suffix: str, place: str, tmp_p
         (".jsonl", "body", [*"abcdefg", ["h", "i"]], ["'body'", "['h', 'i']", "line 8"]),
         (".jsonl", "body", [*"abcdefg", {"a": 1}], ["'body'", "{'a': 1}", "line 8"]),
         (".parquet", "body", [None, *map(str.encode, "bcdefgh")], ["'body'", "b'b'", "rows 2, 3"]),
-        (".parquet", "queue", [b"x", b"y"] * 4, ["--label_column", "'queue'", "bytes"]),
+        (".parquet", "queue", [b"x", b"y"] * 4, ["--label_column", "'queue'", "b'x'"]),
     ],
 )  # fmt: skip
 def test_values_that_are_no_text_are_refused_before_a_training(
