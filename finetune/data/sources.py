@@ -54,7 +54,7 @@ class Source:
         """Which kind of source the name stands for."""
         if not self.dataset:
             return "none"
-        if memory.is_memory(self.dataset):
+        if self.dataset.startswith(memory.PREFIX):
             return "memory"
         if self.dataset.startswith(embedded.PREFIX):
             return "embedded"

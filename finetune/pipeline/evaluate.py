@@ -88,7 +88,7 @@ def evaluate(
     source = str(run.path)
     if data is not None:
         data = memory.store(data)
-        source = memory.describe(data) if memory.is_memory(data) else data
+        source = memory.describe(data) if data.startswith(memory.PREFIX) else data
     recipe, manifest = run.recipe(), run.manifest
     precision = str(manifest.launch.precision)
     if precision == "fp16" and not torch.accelerator.is_available():
@@ -117,7 +117,7 @@ def evaluate(
         try:
             evaluated = _read_rows(data, recipe, run.kind, reading, notes)
         except UserError as error:
-            name = source if memory.is_memory(data) else f"--data {data}"
+            name = f"--data {data}" if source == data else source
             raise UserError(*(f"{name}: {mistake}" for mistake in error.mistakes)) from error
         return evaluated, _count_trained_on(run, recipe, evaluated.splits["test"], notes), notes
 
