@@ -210,12 +210,8 @@ def files_below(directory: Path) -> list[Path]:
 
 
 def _sorted_files(paths: Iterable[Path]) -> list[Path]:
-    return sorted((path for path in paths if path.is_file()), key=_natural_order)
-
-
-def _natural_order(path: Path) -> list[tuple[int, str]]:
-    pieces = re.split(r"(\d+)", str(path))
-    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces]
+    files = [path for path in paths if path.is_file()]
+    return sorted(files, key=lambda path: re.sub(r"\d+", lambda n: n[0].zfill(20), str(path)))
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -82,12 +82,11 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
             rows; if an option is not for such a file.
     """
     kinds = {"--encoding": formats.TEXTS, "--sheet": (formats.SPREADSHEET,)}
-    mistakes = [
+    if mistakes := [
         f"{flag} {value}: not for {path}, but for {', '.join(suffixes)}"
         for flag, value in options.flags.items()
         if formats.suffix(path) not in (suffixes := kinds.get(flag, (*formats.SEPARATORS,)))
-    ]
-    if mistakes:
+    ]:
         raise UserError(*mistakes)
     with _explain(path):
         state = _state(path)
@@ -257,10 +256,8 @@ def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[s
                     "value, as no spreadsheet has computed it: open the file in one and save it"
                 )
     sheet = options.sheet or [*filled, *names][0]
-    facts = []
-    if options.sheet is None and len(filled) > 1:
-        facts.append(f"read the sheet '{sheet}', not {', '.join(filled[1:])} (--sheet)")
-    return replace(options, sheet=sheet), facts
+    fact = f"read the sheet '{sheet}', not {', '.join(filled[1:])} (--sheet)"
+    return replace(options, sheet=sheet), [fact] * (options.sheet is None and len(filled) > 1)
 
 
 def _sheet_records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:

@@ -16,11 +16,10 @@ import json
 import re
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -130,7 +129,6 @@ def encoding_of(path: Path, name: str | None) -> str:
     if max(nulls) > 0.2 and min(nulls) < 0.025:
         return "utf-16-le" if nulls[1] > nulls[0] else "utf-16-be"
     first_lines: dict[str, int] = {}  # of each alphabet, and the first that is not UTF-8
-    letters: Counter[str] = Counter()  # of the lines that are not UTF-8
     with open_bytes(path) as lines:
         for number, line in enumerate(lines, start=1):
             if line.isascii():
@@ -141,22 +139,25 @@ def encoding_of(path: Path, name: str | None) -> str:
                     continue
             except UnicodeDecodeError:
                 first_lines.setdefault("other", number)
-                letters["ascii"] += len(line.translate(None, _NO_LETTERS))
+            foreign = 0  # letters
             for run in _RUN.finditer(line):
                 start, end = run.span()
                 alphabet = _alphabet(line[start - 1 : start], run[0], line[end : end + 1])
-                first_lines.setdefault(alphabet, number)
-                letters[alphabet] += end - start
+                if alphabet == "foreign":
+                    foreign += end - start
+                else:
+                    first_lines.setdefault(alphabet, number)
+            if foreign > 3 and foreign > 0.4 * len(line.translate(None, _NO_LETTERS)):
+                first_lines.setdefault("foreign", number)
     if "other" not in first_lines or b"\0" in beginning:  # null bytes are refused when read
         return "utf-8-sig"
-    is_foreign = letters["foreign"] > 0.3 * (letters["foreign"] + letters["ascii"])
-    if is_foreign or first_lines.keys() & {"central", "utf-8"}:
-        utf8 = f"line {first_lines['utf-8']} has UTF-8, " if "utf-8" in first_lines else ""
+    if alphabets := first_lines.keys() & {"central", "foreign", "utf-8"}:
+        utf8 = f"line {first_lines['utf-8']} has UTF-8, " if "utf-8" in alphabets else ""
+        other = min(alphabets - {"utf-8"}, default="other")
         raise UserError(
             f"{path} is not in UTF-8, UTF-16 or Windows-1252 throughout: {utf8}line "
-            f"{first_lines.get('central', first_lines['other'])} another encoding; --encoding NAME "
-            "reads all of it in one, such as cp1252, cp1250, cp1251, gb18030 or shift_jis; of two "
-            "encodings, convert one"
+            f"{first_lines[other]} another encoding; --encoding NAME reads all of it in one, such "
+            "as cp1252, cp1250, cp1251, gb18030 or shift_jis; of two encodings, convert one"
         )
     return "cp1252"
 
@@ -275,12 +276,9 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
     separator = options.separator or ","
     header: list[str] = []
     line = 1
-    reader = csv.reader(
-        text_lines(path, options.encoding),
-        delimiter=separator,
-        quoting=csv.QUOTE_NONE if options.quoting == "none" else csv.QUOTE_MINIMAL,
-        strict=True,
-    )
+    lines = text_lines(path, options.encoding)
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if options.quoting == "none" else csv.QUOTE_MINIMAL
+    reader = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
     try:
         for fields in reader:
             if fields and not header:

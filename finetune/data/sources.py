@@ -15,7 +15,7 @@ from typing import Literal
 
 import datasets
 import numpy as np
-from datasets import Dataset, DatasetDict, Features, Image, Value
+from datasets import Dataset, DatasetDict, Image, Value
 from datasets.exceptions import DatasetGenerationError
 
 from finetune.data import ROW, embedded, memory, read
@@ -151,16 +151,12 @@ class Source:
     def _read_classes(self, paths: Sequence[Path], labels: Sequence[str]) -> Dataset:
         directory = Path(self.dataset).expanduser()
         files = [str(path.relative_to(directory)) for path in paths]
-        columns: dict[str, Sequence[str | None]] = {"label": labels, "file": files}
-        features = Features({"label": Value("string"), "file": Value("string")})
+        rows = Dataset.from_dict({"label": labels, "file": files})
         if self.files.kind == "images":
-            features["image"] = Image()
-            columns["image"] = [str(path.absolute()) for path in paths]
-        else:
-            features["text"] = Value("string")
-            texts = (read.read_whole_text(path, self.options).strip() for path in paths)
-            columns["text"] = [text or None for text in texts]
-        return Dataset.from_dict(columns, features)
+            images = [str(path.absolute()) for path in paths]
+            return rows.add_column("image", images).cast_column("image", Image())
+        texts = (read.read_whole_text(path, self.options).strip() for path in paths)
+        return rows.add_column("text", [text or None for text in texts], feature=Value("string"))
 
     def _load_hub(self, name: str) -> DatasetDict:
         try:
