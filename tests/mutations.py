@@ -273,8 +273,8 @@ MUTATIONS = (
     Mutation(
         "the probability columns of predict are swapped",
         "finetune/tasks/classes.py",
-        "probabilities.max(axis=1), *(probabilities.T if all_labels else ())]",
-        "probabilities.max(axis=1), *(probabilities.T[::-1] if all_labels else ())]",
+        "PROBABILITY: probabilities.max(axis=1)}",
+        "PROBABILITY: probabilities.max(axis=1)}\n        probabilities = probabilities[:, ::-1]",
         ("E4",),
     ),
     Mutation(

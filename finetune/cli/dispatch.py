@@ -77,11 +77,8 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    if words and words[0].startswith("--local-rank="):  # of torch.distributed.launch
-        words = words[1:]
     if not words or words[0] in ("-h", "--help", "help"):
-        recipes = "\n".join(_table(catalog.summaries()))
-        print(_USAGE.format(recipes=recipes, verbs="\n".join(_table(VERBS))))
+        print(_USAGE.format(recipes=_table(catalog.summaries()), verbs=_table(VERBS)))
         return 0
     if words[0] in ("--version", "-V"):
         print(f"finetune {__version__}")
@@ -92,22 +89,22 @@ def _run(words: list[str]) -> int:
     if verb == "list":
         if rest and rest != ["--help"]:
             raise UserError(f"list: unexpected words: {' '.join(rest)}")
-        print("\n".join(_table(catalog.summaries())))
+        print(_table(catalog.summaries()))
         return 0
     if verb not in VERBS:
         names = catalog.summaries()
         if not (verb in names or verb.endswith(".py") or verb.startswith("-")):
             raise UserError(
                 f"unknown recipe or subcommand '{verb}'{suggestion(verb, [*VERBS, *names])} "
-                f"(recipes: {', '.join(names)}; subcommands: {', '.join(VERBS)}; a recipe of "
-                "your own is the path of a .py file)"
+                f"(available: {', '.join([*names, *VERBS])}, or the path of a recipe, a .py file)"
             )
-        verb, rest = "train", words
+        verb = "train"
+        rest = words
     module = importlib.import_module(f"finetune.cli.{'predict' if verb == 'predict' else 'verbs'}")
     return int(getattr(module, verb)(rest))
 
 
-def _table(descriptions: Mapping[str, str]) -> list[str]:
+def _table(descriptions: Mapping[str, str]) -> str:
     """Return a line for each name, which scripts can read."""
     width = max(map(len, descriptions), default=0)
-    return [f"  {name:<{width}}  {text}" for name, text in descriptions.items()]
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in descriptions.items())

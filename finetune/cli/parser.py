@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import gc
-import importlib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -49,22 +48,6 @@ def recipe_and_flags(words: Sequence[str], verb: str = "") -> tuple[str, list[st
     return words[0], list(words[1:])
 
 
-def import_at_once(*names: str) -> None:
-    """Import modules with garbage collection paused, in nearly a third less time.
-
-    Their objects are taken to stay as long as the process, so this is not for a notebook.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        for name in names:
-            importlib.import_module(name)
-        gc.freeze()
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 class Parser(argparse.ArgumentParser):
     """``argparse`` for a subcommand, whose mistakes are a ``UserError``.
 
@@ -88,7 +71,15 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.verb = verb.__name__
-        for form, help_text in flags.items():
+        forms = dict(flags)
+        fields = {**ImageRecipe.__dataclass_fields__, **TextRecipe.__dataclass_fields__}
+        for name in reading:
+            metadata = fields[name].metadata
+            values = {"csv_quoting": "|".join(QUOTING), "drop_invalid": ""}
+            form = f"--{name} {values.get(name, metadata.get('metavar', 'VALUE'))}".rstrip()
+            description = metadata["help"].partition(" (unset")[0]
+            forms[form] = f"{description} (default: the run's, or detected)"
+        for form, help_text in forms.items():
             flag, _, metavar = form.partition(" ")
             kind: dict[str, Any] = {"metavar": metavar, "type": int if metavar == "N" else str}
             if "|" in metavar:
@@ -96,23 +87,11 @@ class Parser(argparse.ArgumentParser):
             elif not metavar:
                 kind = {"action": "store_true"} if flag.startswith("-") else {"metavar": "RUN"}
             self.add_argument(flag, help=help_text, **kind)
-        fields = {**ImageRecipe.__dataclass_fields__, **TextRecipe.__dataclass_fields__}
-        for name in reading:
-            description = fields[name].metadata["help"].partition(" (unset")[0]
-            kind = {"metavar": fields[name].metadata.get("metavar", "VALUE")}
-            if name == "csv_quoting":
-                kind = {"choices": QUOTING}
-            elif name == "drop_invalid":
-                kind = {"action": "store_const", "const": True}
-            help_text = f"{description} (default: the run's, or detected)"
-            self.add_argument(f"--{name}", help=help_text, **kind)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse words, in which a flag may be written with dashes, too."""
-        parts = [word.partition("=") if word[:2] == "--" else ("", "", word) for word in args]
-        words = [
-            f"{flag[:2]}{flag[2:].replace('-', '_')}{is_}{value}" for flag, is_, value in parts
-        ]
+        flag = re.compile(r"^--[\w-]+(?==|$)")
+        words = [flag.sub(lambda m: f"--{m[0][2:].replace('-', '_')}", word) for word in args]
         return super().parse_known_args(words, namespace)
 
     def refuse_launcher(self) -> None:

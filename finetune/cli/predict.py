@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from tqdm import tqdm
+
 from finetune.cli import console
-from finetune.cli.parser import RUN, Parser, import_at_once, load_run
+from finetune.cli.parser import RUN, Parser, load_run
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Event, Predicted, throttle
 from finetune.predicting import READING, Options
@@ -68,13 +67,14 @@ def predict(words: Sequence[str]) -> int:
     )
     typed = parser.parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
-    to_file, mistakes = typed.output is not None and typed.input != "-", []
+    mistakes = []
     if bool(typed.text) == bool(typed.input) or (typed.text and typed.output):
         mistakes.append(
             "expected INPUT (a file, a folder of images, or - for the standard input), or --text "
             '"one sentence" without --output'
         )
-    if not to_file and (typed.resume or distributed.ranks().world_size > 1):
+    is_file_to_file = typed.output is not None and typed.input != "-"
+    if not is_file_to_file and (typed.resume or distributed.ranks().world_size > 1):
         mistakes.append(
             "--resume, and several processes, need --output and an INPUT that can be read again"
         )
@@ -82,49 +82,34 @@ def predict(words: Sequence[str]) -> int:
         raise UserError(*mistakes)
     run = load_run(typed.run, typed.trust_recipe)
     hub.go_offline()  # everything is in the run
-    import_at_once("datasets", "finetune.predicting.request")
-    console.quiet()
+    console.import_libraries("finetune.predicting.request")
     if typed.text:
         _predict_text(run, typed.text, options)
         return 0
-    from tqdm import tqdm
-
     from finetune.pipeline.predict import predict_file
 
-    if not typed.output and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", newline="")
-    output = typed.output or console.data_file()
     lines = throttle(lambda event: console.tell(str(event)), Predicted)
-    try:
-        # on a terminal; the delay keeps it back until there is an event, which rank 0 alone gets
-        with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
+    # on a terminal; the delay keeps it back until there is an event, which rank 0 alone gets
+    with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
 
-            def show(event: Event) -> None:
-                if bar.disable:
-                    lines(event)
-                elif isinstance(event, Predicted):
-                    bar.total = event.total
-                    bar.update(event.rows - bar.n)
+        def show(event: Event) -> None:
+            if bar.disable:
+                lines(event)
+            elif isinstance(event, Predicted):
+                bar.total = event.total
+                bar.update(event.rows - bar.n)
 
-            prediction = predict_file(
-                run, typed.input, output, resume=typed.resume, progress=show, **options
-            )
-    except KeyboardInterrupt as interruption:
-        if to_file:
-            flags = [*words, *([] if typed.resume else ["--resume"])]
-            command = shlex.join([*distributed.launcher(), "-m", "finetune", "predict", *flags])
-            interruption.args = (f"interrupted; to resume: {command}",)
-            console.say(f"\n{interruption}")
-        raise
-    if typed.output is None:
-        say = console.tell  # rows on the standard output have it alone
-    else:
-        say, before = console.say, prediction.rows_before
+        output = typed.output or console.data_file()
+        prediction = predict_file(
+            run, typed.input, output, resume=typed.resume, progress=show, **options
+        )
+    say = console.say if typed.output else console.tell  # standard output is for the rows alone
+    if typed.output:
+        before = f" ({prediction.rows_before:,} of them before resuming)"
         say(
             f"{counted(prediction.rows, 'row')} saved to {prediction.output}"
-            + (f" ({before:,} of them before resuming)" if before else "")
-            + f"; throughput: {prediction.samples_per_second:,.1f} samples/s in "
-            + prediction.precision
+            f"{before * bool(prediction.rows_before)}; throughput: "
+            f"{prediction.samples_per_second:,.1f} samples/s in {prediction.precision}"
         )
     for note in prediction.notes:
         say(note)
@@ -135,7 +120,7 @@ def _predict_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
     """Print the prediction of one row, with the five most probable labels."""
     from finetune.pipeline.predict import predict as predict_rows
 
-    recipe, task = run.recipe(scores=False), run.kind
+    recipe = run.recipe(scores=False)
     names = recipe.columns_read() if isinstance(recipe, TextRecipe) else []
     if len(texts) != len(names):
         raise UserError(
@@ -143,7 +128,6 @@ def _predict_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
             f"({', '.join(names)}), found {len(texts)}"
         )
     most = None if options["all_probabilities"] else 5
-    options["all_probabilities"] = task.has_probabilities
-    row = [tuple(texts)] if len(names) > 1 else texts
-    sentence = task.sentence(predict_rows(run, row, **options).iloc[0], most)
-    console.data_file().write(f"{sentence}\n")
+    options["all_probabilities"] = run.kind.has_probabilities
+    predictions = predict_rows(run, [tuple(texts)] if len(texts) > 1 else texts, **options)
+    console.say(run.kind.sentence(predictions.iloc[0], most))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune.cli import console
-from finetune.cli.parser import RUN, TRUST, Parser, import_at_once, load_run, recipe_and_flags
+from finetune.cli.parser import RUN, TRUST, Parser, load_run, recipe_and_flags
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import RunError, UserError, counted
 from finetune.predicting import READING
@@ -30,27 +30,23 @@ def train(words: Sequence[str]) -> int:
 
     The flags of a recipe: python -m finetune RECIPE --help
     """
-    if words and words[0] in ("-h", "--help"):
-        Parser(train, {}).print_help()
-        return 0
+    Parser(train, {}).parse_known_args(words[:1])  # --help
     recipe, flags = recipe_and_flags(words)
     recipe_class = catalog.find(recipe)
     if {"-h", "--help"} & set(flags):
-        import_at_once("finetune.training.arguments")
         from finetune.config.parser import RecipeParser
 
         print(RecipeParser(recipe_class).format_help(), end="")
         return 0
     require_hub(recipe_class, flags)
-    import_at_once("datasets", "finetune.training.trainer")
-    from finetune.cli.screen import Screen
+    console.import_libraries("finetune.training.trainer")
+    from finetune.cli.screen import show
     from finetune.pipeline.train import run_training
 
-    console.quiet()
     with signals.handled():
         if distributed.under_launcher():
             signals.leave_with_parent()
-        run_training(Settings.from_command_line(recipe, flags), Screen())
+        run_training(Settings.from_command_line(recipe, flags), show)
     return 0
 
 
@@ -76,27 +72,21 @@ def check(words: Sequence[str]) -> int:
         "spreadsheet and given back to a training: --relabel FILE.csv, --exclude FILE.csv",
     }
     parser = Parser(check, flags_of_check)
-    if not words or {"-h", "--help"} & set(words):
-        parser.print_help()
-        return 0 if words else 2
+    typed, other_words = parser.parse_known_args(words)
     parser.refuse_launcher()
-    recipe, flags = recipe_and_flags(words, "check ")
-    typed, flags = parser.parse_known_args(flags)
+    recipe, flags = recipe_and_flags(other_words, "check ")
     from finetune.pipeline import check as checking
 
     try:
         require_hub(catalog.find(recipe), flags)
-        import_at_once("datasets", "finetune.training.arguments")
-        from finetune.pipeline.suspects import of_findings, refuse_path
-
-        console.quiet()
+        console.import_libraries("finetune.training.arguments")
         suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
         if suspects is not None:
-            refuse_path(suspects)
+            checking.refuse_suspects(suspects)
         settings = Settings.from_command_line(recipe, flags)
         result = checking.examine(settings, deep=typed.deep)
         if suspects is not None:
-            count = of_findings(suspects, result.findings, settings.recipe)
+            count = checking.write_suspects(suspects, result.findings, settings.recipe)
             console.tell(f"{suspects}: {counted(count, 'row')} to look at")
     except UserError as error:
         if not typed.json:
@@ -112,15 +102,13 @@ def check(words: Sequence[str]) -> int:
 def _show_check(result: Check) -> None:
     """Print the splits, the findings from the worst, and the verdict."""
     if result.splits:
-        total, rows = sum(facts.rows for facts in result.splits.values()), []
+        total = sum(facts.rows for facts in result.splits.values())
+        rows = []
         for split, facts in result.splits.items():
             counts = ", ".join(f"{name} {count:,}" for name, count in facts.classes.items())
             if len(facts.classes) > 6:
-                rarest, *_, commonest = sorted(facts.classes, key=facts.classes.__getitem__)
-                least, most = facts.classes[rarest], facts.classes[commonest]
-                counts = (
-                    f"{len(facts.classes):,} classes: {rarest} {least:,} to {commonest} {most:,}"
-                )
+                values = facts.classes.values()
+                counts = f"{len(values):,} classes of {min(values):,} to {max(values):,} rows"
             rows.append([split, f"{facts.rows:,}", f"{facts.rows / max(1, total):.0%}", counts])
         console.say(f"task: {result.task.replace('_', ' ')}")
         console.table(["", "rows", "share", "classes"], rows)
@@ -154,8 +142,6 @@ def evaluate(words: Sequence[str]) -> int:
     name. Of a directory or a data set on the Hub the test split is evaluated, without one the
     validation split, else train.
     """
-    from finetune.pipeline import evaluate as evaluation
-
     reading = [*READING, "label_column", "label_separator", "label_map", "drop_invalid"]
     reading += ["dataset_config", "dataset_splits"]
     flags = {
@@ -163,41 +149,37 @@ def evaluate(words: Sequence[str]) -> int:
         "--data FILE": "evaluate on this file or directory instead",
         "--per_device_eval_batch_size N": "rows of a batch on one device (default: 32)",
     }
-    parser = Parser(evaluate, flags, reading)
-    parser.set_defaults(per_device_eval_batch_size=32)
-    typed = parser.parse_args(words)
+    typed = Parser(evaluate, flags, reading).parse_args(words)
+    names = [*reading, "per_device_eval_batch_size", "cpu_kernels"]
+    values = {name: getattr(typed, name) for name in names}
+    options = {
+        name: value for name, value in values.items() if value is not None and value is not False
+    }
     run = load_run(typed.run, typed.trust_recipe)
-    if not hub.missing(evaluation.sources(run, typed.data)):
+    origin = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
+    if not hub.missing(origin):
         hub.go_offline()
-    import_at_once("datasets", "finetune.training.trainer")
-    console.quiet()
-    result = evaluation.evaluate(
+    console.import_libraries("finetune.training.trainer")
+    from finetune.pipeline.evaluate import evaluate as evaluate_run
+
+    result = evaluate_run(
         run,
         typed.data,
-        per_device_eval_batch_size=typed.per_device_eval_batch_size,
-        cpu_kernels=typed.cpu_kernels,
         progress=lambda event: None if sys.stderr.isatty() else console.tell(str(event)),
-        **{name: value for name in reading if (value := getattr(typed, name)) is not None},
+        **options,
     )
     from finetune.reporting import tables
 
-    source, notes = f"{result.source}, {counted(result.rows, 'row')}", result.notes
+    source = f"{result.source}, {counted(result.rows, 'row')}"
+    notes = result.notes
     if (statistics := result.statistics) is None:
-        console.say(f"\ntest set of {source}")
         names = [name for name, value in result.metrics.items() if isinstance(value, float)]
         scores = {"now": result.metrics, "recorded": result.recorded or {}}
-        lines = [
-            [name, *(tables.number(values[key]) for key in names)]
-            for name, values in scores.items()
-        ]
-        console.table(["", *names], lines)
+        rows = [[tables.Cell(row), *tables.estimates(scores[row], names)] for row in scores]
+        console.show(tables.Table(f"test set of {source}", ["", *names], rows))
     else:
-        results = [tables.metrics(f"{source}, 95% confidence intervals", statistics)]
-        results += [tables.targets(statistics)] if statistics.targets else []
-        results += [tables.classes(statistics)] if statistics.classes else []
-        for table in results:
-            console.say()
-            console.show(table)
+        console.show(*tables.metrics(f"{source}, 95% confidence intervals", statistics))
+        console.show(*tables.targets(statistics), *tables.classes(statistics))
         notes = [*statistics.notes, *notes]
     for note in notes:
         console.say(f"\n{note}")
@@ -212,10 +194,8 @@ def compare(words: Sequence[str]) -> int:
 
     The page has the rows on which they differ.
     """
-    page_help = (
-        "the page, which is replaced (default: comparison.html, or comparison.1.html and so on)"
-    )
-    parser = Parser(compare, {"--output PAGE": page_help, **TRUST})
+    page = "page to write or replace (default: comparison.html, or comparison.1.html and so on)"
+    parser = Parser(compare, {"--output PAGE": page, **TRUST})
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs, two or more")
     typed = parser.parse_args(words)
     parser.refuse_launcher()
@@ -228,9 +208,7 @@ def compare(words: Sequence[str]) -> int:
     console.show(comparison.scores(comparison.headline))
     for sentence in comparison.verdicts:
         console.say(f"\n{sentence}")
-    if comparison.settings:
-        console.say()
-        console.show(tables.settings(comparison.names, comparison.settings))
+    console.show(*tables.settings(comparison.names, comparison.settings))
     count = counted(len(comparison.disagreements), "row")
     console.say(f"\npredictions differ on {count}: see {page}")
     return 0
@@ -268,25 +246,21 @@ def doctor(words: Sequence[str]) -> int:
     Parser(doctor, {}).parse_args(words)
     from finetune.pipeline import doctor as examination
 
-    total, seconds = distributed.ranks().world_size, 60
+    total = distributed.ranks().world_size
     if distributed.is_main_process():
         for title, facts in examination.describe_machine().items():
             console.block(title, facts)
-    if lines := examination.recommend():
-        title = "for a job on several machines, on each with its own interface:\n"
-        lines = [title, *(f"    {line}" for line in lines)]
-    console.say("\n".join(["", *(lines or ["nothing needs to be set"])]))
+    lines = examination.recommend() or ["nothing needs to be set"]
+    console.block("\nfor a job on several machines, on each with its own interface:", {"": lines})
     if total == 1:
         return 0
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
-        distributed.join_process_group(None, seconds, use_cpu=False)
+        distributed.join_process_group(None, 60, use_cpu=False)
         hosts = distributed.gather(os.uname().nodename)
     except RuntimeError as error:
-        raise RunError(
-            f"the ranks did not connect within {seconds} s ({str(error).splitlines()[0]}): is "
-            f"{place} reached from every machine, and was each started with the same command?"
-        ) from error
+        reason = str(error).partition("\n")[0]
+        raise RunError(f"not every rank connected to {place} within 60 s: {reason}") from error
     console.say(f"\n{len(hosts)} of {total} ranks connected, on {', '.join(dict.fromkeys(hosts))}")
     # as nccl-tests define the speed of a link (doc/PERFORMANCE.md there)
     share = 2 * (total - 1) / total

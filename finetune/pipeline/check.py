@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from datasets import Value
 
 from finetune.checking.rows import check_deep
 from finetune.config.settings import Settings
-from finetune.data import targets
-from finetune.errors import Finding, Severity
+from finetune.data import ROW, corrections, targets
+from finetune.errors import Finding, Severity, Suspect, UserError
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
@@ -22,36 +25,22 @@ STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFacts:
-    """What a split contains.
+    """What a split contains."""
 
-    Attributes:
-        rows: The number of rows.
-        classes: The number of rows of each class, by name; empty for numbers.
-    """
-
-    rows: int
-    classes: dict[str, int] = field(default_factory=dict)
+    rows: int  # how many
+    classes: dict[str, int] = field(default_factory=dict)  # rows of each class; none for numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        findings: The worst first, with file and line in their messages.
-        splits: The rows that would be trained and evaluated on; empty if they cannot be read.
-        task: The task; empty likewise.
-        steps: Optimizer steps of the training; None if that depends on the lengths of all texts.
-        command: The command that starts the training.
-        split_how: How rows are split off; empty if the source has all splits.
-    """
-
-    findings: Sequence[Finding]
-    splits: dict[str, SplitFacts]
-    task: str = ""
-    steps: int | None = None
-    command: str = ""
-    split_how: str = ""
+    findings: Sequence[Finding]  # the worst first, with file and line in their messages
+    splits: dict[str, SplitFacts]  # that would be trained and evaluated on; empty if unreadable
+    task: str = ""  # empty likewise
+    steps: int | None = None  # of the optimizer; None if that depends on the lengths of all texts
+    command: str = ""  # that starts the training
+    split_how: str = ""  # how rows are split off; empty if the source has all splits
 
     @property
     def status(self) -> int:
@@ -84,50 +73,106 @@ def check(
     return examine(Settings.from_keywords(recipe, options), progress, deep=deep)
 
 
-def examine(chosen: Settings, progress: Progress = ignore, *, deep: bool = False) -> Check:
+def examine(settings: Settings, progress: Progress = ignore, *, deep: bool = False) -> Check:
     """Return what there is to say of settings: see :func:`check`."""
-    recipe, report, steps = chosen.recipe, chosen.report, None
+    recipe = settings.recipe
+    report = settings.report
+    steps = None
     if deep:
         with report.collect():
             version.require_packages("--deep", "datasketch", "py3langid")
     with telling(progress):
-        values = preparation.look(chosen)
+        values = preparation.look(settings)
         is_read = "splits" in vars(recipe)
         if is_read and values is not None and not report.sentences("error"):
             with report.collect():
                 in_windows = isinstance(recipe, TextRecipe) and recipe.long_texts == "windows"
                 if isinstance(recipe, TextRecipe) and recipe.token_sample and not in_windows:
                     recipe.token_sample.report_lengths(recipe.max_length, report)
-                by_length = values.train_sampling_strategy == "group_by_length"
-                if not (in_windows or by_length or values.max_tokens_per_batch):
+                if not in_windows and values.train_sampling_strategy != "group_by_length":
                     steps = preparation.count_steps(values, recipe.splits["train"])
                     preparation.report_few_steps(recipe, values, steps)
         if deep and is_read and not report.sentences("error"):
-            read, plan = recipe.columns_read(), recipe.split_plan()
-            check_deep(recipe.source, recipe.splits, recipe.input_column, read, plan, report)
+            columns = recipe.columns_read()
+            plan = recipe.split_plan()
+            check_deep(recipe.source, recipe.splits, recipe.input_column, columns, plan, report)
         elif deep:
             report.info("--deep looked no further: first fix what training refuses", name="deep")
+    severities = [*STATUS]
     findings = [
-        dataclasses.replace(finding, message=report.text(finding, fix=False))
-        for finding in sorted(
-            report.findings, key=lambda finding: [*STATUS].index(finding.severity)
-        )
+        replace(finding, message=report.text(finding, fix=False))
+        for finding in sorted(report.findings, key=lambda f: severities.index(f.severity))
     ]
-    if not is_read:
-        return Check(findings=findings, splits={}, command=chosen.command)
     splits = {}
-    for name, rows in recipe.splits.items():
-        counts, labels = targets.counts(rows), targets.class_names(rows)
-        classes = {label: counts.get(number, 0) for number, label in enumerate(labels)}
+    for name, rows in recipe.splits.items() if is_read else ():
+        counts = targets.counts(rows)
+        classes = {label: counts.get(n, 0) for n, label in enumerate(targets.class_names(rows))}
         splits[name] = SplitFacts(rows=len(rows), classes=classes)
     return Check(
         findings=findings,
         splits=splits,
-        task=recipe.kind.name,
+        task=recipe.kind.name if is_read else "",
         steps=steps,
-        command=chosen.command,
+        command=settings.command,
         split_how=recipe.split_how,
     )
+
+
+def refuse_suspects(path: Path) -> None:
+    """Refuse a path that is no .csv in a directory, and to replace a person's work."""
+    if path.suffix.lower() != ".csv" or path.is_dir() or not path.absolute().parent.is_dir():
+        raise UserError(f"--suspects {path}: expected the name of a .csv in an existing directory")
+    if path.exists() and corrections.has_new_labels(path):
+        raise UserError(f"--suspects {path}: 'new_label' was edited: name another file")
+
+
+def write_suspects(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
+    """Write the rows that findings suspect, each once, with all reasons; return how many.
+
+    A file that is there is replaced, or removed if no row is suspected.
+    """
+    suspects: dict[str, dict[int, list[tuple[str, Suspect]]]] = defaultdict(dict)
+    for finding in findings:  # by split and row
+        for suspect in finding.suspects:
+            reason = f"{finding.name}: {suspect.reason}"
+            suspects[finding.split].setdefault(suspect.row, []).append((reason, suspect))
+    written = []
+    user_columns: dict[str, None] = {}
+    for split, of_split in suspects.items():
+        rows = recipe.source[split]
+        numbers = [*of_split]
+        own_columns = [
+            name
+            for name, feature in rows.features.items()
+            if name not in (ROW, "label", "text")
+            if isinstance(feature, Value) and "binary" not in feature.dtype
+        ]
+        user_columns |= dict.fromkeys(own_columns)
+        columns = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
+        contents = rows.select_columns(columns).select(numbers)
+        keys = corrections.row_digests(rows.select(numbers), recipe.input_column)
+        places = [f"row {number + 1}" for number in numbers]
+        if recipe.row_source is not None:
+            places = recipe.row_source.list_places(split, numbers)
+        for row, content, digest, place in zip(numbers, contents, keys, places, strict=True):
+            best = next((suspect for _, suspect in of_split[row] if suspect.suggested), None)
+            written.append(
+                {
+                    "split": split,
+                    "place": place,
+                    "text": content.get("text", content.get("file")),
+                    "label": corrections.label_text(rows, content["label"]),
+                    "suggested": best and best.suggested,
+                    "probability": best and best.score,
+                    "why": "; ".join(dict.fromkeys(reason for reason, _ in of_split[row])),
+                    "digest": digest,
+                    "user": content,
+                }
+            )
+    path.unlink(missing_ok=True)
+    if written:
+        corrections.write_suspects(path, written, [*user_columns])
+    return len(written)
 
 
 def refused(mistakes: Sequence[str]) -> Check:
@@ -138,6 +183,5 @@ def refused(mistakes: Sequence[str]) -> Check:
 
 def as_json(result: Check) -> dict[str, Any]:
     """Return a check as values for JSON; its schema is 2."""
-    content = dataclasses.asdict(result)
-    verdicts = {status: severity for severity, status in STATUS.items()} | {0: "ok"}
-    return {"schema": 2, "status": result.status, "verdict": verdicts[result.status], **content}
+    verdict = {0: "ok", 2: "error", 3: "warning"}[result.status]
+    return {"schema": 2, "status": result.status, "verdict": verdict, **asdict(result)}

@@ -63,13 +63,14 @@ def describe_machine() -> dict[str, dict[str, str | list[str]]]:
 
 def list_interfaces() -> dict[str, list[str]]:
     """Return the addresses of each interface that is up, in the order of ``getifaddrs``."""
-    states, families = psutil.net_if_stats(), (socket.AF_INET, socket.AF_INET6)
-    addresses = {
-        name: [entry.address for entry in entries if entry.family in families]
-        for name, entries in psutil.net_if_addrs().items()
-        if name in states and states[name].isup
-    }
-    return {name: values for name, values in addresses.items() if values}
+    states = psutil.net_if_stats()
+    families = (socket.AF_INET, socket.AF_INET6)
+    interfaces = {}
+    for name, entries in psutil.net_if_addrs().items():
+        addresses = [entry.address for entry in entries if entry.family in families]
+        if addresses and name in states and states[name].isup:
+            interfaces[name] = addresses
+    return interfaces
 
 
 def recommend() -> list[str]:
@@ -106,7 +107,8 @@ def time_all_reduces() -> Iterator[tuple[int, float]]:
     Yields:
         Bytes on each rank, and the median of the seconds of five on rank 0.
     """
-    kind, device = torch.accelerator.current_accelerator(), torch.device("cpu")
+    kind = torch.accelerator.current_accelerator()
+    device = torch.device("cpu")
     if kind is not None and dist.get_default_backend_for_device(kind) != "gloo":
         device = torch.device(kind.type, distributed.ranks().local_rank)
     for megabytes in _MEGABYTES:

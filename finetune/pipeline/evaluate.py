@@ -6,45 +6,45 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from datasets import Dataset
+
+from finetune.data import columns, memory
+from finetune.data.digests import fingerprint, seen_in
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
+from finetune.data.sources import number_rows
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
-from finetune.recipe import TextRecipe
+from finetune.pipeline.results import assess, scores
+from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
+from finetune.training.arguments import argument_values
 from finetune.training.manifest import Statistics
+from finetune.training.trainer import build_trainer
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from finetune.recipe import Recipe
-    from finetune.tasks.base import Task
+#: Options of a recipe that other data does not share: nothing is split or corrected, and another
+#: file may be written in another way.
+_UNSET = (
+    *("dataset_revision", "dataset_config", "dataset_splits", "group_column", "time_column"),
+    *("relabel", "exclude", "csv_separator", "encoding", "sheet"),
+)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation: of the test rows of the run, or of other data."""
 
-    Attributes:
-        source: What was evaluated: the directory of the run, or the data.
-        rows: Number of rows.
-        metrics: Of the recipe, by name.
-        recorded: The metrics in ``metrics.json``, if these are the test rows of the run.
-        statistics: With 95% confidence intervals, of other data.
-        rows_trained_on: How many rows of other data the model was trained on, by their content;
-            None if that is not known, or if these are the test rows of the run.
-        notes: What the user should know of other data, a sentence each: rows that were left out
-            or trained on, and how a file was read.
-    """
-
-    source: str
-    rows: int
-    metrics: dict[str, Any]
-    recorded: Mapping[str, Any] | None = None
-    statistics: Statistics | None = None
+    source: str  # what was evaluated: the directory of the run, or the data
+    rows: int  # how many
+    metrics: dict[str, Any]  # of the recipe, by name
+    recorded: Mapping[str, Any] | None = None  # the metrics in `metrics.json`, of the test rows
+    statistics: Statistics | None = None  # with 95% confidence intervals, of other data
+    #: How many rows of other data the model was trained on, by their content; None if unknown.
     rows_trained_on: int | None = None
+    #: What the user should know, a sentence each: rows that were left out, how a file was read.
     notes: list[str] = field(default_factory=list)
 
 
@@ -74,25 +74,19 @@ def evaluate(
         UserError: if the test rows are not those of the run any more, or if other data has labels
             that the model does not know.
     """
-    import torch
-
-    from finetune.data import memory
-    from finetune.pipeline.results import assess, scores
-    from finetune.training.arguments import argument_values
-    from finetune.training.trainer import build_trainer
-
     run = Run.load(run, trust_recipe=trust_recipe)
     run.require_model()
-    if reading and data is None:
-        raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     source = str(run.path)
     if data is not None:
         data = memory.store(data)
         source = memory.describe(data) if data.startswith(memory.PREFIX) else data
-    recipe, manifest = run.recipe(), run.manifest
-    precision = str(manifest.launch.precision)
-    if precision == "fp16" and not torch.accelerator.is_available():
-        precision = "fp32"  # nothing here computes in fp16
+    elif reading:
+        raise UserError(f"--{next(iter(reading))}: needs --data FILE")
+    recipe = run.recipe()
+    manifest = run.manifest
+    precision = manifest.launch.precision
+    if precision == "tf32" or (precision == "fp16" and not torch.accelerator.is_available()):
+        precision = "fp32"
     values = argument_values(
         recipe.defaults(),
         {
@@ -106,19 +100,16 @@ def evaluate(
 
     def prepare() -> tuple[Recipe, int | None, list[str]]:
         notes = [run.unfinished] if run.unfinished else []
-        hub.require(sources(run, data), data="--data FILE")
+        options = {**manifest.options, "model": None} if data is None else {"dataset": data}
+        hub.require(options, data="--data FILE")
         if data is None:
             _require_same_data(run, recipe)
             _ = recipe.prepared
             return recipe, None, notes
-        if isinstance(recipe, TextRecipe):
-            columns = [reading.get(name) for name in ("text_column", "text_columns")]
-            recipe.refuse_other_columns(run.path, *columns)
         try:
-            evaluated = _read_rows(data, recipe, run.kind, reading, notes)
+            evaluated = _read_rows(run, data, recipe, reading, notes)
         except UserError as error:
-            name = f"--data {data}" if source == data else source
-            raise UserError(*(f"{name}: {mistake}" for mistake in error.mistakes)) from error
+            raise UserError(*(f"{source}: {mistake}" for mistake in error.mistakes)) from error
         return evaluated, _count_trained_on(run, recipe, evaluated.splits["test"], notes), notes
 
     with telling(progress):
@@ -131,26 +122,17 @@ def evaluate(
         )
         output = trainer.predict(evaluated.prepared["test"])
         distributed.leave()
-    rows, metrics = len(evaluated.splits["test"]), scores(evaluated, "test", output, "test_")
+    rows = len(evaluated.splits["test"])
+    metrics = scores(evaluated, "test", output, "test_")
     if data is None:
         return Evaluation(source, rows, metrics, recorded=run.metrics.test, notes=notes)
     statistics = Statistics(**evaluated.kind.statistics(*assess(evaluated, output)), beyond={})
     return Evaluation(source, rows, metrics, None, statistics, trained_on, notes)
 
 
-def sources(run: Run, data: str | None) -> dict[str, str | None]:
-    """Return the data that an evaluation reads, by the names of the options of a recipe."""
-    if data is not None:
-        return {"dataset": data}
-    names = ("dataset", "dataset_revision", "dataset_config")
-    return {name: run.manifest.options.get(name) for name in names}
-
-
 def _require_same_data(run: Run, recipe: Recipe) -> None:
-    from finetune.data.digests import fingerprint
-
-    recorded, current = run.manifest.data, fingerprint(recipe.splits, recipe.input_column)
-    if current != recorded.fingerprint:
+    recorded = run.manifest.data
+    if (current := fingerprint(recipe.splits, recipe.input_column)) != recorded.fingerprint:
         raise UserError(
             f"the data has changed since the training: fingerprint {current}, the run has "
             f"{recorded.fingerprint} ({recorded.source})"
@@ -158,28 +140,27 @@ def _require_same_data(run: Run, recipe: Recipe) -> None:
 
 
 def _read_rows(
-    data: str, recipe: Recipe, task: Task[Any], reading: dict[str, Any], notes: list[str]
+    run: Run, data: str, recipe: Recipe, reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
     """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
     from datasets import DatasetDict
 
-    from finetune.data import columns
-    from finetune.data.sources import number_rows
-
-    names = {option.name for option in dataclasses.fields(recipe)}
-    if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - names]:
+    defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
+    if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - defaults]:
         raise UserError(*unknown)
-    # nothing is split or corrected, and another file may be written in another way
-    unset = ["dataset_revision", "group_column", "time_column", "relabel", "exclude"]
-    unset += ["csv_separator", "encoding", "sheet", "dataset_config", "dataset_splits"]
-    unset += ["label_columns"] if "label_column" in reading else []
-    options: dict[str, Any] = {"dataset": data, **dict.fromkeys(names.intersection(unset))}
-    if "csv_quoting" in names and formats.suffix(data) not in formats.SEPARATORS:
+    if isinstance(recipe, TextRecipe):
+        names = [reading.get(name) for name in ("text_column", "text_columns")]
+        recipe.refuse_other_columns(run.path, *names)
+    options: dict[str, Any] = {name: defaults[name] for name in _UNSET if name in defaults}
+    if formats.suffix(data) not in formats.SEPARATORS:
         options["csv_quoting"] = "auto"
-    if "image_column" in names and Path(data).expanduser().is_dir():
+    if "label_column" in reading:
+        options["label_columns"] = None
+    if isinstance(recipe, ImageRecipe) and Path(data).expanduser().is_dir():
         options |= {"image_column": "image", "label_column": "label"}  # of a folder
-    options |= reading
-    source, only = replace(recipe, **options), ""
+    options |= {"dataset": data, **reading}
+    source = replace(recipe, **options)
+    only = ""
     try:
         dataset = source.load()
     except NoTrainSplit as error:  # read as a training split what it has instead
@@ -199,25 +180,23 @@ def _read_rows(
     if not len(rows := dataset[split]):
         raise UserError("no rows")
     try:
-        rows = task.match_labels(rows, split, source.report)
+        rows = run.kind.match_labels(rows, split, source.report)
     except UserError as error:
-        hint = "; --label_map OLD=NEW renames labels" if task.has_probabilities else ""
+        hint = "; --label_map OLD=NEW renames labels" * run.kind.has_probabilities
         raise UserError(f"{error}{hint}") from error
     # nothing is trained on them, and they may lack classes that have a weight
     evaluated = replace(recipe, class_weights="none")
     evaluated.splits = DatasetDict(dict.fromkeys(SPLITS, rows))
     prepared = evaluated.prepare(DatasetDict(test=rows))["test"]
     evaluated.prepared = DatasetDict(dict.fromkeys(SPLITS, prepared))
-    evaluated.kind = replace(task, loss_function=recipe.loss_function or "")
+    evaluated.kind = replace(run.kind, loss_function=recipe.loss_function or "")
     return evaluated
 
 
 def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
     """Return how many of the rows are training rows of the run too, whatever their label."""
-    from finetune.data.digests import seen_in
-
     try:
-        if missing := hub.missing(sources(run, None)):
+        if missing := hub.missing({**run.manifest.options, "model": None}):
             raise UserError(f"{missing[0]} is not in the cache")
         _require_same_data(run, recipe)
     except (UserError, OSError) as error:

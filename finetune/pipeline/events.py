@@ -33,7 +33,7 @@ _FORMATS = {
     "rows_per_second": "{:,.0f} samples/s",
 }
 #: The speed of an evaluation, as the library names it, which a line leaves out.
-_UNSEEN = ("runtime", "samples_per_second", "steps_per_second", "preparation_time")
+SPEED = ("runtime", "samples_per_second", "steps_per_second", "preparation_time")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Logged(Event):
         """One line: ``step 120/480  epoch 0.50  loss 0.3421  lr 1.8e-05  152 samples/s``."""
         words = [f"step {self.step:>{len(str(self.max_steps))}}/{self.max_steps}"]
         for name in sorted(self.values, key=lambda name: name != "epoch"):
-            if not name.endswith(_UNSEEN):
+            if not name.endswith(SPEED):
                 words += ["validation"] * (name == "eval_loss")
                 words.append(_format(name.removeprefix("eval_"), self.values[name]))
         return "  ".join(words)
@@ -138,17 +138,11 @@ class Collated(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The run has its model, metrics and predictions.
-
-    Attributes:
-        run: The run.
-        profiled: Whether steps were profiled.
-        page: ``report.html``; None if it could not be written.
-    """
+    """The run has its model, metrics and predictions."""
 
     run: Run
-    profiled: bool
-    page: Path | None = None
+    profiled: bool  # whether steps were profiled
+    page: Path | None = None  # `report.html`; None if it could not be written
 
     def __str__(self) -> str:
         scores = ", ".join(_format(*score) for score in self.run.metrics.test.items())

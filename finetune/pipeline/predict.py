@@ -7,19 +7,23 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from finetune.data import arrow, memory
 from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import Options
+from finetune.predicting.output import Parts, open_writer, refuse_bytes
+from finetune.predicting.request import STANDARD_INPUT, Request, text_names
 from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
 from finetune.runtime.formats import QUOTING, SEPARATORS
 from finetune.training.manifest import MANIFEST
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 #: Suffixes of the files that can be written.
@@ -29,23 +33,14 @@ CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels":
 
 @dataclass(frozen=True)
 class FilePrediction:
-    """A file that was predicted.
+    """A file that was predicted."""
 
-    Attributes:
-        output: The file that was written.
-        rows: How many it has.
-        rows_before: Those of them that were done before this was resumed.
-        samples_per_second: Of the others, all processes together.
-        precision: Of the computation.
-        notes: What the user should know, a sentence each.
-    """
-
-    output: Path
-    rows: int
-    rows_before: int
-    samples_per_second: float
-    precision: str
-    notes: list[str]
+    output: Path  # that was written
+    rows: int  # how many it has
+    rows_before: int  # those of them that were done before this was resumed
+    samples_per_second: float  # of the others, all processes together
+    precision: str  # of the computation
+    notes: list[str]  # what the user should know, a sentence each
 
 
 def predict(
@@ -77,13 +72,8 @@ def predict(
     Raises:
         UserError: If the data or the options are not what the run can predict.
     """
-    import pandas as pd
-    import pyarrow as pa
-
-    from finetune.data import arrow, memory
-    from finetune.predicting.request import Request, text_names
-
-    checked, loaded = _check(options), Run.load(run, trust_recipe=trust_recipe)
+    checked = _check(options)
+    loaded = Run.load(run, trust_recipe=trust_recipe)
     if checked.csv_safe:
         raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
     if isinstance(data, pd.DataFrame):
@@ -131,21 +121,16 @@ def predict_file(
     Raises:
         UserError: If the input, the output or the options cannot be used.
     """
-    import torch
-
-    from finetune.predicting.output import Parts, open_writer, refuse_bytes
-    from finetune.predicting.request import STANDARD_INPUT, Request
-
     target = Path(output).expanduser() if isinstance(output, (str, Path)) else output
     path = target if isinstance(target, Path) else None
-    checked, ranks = _check(options, source, path), distributed.ranks()
-    csv_safe = checked.csv_safe
+    checked = _check(options, source, path)
+    ranks = distributed.ranks()
 
     def prepare() -> tuple[Request, str, Parts | None, dict[int, int]]:
         request = Request(Run.load(run, trust_recipe=trust_recipe), source, checked)
         formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
         suffix = path.suffix if path else formats.get(request.kind, ".csv")
-        if csv_safe and suffix not in SEPARATORS:
+        if checked.csv_safe and suffix not in SEPARATORS:
             raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
         if suffix != ".parquet":
             refuse_bytes(request.rows)
@@ -159,37 +144,45 @@ def predict_file(
     use_cpu = not torch.accelerator.is_available()
     distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
     request, suffix, parts, complete = distributed.main_process_first(prepare, share=False)
-    before, missing, started = sum(complete.values()), 0, time.perf_counter()
-    rows, show = 0 if parts is None else len(request.rows), on_rank_zero(progress)
+    before = sum(complete.values())
+    rows = missing = 0
+    started = time.perf_counter()
 
     def report(rows_done: int) -> None:  # the other processes have done about as many
         rows_of_all = before + rows_done * ranks.world_size
-        show(Predicted(min(rows_of_all, request.total or rows_of_all), request.total))
+        event = Predicted(min(rows_of_all, request.total or rows_of_all), request.total)
+        on_rank_zero(progress)(event)
 
     if parts is None:
-        with open_writer(target, suffix, request.columns, csv_safe) as write:
+        with open_writer(target, suffix, request.columns, checked.csv_safe) as write:
             for _, chunk, added in request.predict(report):
                 write(chunk, added)
-                rows, missing = rows + len(added), missing + added.column(0).null_count
+                rows += len(added)
+                missing += added.column(0).null_count
                 if not isinstance(target, Path):
                     target.flush()
         seconds = time.perf_counter() - started
     else:
+        rows = len(request.rows)
         for number, _, added in request.predict(report, ranks.rank, ranks.world_size, complete):
             parts.write(number, added)
         distributed.gather(None)  # wait for the others
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
-            missing = parts.join(request.rows, request.columns, csv_safe)
-    speed, notes = (rows - before) / seconds, request.notes(missing)
-    return FilePrediction(path or Path("-"), rows, before, speed, request.precision, notes)
+            missing = parts.join(request.rows, request.columns, checked.csv_safe)
+    return FilePrediction(
+        output=path or Path("-"),
+        rows=rows,
+        rows_before=before,
+        samples_per_second=(rows - before) / seconds,
+        precision=request.precision,
+        notes=request.notes(missing),
+    )
 
 
 def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     """Return texts, paths, tuples of texts or rows as a frame; ``columns`` are the names."""
-    import pandas as pd
-
     if isinstance(data, (str, bytes, Path, Mapping)):
         raise UserError(
             f"expected texts, rows or a frame, found {reprlib.repr(data)}: put one text or row "
@@ -211,7 +204,8 @@ def _check(
     options: Mapping[str, Any], source: str | Path = "", output: Path | None = None
 ) -> Options:
     """Return the options; all mistakes in them, and reasons against an output file, are raised."""
-    names, mistakes = [option.name for option in fields(Options)], list[str]()
+    names = [option.name for option in fields(Options)]
+    mistakes: list[str] = []
     if unknown := sorted(options.keys() - set(names)):
         mistakes.append(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
     for name, choices in CHOICES.items():
@@ -220,7 +214,8 @@ def _check(
     if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
         mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
     if output is not None:
-        folder, other = output.parent, Path(source).expanduser()
+        folder = output.parent
+        other = Path(source).expanduser()
         is_input = output.exists() and other.exists() and output.samefile(other)
         if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
             expected = f"a file ending in {', '.join(SUFFIXES)}, in a folder that exists"

@@ -18,7 +18,6 @@ from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline import resumption
 from finetune.pipeline.events import Noted, Progress
-from finetune.pipeline.results import versions
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runtime import distributed, hub
@@ -30,30 +29,19 @@ from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
 #: Steps below which a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
 _FEWEST_STEPS = 50
+_MOST_LOGGED = 500  # losses in the log
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Settings that can be trained: checked, their data loaded and tokenized.
-
-    Attributes:
-        settings: The settings.
-        resumption: What to continue from.
-        configuration: What decides the result, see :func:`.resumption.configuration`.
-        steps: The optimizer steps of the training.
-        is_done: Whether the run is finished already, on every machine, and is only to be shown.
-    """
+    """Settings that can be trained: checked, their data loaded and tokenized."""
 
     settings: Settings
-    resumption: Resumption
-    configuration: dict[str, Any]
-    steps: int
-    is_done: bool = False
-
-    @property
-    def checkpoint(self) -> str | None:
-        """The checkpoint to resume from, if any."""
-        return str(self.resumption.path) if self.resumption.path else None
+    resumption: Resumption  # what to continue from
+    configuration: dict[str, Any]  # what decides the result, see `resumption.configuration`
+    differences: str | None  # a sentence with what is not as before the resume
+    steps: int  # of the optimizer, in all
+    is_done: bool = False  # whether the run is finished, on every machine, and is only to be shown
 
 
 def prepare_job(settings: Settings, progress: Progress) -> Prepared:
@@ -62,12 +50,10 @@ def prepare_job(settings: Settings, progress: Progress) -> Prepared:
     Raises:
         UserError: On every rank, all errors in the report; or that the machines differ.
     """
-    try:
-        values = settings.values
-        group = values.ddp_backend, values.ddp_timeout, values.use_cpu
-    except UserError:  # which `prepare` reports
-        group = "gloo", 1800, True
-    distributed.join_process_group(*group)
+    if (values := _check_values(settings)) is not None:
+        distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
+    else:  # `prepare` raises what is wrong with them
+        distributed.join_process_group("gloo", 1800, use_cpu=True)
     prepared = distributed.main_process_first(lambda: prepare(settings, progress))
     if prepared.settings.values.save_on_each_node:  # each machine has checkpoints of its own
         resumed = prepared.resumption
@@ -79,36 +65,36 @@ def prepare_job(settings: Settings, progress: Progress) -> Prepared:
     return prepared
 
 
-def prepare(settings: Settings, progress: Progress, *, trains: bool = True) -> Prepared:
+def prepare(settings: Settings, progress: Progress) -> Prepared:
     """Refuse everything that can be refused, and tokenize, before any model is loaded.
 
-    Args:
-        settings: The settings.
-        progress: Called with what the user should know of an earlier run.
-        trains: Whether this process trains, and so needs the output directory for itself.
+    A dry run changes nothing in the output directory, and does not need it for itself.
 
     Raises:
         UserError: All errors in the report: options, data, directory and Hub.
     """
-    values = _check_values(settings)
-    resumed = _check_directory(settings, values, trains=trains)
-    _check_sources(settings, values)
+    resumed = _check_directory(settings)
+    look(settings)
     settings.report.raise_errors()
     for note in resumed.notes:
         progress(Noted(note))
     settings = replace(settings)  # the task, which the data decides, has defaults too
-    recipe, values = settings.recipe, settings.values
-    configuration = resumption.configuration(settings, values)
-    resumption.refuse_changes(resumed, configuration, values.allow_changed)
+    recipe = settings.recipe
+    values = settings.values
+    configuration = resumption.configuration(settings)
+    differences = resumption.refuse_changes(resumed, configuration, values)
     is_done = resumed.finished and not resumed.extended_by(configuration)
+    if differences and not is_done and not settings.dry_run:
+        progress(Noted(differences))
     if is_done and not values.save_on_each_node:  # another machine may have to go on
-        return Prepared(settings, resumed, configuration, resumed.step, is_done=True)
-    steps, most = count_steps(values, recipe.prepared["train"]), 500  # log entries of the loss
-    if "logging_steps" not in settings.user_options and steps > most * values.logging_steps:
-        settings = replace(settings, training={**settings.training, "logging_steps": 1 / most})
+        return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
+    steps = count_steps(values, recipe.prepared["train"])
+    if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
+        training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
+        settings = replace(settings, training=training)
     report_few_steps(recipe, values, steps)
     vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
-    return Prepared(settings, resumed, configuration, steps, is_done=is_done)
+    return Prepared(settings, resumed, configuration, differences, steps, is_done)
 
 
 def look(settings: Settings) -> ArgumentValues | None:
@@ -117,10 +103,10 @@ def look(settings: Settings) -> ArgumentValues | None:
     Returns:
         The training arguments; None if they contradict each other.
     """
-    report, recipe = settings.report, settings.recipe
+    recipe = settings.recipe
     values = _check_values(settings)
     _check_sources(settings, values)
-    if report.sentences("error") or "splits" not in vars(recipe):
+    if settings.report.sentences("error") or "splits" not in vars(recipe):
         return values
     return _check_values(replace(settings))  # the task, which the data decides, has defaults too
 
@@ -154,15 +140,15 @@ def writes_run(values: ArgumentValues | None) -> bool:
 
 def _refuse_different_machines(prepared: Prepared) -> None:
     """Refuse what torchrun does not compare: flags, data and disk of each machine."""
-    settings, checkpoint = prepared.settings, prepared.checkpoint
-    facts = {**prepared.configuration, **settings.training, "versions": versions()}
-    facts["the checkpoint to resume"] = Path(checkpoint).name if checkpoint else None
+    settings = prepared.settings
+    facts = {**prepared.configuration, **settings.training}
+    facts["the checkpoint of step"] = prepared.resumption.step
     if Path(str(facts.get("model") or "-")).expanduser().exists():
-        del facts["model"]  # a path may be another on each machine
-    options = {**vars(settings.recipe), **vars(settings.values)}
+        del facts["model"]  # a path may be another on each machine; its files are compared
+    flags = {**vars(settings.recipe), **vars(settings.values)}.keys()
     distributed.refuse_disagreement(
         {
-            f"--{name}" if name in options else name: fact
+            f"--{name}" if name in flags else name: fact
             for name, fact in facts.items()
             if name not in _MACHINE_FLAGS
         }
@@ -180,27 +166,25 @@ def _check_values(settings: Settings) -> ArgumentValues | None:
     return values
 
 
-def _check_directory(
-    settings: Settings, values: ArgumentValues | None, *, trains: bool
-) -> Resumption:
+def _check_directory(settings: Settings) -> Resumption:
     """Check the output directory, and return what is to be resumed."""
-    directory, recipe = settings.output_dir, settings.recipe
+    directory = settings.output_dir
     resumed = resumption.find(None, directory)
+    values = _check_values(settings)
     is_writer = writes_run(values)
-    is_locked = is_writer and trains and not settings.dry_run
+    is_locked = is_writer and not settings.dry_run
     with settings.report.collect():
         if is_writer:
             refuse_foreign(directory)
         request = resumption.requested(values, directory) if values is not None else None
         if request and is_locked and directory.is_dir():
             occupy(directory)  # or a running training might be writing what is verified
-        resumed = resumption.find(request, directory, verifies=is_writer, renames=is_locked)
-        if resumed.path is not None and is_writer:
+        resumed = resumption.find(request, directory, renames=is_locked)
+        if resumed.path is not None:
             refuse_code(resumed.path)
-    model = getattr(recipe, "model", None)
-    for flag, names in {**recipe.correction_files(), "model": [model] if model else []}.items():
-        for path in map(Path, names):
-            path = path.expanduser()
+    files = settings.recipe.correction_files()
+    for flag, names in {**files, "model": [getattr(settings.recipe, "model", "")]}.items():
+        for path in (Path(name).expanduser() for name in names if name):
             if path.exists() and path.resolve().is_relative_to(directory.resolve()):
                 settings.report.error(
                     f"--{flag} {path}: is in --output_dir {directory}, which is moved aside; use "
@@ -211,12 +195,10 @@ def _check_directory(
 
 def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
-    recipe, report = settings.recipe, settings.report
-    # an unknown option may be meant to say where data and model are
-    has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
-    options = {} if has_unknown else vars(recipe)
+    recipe = settings.recipe
+    report = settings.report
     with report.collect():
-        hub.require(options, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
+        hub.require(vars(recipe), embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
     has_model = not (report.sentences("error") and hub.missing({**vars(recipe), "dataset": None}))
     if has_model:
         with report.collect():
@@ -229,8 +211,8 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
             if not isinstance(recipe, TextRecipe) or recipe.long_texts == "cut":
                 training_steps.require_a_step(values, len(rows))
             if values.label_smoothing_factor and not recipe.kind.has_one_class:
-                task = recipe.kind.name
-                raise UserError(f"--label_smoothing_factor needs one class a row; this is {task}")
+                flag = "--label_smoothing_factor"
+                raise UserError(f"{flag} needs one class a row; this is {recipe.kind.name}")
             if values.class_sampling == "balanced":
                 training_steps.require_classes(recipe.targets("train"))
             if recipe.weights is not None:
@@ -241,7 +223,8 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
             numbers = np.asarray(rows.select_columns(ROW)[sample.rows][ROW])
             sample.report_unknown(recipe.model, numbers, report)
         if isinstance(recipe, (TextRecipe, ImageRecipe)) and recipe.model_config is not None:
-            trained, labels = outputs_of_head(recipe.model_config), recipe.labels or ["LABEL_0"]
+            trained = outputs_of_head(recipe.model_config)
+            labels = recipe.labels or ["LABEL_0"]
             order = match_outputs(trained, labels)
             if trained and order is None:
                 recipe.note(

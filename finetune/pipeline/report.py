@@ -14,22 +14,24 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
-from finetune.data.prediction_columns import DIGEST
+from finetune.data import corrections
+from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION, USER_COLUMNS
+from finetune.data.targets import MOST_SUSPECTS
 from finetune.errors import RunError, UserError, counted
 from finetune.pipeline.events import Finished, Interrupted, Progress
 from finetune.recipe.scoring import without_counted
-from finetune.reporting import tables
+from finetune.reporting import card, tables
+from finetune.reporting import page as report_page
 from finetune.reporting.tables import Cell, Table, estimates
 from finetune.runs.run import Run
-from finetune.statistics.estimates import McNemar, holm, mcnemar
-from finetune.statistics.metrics import (
-    estimate,
-    estimate_difference,
-    recipe_metrics,
-    with_standard,
-)
-from finetune.statistics.scored import distances
+from finetune.statistics import mistakes
+from finetune.statistics.estimates import holm
+from finetune.statistics.metrics import estimate, estimate_difference, recipe_metrics, with_standard
+from finetune.statistics.scored import ScoredRows, distances
 from finetune.tasks.base import Task
+
+#: The most confident mistakes beside the labels that may be wrong.
+_MISTAKES = 50
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,53 @@ def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
     Raises:
         UserError: If the training did not end.
     """
-    from finetune.pipeline import suspects
-    from finetune.reporting import card, page
-
     run = Run.load(run, trust_recipe=trust_recipe)
     if run.unfinished:
         raise UserError(run.unfinished)
-    written = card.write(run)
-    return Report(page=page.write(run), card=written, suspects=suspects.of_run(run))
+    written = card.write(run)  # first: a plot may fail
+    return Report(page=report_page.write(run), card=written, suspects=_write_suspects(run))
+
+
+def _write_suspects(run: Run) -> Path | None:
+    """Write the test rows of a run that may have a wrong label, then its most confident mistakes.
+
+    Return the file in its directory, which stays as it is if a person has written into it; None
+    where no row is suspected, or the task has no classes.
+    """
+    table = run.predicted_rows
+    path = run.path / corrections.FILE
+    if path.exists() and corrections.has_new_labels(path):
+        return path  # a person's work
+    path.unlink(missing_ok=True)
+    if not run.kind.has_one_class:
+        return None
+    rows: ScoredRows = run.scored(table)
+    suspicion = report_page.suspicion(run, rows)
+    suspected = suspicion.rows[:MOST_SUSPECTS].tolist() if suspicion else []
+    reasons = dict.fromkeys(suspected, "label may be wrong")
+    further = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
+    reasons |= dict.fromkeys(further[:_MISTAKES], "confident mistake")
+    data = run.predictions
+    written = []
+    for number, reason in reasons.items():
+        row = table.iloc[number]
+        user_values = data.iloc[number]
+        text = row.get("text")
+        written.append(
+            {
+                "split": run.manifest.data.tested_in,
+                "text": row.get("file") if text is None else text,
+                "label": rows.names[rows.labels[number]],
+                "suggested": rows.names[rows.classes[number]],
+                "probability": round(float(rows.summary.confidence[number]), 4),
+                "why": reason,
+                "digest": f"x{row[DIGEST]}" if text is None else corrections.text_digest(text),
+                "user": user_values.where(user_values.notna(), None),
+            }
+        )
+    if not written:
+        return None
+    return corrections.write_suspects(path, written, data.attrs.get(USER_COLUMNS, []))
 
 
 def write_last(run: Run, progress: Progress) -> None:
@@ -69,7 +110,8 @@ def write_last(run: Run, progress: Progress) -> None:
     Raises:
         RunError: If it cannot be written, with the command that writes it.
     """
-    page, hint = None, f"to write it: python -m finetune report {run.path}"
+    page = None
+    hint = f"to write it: python -m finetune report {run.path}"
     try:
         page = report(run).page
     except KeyboardInterrupt as stop:
@@ -85,34 +127,21 @@ def write_last(run: Run, progress: Progress) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of several runs.
+    """The comparison of several runs on the same test rows."""
 
-    Attributes:
-        names: Of the runs: their directories.
-        rows: How many test rows they share.
-        headline: The metrics of the first run's recipe: the one that decides the verdicts, by which
-            its best checkpoint was chosen, then the others.
-        metrics: For each run the metrics of the first one, with intervals.
-        differences: For each run but the first, how much more of each metric it has than the
-            first, with a 95% interval.
-        tests: For each run but the first, McNemar's test of the accuracy; none in a regression.
-        settings: Options and training arguments that are not the same in all, by name.
-        disagreements: Indices of rows for which the runs have not the same prediction, the ones
-            of which they are most confident first.
-        tables: ``predictions.parquet`` of each.
-        verdicts: A sentence for each run but the first: whether it is better. Of several
-            comparisons, the chance of a single wrong "better" or "worse" is 5% (Holm, 1979).
-    """
-
-    names: list[str]
-    rows: int
+    names: list[str]  # of the runs: their directories
+    rows: int  # how many they share
+    #: The metrics of the first run's recipe: the one that decides the verdicts, by which its best
+    #: checkpoint was chosen, then the others.
     headline: list[str]
-    metrics: list[Mapping[str, Any]]
-    differences: list[dict[str, Any]]
-    tests: list[McNemar]
-    settings: dict[str, list[str]]
+    metrics: list[Mapping[str, Any]]  # for each run those of the first one, with 95% intervals
+    differences: list[dict[str, Any]]  # for each run but the first: how much more it has, likewise
+    settings: dict[str, list[str]]  # what is not the same in all, by name
+    #: Indices of rows with different predictions, the most confident ones first; shape ``(rows,)``.
     disagreements: np.ndarray
-    tables: list[pd.DataFrame]
+    tables: list[pd.DataFrame]  # `predictions.parquet` of each
+    #: For each run but the first, whether it is better. Of several comparisons, the chance of a
+    #: single wrong "better" or "worse" is 5% (Holm, 1979).
     verdicts: list[str]
 
     def scores(self, names: Sequence[str]) -> Table:
@@ -149,20 +178,15 @@ def compare(
         raise UserError(f"--output {page}: expected the name of a file in a directory that exists")
     if unfinished := [run.unfinished for run in loaded if run.unfinished]:
         raise UserError(*unfinished)
-    first, names, headline = loaded[0], [str(run.path) for run in loaded], loaded[0].headline
+    first = loaded[0]
+    headline = first.headline
     if not headline:
         raise UserError(f"{first.path} has no metric that is a number: nothing to compare")
-    task, scoring, frames = first.kind, first.manifest.scoring, [first.predicted_rows]
-    # its recipe may not be importable
-    compute_metrics = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
-    scored_rows, differences = [first.scored(frames[0])], []
-    metrics_of_recipe = recipe_metrics(
-        scored_rows[0], scoring, lambda output: compute_metrics()(output)
-    )
-    all_metrics = with_standard(task.label_kind, metrics_of_recipe)
-    metrics: list[Mapping[str, Any]] = [first.statistics.metrics]
-    for run in loaded[1:]:
-        frame, pair = run.predicted_rows, f"{first.path} and {run.path} have"
+    task = first.kind
+    frames = [run.predicted_rows for run in loaded]
+    scored_rows = [first.scored(frames[0])]
+    for run, frame in zip(loaded[1:], frames[1:], strict=True):
+        pair = f"{first.path} and {run.path} have"
         if difference := task.find_difference(run.kind):
             raise UserError(f"{pair} {difference}")
         columns = [name for name in ("id", "text", DIGEST) if name in frame and name in frames[0]]
@@ -171,42 +195,36 @@ def compare(
                 f"{pair} different test rows ({len(frames[0]):,} and {len(frame):,}): compare runs "
                 "with the same --dataset, --split_seed and --eval_samples"
             )
-        rows = run.scored(frame, task)
-        if not np.array_equal(scored_rows[0].labels, rows.labels):
+        scored_rows.append(run.scored(frame, task))
+        if not np.array_equal(scored_rows[0].labels, scored_rows[-1].labels):
             raise UserError(
                 f"{pair} different labels for the same rows: compare runs with the same "
                 "--label_column or --label_columns, and the same --label_map"
             )
-        frames.append(frame)
-        scored_rows.append(rows)
-        metrics.append(estimate(rows, all_metrics))
-        differences.append(estimate_difference(scored_rows[0], rows, all_metrics))
-    other_rows = scored_rows[1:]
-    has_tests = task.has_probabilities
-    tests = [mcnemar(scored_rows[0].right, rows.right) for rows in other_rows if has_tests]
-    distance = np.max([distances(scored_rows[0], rows) for rows in other_rows], axis=0)
-    better, is_several = tables.directions(first.manifest), len(differences) > 1
+    others = scored_rows[1:]
+    scoring = first.manifest.scoring
+    # its recipe may not be importable
+    compute = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
+    metrics = recipe_metrics(scored_rows[0], scoring, lambda output: compute()(output))
+    metrics = with_standard(task.label_kind, metrics)
+    differences = [estimate_difference(scored_rows[0], rows, metrics) for rows in others]
+    distance = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
+    names = [str(run.path) for run in loaded]
+    better = tables.directions(first.manifest)
+    is_several = len(others) > 1
     p_values = holm([_p_value(gaps.get(headline[0])) for gaps in differences])
-    p_values_of_tests = holm([test.p_value for test in tests])
-    note = f" after Holm's correction for {len(differences)} comparisons" * is_several
     verdicts = []
-    for number, (name, gaps) in enumerate(zip(names[1:], differences, strict=True)):
-        is_chance = is_several and p_values[number] >= 0.05
+    for name, gaps, p_value in zip(names[1:], differences, p_values, strict=True):
+        is_chance = is_several and p_value >= 0.05
         verdict = tables.judge(name, names[0], gaps, headline, better, is_chance=is_chance)
-        if tests:
-            test, p_value = tests[number], p_values_of_tests[number]
-            verdict += (
-                f" McNemar's test of the accuracy: {test.only_second:,} rows only {name} gets "
-                f"right, {test.only_first:,} only {names[0]}, p = {p_value:.3g}{note}."
-            )
-        verdicts.append(verdict)
+        note = f" Corrected for {len(others)} comparisons (Holm, 1979)." * is_several
+        verdicts.append(verdict + note)
     comparison = Comparison(
         names=names,
         rows=len(frames[0]),
         headline=headline,
-        metrics=metrics,
+        metrics=[estimate(rows, metrics) for rows in scored_rows],
         differences=differences,
-        tests=tests,
         settings=_settings_that_differ(loaded),
         disagreements=np.argsort(-distance, kind="stable")[: np.count_nonzero(distance)],
         tables=frames,
@@ -228,36 +246,35 @@ def _p_value(gap: Mapping[str, float] | None) -> float:
 
 def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return what decides a result, the launch and the versions that not all runs share."""
-    columns: list[dict[str, Any]] = []
+    columns = []
     for manifest in (run.manifest for run in runs):
-        launch = {name.replace("_", " "): value for name, value in asdict(manifest.launch).items()}
-        versions = {f"version of {name}": value for name, value in manifest.versions.items()}
-        revision = {"revision": manifest.git_revision}
-        columns.append({**manifest.configuration, **launch, **versions, **revision})
+        launch = {**asdict(manifest.launch), "revision": manifest.git_revision}
+        columns.append({**manifest.configuration, **launch})
     names = dict.fromkeys(name for column in columns for name in column)
     rows = {name: [str(column.get(name, "")) for column in columns] for name in names}
     return {name: row for name, row in rows.items() if len(set(row)) > 1}
 
 
 def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
-    names, frames = comparison.names, comparison.tables
-    shared = [name for name in comparison.metrics[0] if all(name in m for m in comparison.metrics)]
-    rows, has_text = [], "text" in frames[0]
+    names = comparison.names
+    frames = comparison.tables
+    has_text = "text" in frames[0]
+    rows = []
     for index in comparison.disagreements[:30]:
         first = frames[0].iloc[index]
         cells = [Cell(str(first["id"])), *([tables.excerpt(first["text"])] if has_text else [])]
-        cells.append(Cell(task.describe_row(first)[0]))
-        for frame in frames:
-            _, prediction, is_right = task.describe_row(frame.iloc[index])
+        cells.append(Cell(task.describe(first, LABEL)))
+        for row in (frame.iloc[index] for frame in frames):
+            prediction = task.describe(row, PREDICTION)
+            is_right = task.has_probabilities and prediction == task.describe(row, LABEL)
             cells.append(Cell(prediction, "\N{CHECK MARK}" * is_right, "good" * is_right))
         rows.append(cells)
     header = ["row", *["text"] * has_text, "label", *names]
     count = f"Predictions differ on {len(comparison.disagreements):,} of {comparison.rows:,} rows."
-    settings = tables.settings(names, comparison.settings)
     examples = Table("Most confident disagreements", header, rows)
     sections: dict[str, list[Any]] = {
-        "Scores": [comparison.scores(shared)],
-        "Settings": [settings if comparison.settings else "All are the same."],
+        "Scores": [comparison.scores([*comparison.metrics[0]])],
+        "Settings": tables.settings(names, comparison.settings) or ["All are the same."],
         "Disagreements": [count, examples] if rows else [count],
     }
     tables.write_page(page, f"{len(frames)} runs on the same rows", comparison.verdicts, sections)

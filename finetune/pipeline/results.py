@@ -7,24 +7,26 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+import shutil
 import subprocess
-import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from datasets import Dataset, Image, Value
 from transformers import EvalPrediction
+from transformers.trainer_utils import PredictionOutput
 
 from finetune.config.settings import Settings
 from finetune.data import ROW, arrow, digests, images, sources
 from finetune.data.prediction_columns import DIGEST, RENAMED, THUMBNAIL, USER_COLUMNS, free_name
 from finetune.errors import UserError
-from finetune.pipeline.events import Noted, Progress
+from finetune.models.pretrained import commit
+from finetune.pipeline.events import SPEED, Noted, Progress
 from finetune.recipe import Recipe, TextRecipe, scoring
 from finetune.recipe.scoring import without_counted
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
@@ -34,13 +36,8 @@ from finetune.runtime.version import __version__
 from finetune.statistics import baselines, metrics, mistakes
 from finetune.statistics.baselines import Source
 from finetune.statistics.scored import to_float16
-from finetune.training.arguments import shards
+from finetune.training.arguments import FinetuneArguments, shards
 from finetune.training.manifest import Data, Launch, Manifest, Metrics, Process, Statistics
-
-if TYPE_CHECKING:
-    from transformers.trainer_utils import PredictionOutput
-
-    from finetune.training.arguments import FinetuneArguments
 
 #: As many small images as a report shows.
 _MOST_THUMBNAILS = 40
@@ -48,17 +45,21 @@ _MOST_THUMBNAILS = 40
 
 def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
     """Return what is known when training starts, inside the process group and with loaded data."""
-    from finetune.models.pretrained import commit
-
-    recipe, arguments = settings.recipe, settings.arguments
+    recipe = settings.recipe
+    arguments = settings.arguments
     options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
     dataset = Path(recipe.dataset).expanduser()
     if recipe.dataset and dataset.exists():  # found from any directory
         options["dataset"] = str(dataset.resolve())
     if recipe.metrics:
         options["metrics"] = scoring.with_absolute_paths(recipe.metrics)
-    model, revision = options.get("model"), options.get("model_revision")
-    started = datetime.now(UTC).isoformat(timespec="seconds")
+    model = options.get("model")
+    process = Process(
+        host=platform.node(),
+        pid=os.getpid(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        job=distributed.job(),
+    )
     return Manifest(
         status="running",
         recipe=settings.name,
@@ -70,8 +71,8 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
         scoring=recipe.known_scoring,
         data=Data(
             source=sources.Source(recipe.dataset).describe(),
-            rows={name: len(rows) for name, rows in recipe.splits.items()},
-            fingerprint=digests.fingerprint(recipe.splits, recipe.input_column),
+            rows=configuration["rows"],
+            fingerprint=configuration["data"],
             notes=list(recipe.notes),
             findings=[finding.facts for finding in recipe.report.findings],
             tested_in="test" if "test" in recipe.source else "train",
@@ -89,12 +90,10 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
         ),
         versions=versions(),
         git_revision=_git_revision(),
-        process=Process(
-            host=platform.node(), pid=os.getpid(), started=started, job=distributed.job()
-        ),
+        process=process,
         task=recipe.kind.name,
         task_facts=recipe.kind.facts,
-        model_revision=commit(model, revision) if model else None,
+        model_revision=commit(model, options.get("model_revision")) if model else None,
         configuration=configuration,
     )
 
@@ -123,7 +122,7 @@ def precision(arguments: FinetuneArguments) -> str:
 
 
 def _git_revision() -> str | None:
-    if not (HOUSE / ".git").exists():
+    if not (HOUSE / ".git").exists() or not shutil.which("git"):
         return None
     command = ["git", "-C", str(HOUSE), "--no-optional-locks", "describe", "--always", "--dirty"]
     process = subprocess.run([*command, "--abbrev=12"], capture_output=True, text=True, check=False)
@@ -153,7 +152,8 @@ def write(
     Raises:
         UserError: If outputs of the model are not finite.
     """
-    recipe, task = settings.recipe, settings.recipe.kind
+    recipe = settings.recipe
+    task = recipe.kind
     run.update()  # refused where it was removed meanwhile
     validation_scores = scores(recipe, "validation", validation, "eval_")
     test_scores = scores(recipe, "test", test, "test_")
@@ -165,13 +165,12 @@ def write(
         )
     temperature = None
     if task.has_one_class:
-        outputs = np.asarray(validation.predictions), np.asarray(validation.label_ids)
-        temperature = mistakes.fit_temperature(*outputs)
+        outputs = np.asarray(validation.predictions)
+        temperature = mistakes.fit_temperature(outputs, np.asarray(validation.label_ids))
     rows, recipe_metrics = assess(recipe, test._replace(predictions=stored))
     fields = task.statistics(rows, recipe_metrics, temperature)
-    if task.has_one_class:
-        fields["calibration"]["temperature"] = temperature
-    started, notes = time.perf_counter(), fields["notes"]
+    notes = fields["notes"]
+    labels = np.asarray(test.label_ids)
     source = Source(
         splits=recipe.splits,
         column=recipe.input_column,
@@ -179,12 +178,12 @@ def write(
         fit=settings.arguments.baseline,
         note=notes.append,
     )
-    baseline_scores, differences = {}, {}
+    baseline_scores: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     for name, predicted in task.baselines(source):
         try:
-            prediction = EvalPrediction(predictions=predicted, label_ids=np.asarray(test.label_ids))
-            computed = recipe.compute_metrics(prediction)
-            baseline = task.scored(np.asarray(test.label_ids), predicted)
+            computed = recipe.compute_metrics(EvalPrediction(predicted, labels))
+            baseline = task.scored(labels, predicted)
             differences[name] = metrics.estimate_difference(baseline, rows, recipe_metrics)
             baseline_scores[name] = computed
         except Exception as error:  # of a recipe's own metrics; the run has its own scores
@@ -198,8 +197,7 @@ def write(
         baseline=baseline_scores,
         statistics=Statistics(**fields, beyond=differences, thresholds=thresholds),
     ).write(run.path)
-    seconds = round(time.perf_counter() - started, 2)
-    run.update(**outcome, temperature=temperature, baseline_seconds=seconds, status="finished")
+    run.update(**outcome, temperature=temperature, status="finished")
     files.release(run.path)
 
 
@@ -210,14 +208,14 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     the toolkit's that would have the same gets the prefix ``model_``, which
     :attr:`Run.predicted_rows` takes off again.
     """
-    task, rows = recipe.kind, recipe.splits["test"]
+    task = recipe.kind
+    rows = recipe.splits["test"]
     logits: np.ndarray = np.asarray(outputs)
-    stored = to_float16(logits) if task.has_outputs_file else None
     (directory / LOGITS).unlink(missing_ok=True)
-    if stored is not None:
-        logits = stored
+    if task.has_outputs_file:
+        logits = to_float16(logits)
         with files.replacing(directory / LOGITS) as new, new.open("wb") as file:
-            np.lib.format.write_array(file, stored, allow_pickle=False)
+            np.lib.format.write_array(file, logits, allow_pickle=False)
     user_columns = [
         name
         for name in rows.column_names
@@ -268,23 +266,21 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
         RuntimeError: If its labels are not those of the raw rows in their order; every score and
             every prediction would be written beside the wrong row.
     """
-    targets, labels = recipe.targets(split), np.asarray(output.label_ids)
-    if labels.shape != targets.shape or not np.array_equal(labels, targets.astype(labels.dtype)):
+    labels = np.asarray(output.label_ids)
+    if not np.array_equal(labels, recipe.targets(split).astype(labels.dtype)):
         raise RuntimeError(
             "the labels of the evaluation are not those of the rows: install the tested versions "
             "of transformers and accelerate (constraints.txt)"
         )
-    speed = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
     return {
         name.removeprefix(prefix): value
         for name, value in (output.metrics or {}).items()
-        if name.startswith(prefix) and not name.endswith(speed)
+        if name.startswith(prefix) and not name.endswith(SPEED)
     }
 
 
 def assess(recipe: Recipe, output: PredictionOutput) -> tuple[Any, metrics.Metrics]:
     """Return labelled rows with the outputs of a model, and the metrics of the recipe."""
-    task, arguments = recipe.kind, recipe.known_scoring
-    rows = task.scored(np.asarray(output.label_ids), np.asarray(output.predictions))
-    compute = without_counted(recipe.compute_metrics, arguments, task)
-    return rows, metrics.recipe_metrics(rows, arguments, compute)
+    rows = recipe.kind.scored(np.asarray(output.label_ids), np.asarray(output.predictions))
+    compute = without_counted(recipe.compute_metrics, recipe.known_scoring, recipe.kind)
+    return rows, metrics.recipe_metrics(rows, recipe.known_scoring, compute)

@@ -16,29 +16,28 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from finetune.config.settings import Settings
 from finetune.data.digests import fingerprint
 from finetune.errors import UserError, counted, suggestion
-from finetune.recipe import ImageRecipe, TextRecipe, scoring
+from finetune.models.pretrained import commit
+from finetune.pipeline.results import versions
+from finetune.recipe import scoring
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json
 from finetune.runtime.importing import read_source
 from finetune.training import checkpoint
+from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import Checkpoint
 from finetune.training.manifest import MANIFEST, METRICS, Manifest
-
-if TYPE_CHECKING:
-    from finetune.config.settings import Settings
-    from finetune.recipe import Recipe
-    from finetune.training.arguments import ArgumentValues
 
 #: Training arguments that may change; every other one is part of the configuration.
 _FREE = {
     *("output_dir", "resume", "resume_from_checkpoint", "allow_changed", "early_stopping_patience"),
     "grace_seconds",
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
-    *("num_threads", "use_cpu", "profile", "baseline", "debug", "skip_memory_metrics", "precision"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "num_threads", "use_cpu"),
+    *("profile", "baseline", "debug", "skip_memory_metrics", "precision"),
     *("report_to", "run_name", "project", "disable_tqdm", "include_for_metrics", "local_rank"),
     *("accelerator_config", "torch_empty_cache_steps"),
 }
@@ -47,28 +46,21 @@ _FREE_PREFIXES = ("log", "hub_", "push_to_hub", "trackio_", "eval_", "save_", "d
 #: Options of a recipe that may change: where rows are, which are compared, and how fast they are
 #: tokenized.
 _FREE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
+#: Entries of the configuration that may change, which is announced.
+_ANNOUNCED = {"launch", "gradient_accumulation_steps", "commit", *versions()}
 _LENGTH = ("num_train_epochs", "max_steps")
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a training continues from; of a new run there is no path, and it is not in place.
+    """What a training continues from; of a new run there is no path, and it is not in place."""
 
-    Attributes:
-        path: The checkpoint, verified; None to start from the beginning.
-        directory: The run that it belongs to.
-        manifest: That run's, where it can be read.
-        configuration: What the checkpoint was made by.
-        in_place: Whether it continues in the directory of the run; nothing is moved aside then.
-        notes: What the user should know.
-    """
-
-    path: Path | None
-    directory: Path
-    manifest: Manifest | None
-    configuration: Mapping[str, Any] = field(default_factory=dict)
-    in_place: bool = True
-    notes: list[str] = field(default_factory=list)
+    path: Path | None  # the checkpoint, verified; None to start from the beginning
+    directory: Path  # of the run that it belongs to
+    manifest: Manifest | None = None  # that run's
+    configuration: Mapping[str, Any] = field(default_factory=dict)  # that of the checkpoint
+    in_place: bool = True  # whether it continues in that directory; nothing is moved aside then
+    notes: list[str] = field(default_factory=list)  # what the user should know
 
     @property
     def step(self) -> int:
@@ -91,34 +83,12 @@ class Resumption:
 
     def extended_by(self, current: Mapping[str, Any]) -> bool:
         """Return whether a finished run is to be trained for more epochs, or steps."""
-        started = self.manifest.configuration if self.manifest is not None else {}
-        was_extended = all(started.get(n) == current.get(n, 0) for n in _LENGTH)  # and interrupted
-        (epochs, steps), (more_epochs, more_steps) = (
-            [entries.get(name, 0) for name in _LENGTH] for entries in (self.configuration, current)
-        )
-        is_longer = more_steps > steps if steps > 0 else more_steps <= 0 and more_epochs > epochs
-        return bool(self.configuration and is_longer and (self.finished or was_extended))
-
-    def describe_changes(self, current: Mapping[str, Any], manifest: Manifest) -> str | None:
-        """Return a sentence with all that can move the result, if there is something."""
-        changes = self.changes(current)
-        if (earlier := self.manifest) is not None and self.path is not None:
-            name = "gradient_accumulation_steps"
-            changes |= {
-                name: (earlier.arguments.get(name), manifest.arguments[name]),
-                "the commit of the model": (earlier.model_revision, manifest.model_revision),
-                **{n: (earlier.versions.get(n), new) for n, new in manifest.versions.items()},
-            }
-        texts = [
-            f"{name} {_shorten(new)} instead of {_shorten(old)}"
-            for name, (old, new) in changes.items()
-            if old != new
-        ]
-        world_size = manifest.launch.world_size
-        before = world_size if self.path is None else Checkpoint.read(self.path).world_size
-        if before != world_size:
-            texts.insert(0, f"{counted(world_size, 'process')} instead of {before}")
-        return f"resumed with {', '.join(texts)}" if texts else None
+        if not self.finished or not self.configuration:
+            return False
+        epochs, steps = (self.configuration[name] for name in _LENGTH)
+        if steps > 0:
+            return bool(current["max_steps"] > steps)
+        return bool(current["max_steps"] <= 0 and current["num_train_epochs"] > epochs)
 
 
 def requested(values: ArgumentValues, output_dir: Path) -> str | None:
@@ -135,54 +105,54 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
             "--resume and --resume_from_checkpoint are mutually exclusive: --resume continues from "
             "the newest checkpoint, and starts where there is none"
         )
-    manifest = None
-    with contextlib.suppress(UserError):  # a run that cannot be read is not this job's
-        manifest = _read_manifest(output_dir)
-    if distributed.was_restarted() and manifest is not None:
-        process, this_job = manifest.process, (distributed.job() or "").split()
-        job = (process.job or "").split()
-        if process.host != platform.node() and job[:1] == ["torchrun"]:  # its agent is another
-            job, this_job = job[:2], this_job[:2]
-        if job == this_job and (not path or checkpoint.list_checkpoints(output_dir)):
-            return "resume"
     if values.resume:
         return "resume"
+    if distributed.was_restarted() and (not path or checkpoint.list_checkpoints(output_dir)):
+        with contextlib.suppress(UserError):  # a run that cannot be read is not this job's
+            if _is_run_of_this_job(_read_manifest(output_dir)):
+                return "resume"
     return "last" if path in ("true", "True") else path
 
 
-def find(
-    request: str | None, output_dir: Path, *, verifies: bool = True, renames: bool = False
-) -> Resumption:
+def _is_run_of_this_job(manifest: Manifest | None) -> bool:
+    if manifest is None:
+        return False
+    job = (manifest.process.job or "").split()
+    this_job = (distributed.job() or "").split()
+    if manifest.process.host != platform.node() and job[:1] == ["torchrun"]:
+        return job[:2] == this_job[:2]  # the agent of torchrun is another there
+    return job == this_job
+
+
+def find(request: str | None, output_dir: Path, *, renames: bool = False) -> Resumption:
     """Return what to continue from.
 
     Args:
         request: From :func:`requested`.
         output_dir: Where the run is, or will be.
-        verifies: Whether this process reads every byte; the others go by the names that are left.
         renames: Whether checkpoints that are not complete may be renamed.
 
     Raises:
         UserError: If there is nothing to continue from, or nothing complete.
     """
     if request is None:
-        return Resumption(None, output_dir, None, in_place=False)
+        return Resumption(None, output_dir, in_place=False)
     if request not in ("resume", "last"):
-        path, flag = Path(request).expanduser(), f"--resume_from_checkpoint {request}"
+        path = Path(request).expanduser().resolve()
+        flag = f"--resume_from_checkpoint {request}"
         if not (path / checkpoint.STATE).exists():
             raise UserError(f"{flag}: expected 'last' or a directory with a {checkpoint.STATE}")
-        path = path.resolve()
-        if verifies and (reason := checkpoint.problem(path)) is not None:
+        if (reason := checkpoint.problem(path)) is not None:
             newest, _ = checkpoint.newest_complete(path.parent)
             raise UserError(f"{flag} is damaged ({reason}); complete is: {newest or 'none'}")
         is_in_place = path.parent == output_dir.resolve()
         return replace(_continue_from(path, path.parent, []), in_place=is_in_place)
-    manifest, paths = _read_manifest(output_dir), checkpoint.list_checkpoints(output_dir)
-    saved = checkpoint.list_checkpoints(output_dir, complete=True)
-    newest, problems = saved[0] if saved else None, list[str]()
-    if verifies:
-        newest, problems = checkpoint.newest_complete(output_dir)
+    manifest = _read_manifest(output_dir)
+    paths = checkpoint.list_checkpoints(output_dir)
+    newest, problems = checkpoint.newest_complete(output_dir)
     # killed while it saved the first one
-    starts_again = request == "resume" and not saved and (manifest is not None or not paths)
+    has_none = not checkpoint.list_checkpoints(output_dir, complete=True)
+    starts_again = request == "resume" and has_none and (manifest is not None or not paths)
     if renames and (newest is not None or starts_again):
         problems = [
             f"{problem}: renamed to {checkpoint.set_aside(path, 'damaged').name}"
@@ -190,18 +160,14 @@ def find(
         ]
     if newest is not None:
         return _continue_from(newest, output_dir, problems)
-    start = Resumption(None, output_dir, manifest, notes=problems)
+    start = Resumption(None, output_dir, manifest, in_place=output_dir.exists(), notes=problems)
     if manifest is not None and not paths and start.finished:
         return replace(start, configuration=manifest.configuration)
     if starts_again:
-        return replace(start, in_place=output_dir.exists())
+        return start
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
-    reasons = [
-        f"{flag}: no complete checkpoint in {output_dir}",
-        *problems,
-        "leave the flag out to start from the beginning",
-    ]
-    raise UserError("; ".join(reasons))
+    reasons = [f"{flag}: no complete checkpoint in {output_dir}", *problems]
+    raise UserError("; ".join([*reasons, "leave the flag out to start from the beginning"]))
 
 
 def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
@@ -213,18 +179,17 @@ def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
     steps = distributed.gather(resumption.step)
     if len(set(steps)) == 1:
         return resumption
-    paths = checkpoint.list_checkpoints(output_dir, complete=True)
-    common = set.intersection(*distributed.gather({path.name for path in paths}))
-    newest = max(common, key=lambda name: checkpoint.number(Path(name)), default=None)
-    problem = checkpoint.problem(output_dir / newest) if newest else "there is none"
-    problems = [reason for reason in distributed.gather(problem) if reason]
-    if newest is None or problems:
+    paths = checkpoint.list_checkpoints(output_dir)
+    complete = {path.name for path in paths if checkpoint.problem(path) is None}
+    common = set.intersection(*distributed.gather(complete))
+    newest = next((path for path in paths if path.name in common), None)
+    if newest is None:
         raise UserError(
             f"--output_dir {output_dir}: the ranks have checkpoints of steps {steps}, and none is "
-            f"complete on every machine ({problems[0]}): copy one to every machine, or remove the "
-            "directory on all of them to start again"
+            "complete on every machine: copy one to every machine, or remove the directory on all "
+            "of them to start again"
         )
-    return _continue_from(output_dir / newest, output_dir, resumption.notes)
+    return _continue_from(newest, output_dir, resumption.notes)
 
 
 def _continue_from(path: Path, directory: Path, notes: list[str]) -> Resumption:
@@ -245,22 +210,26 @@ def _read_manifest(directory: Path) -> Manifest | None:
     return Manifest.read(directory) if (directory / MANIFEST).exists() else None
 
 
-def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
-    """Return what decides the result of a training, by name, as JSON has it."""
+def configuration(settings: Settings) -> dict[str, Any]:
+    """Return what decides the result of a training, and what is announced, as JSON has it."""
     recipe = settings.recipe
     file = Path(settings.name)  # absolute if it is one of the user's
     options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
     for name in _FREE_OPTIONS:
         options.pop(name, None)
-    model = Path(str(options.get("model") or "-")).expanduser()
-    if model.exists():
-        options["model"] = str(model.resolve())
+    model = str(options.get("model") or "")
+    directory = Path(model or "-").expanduser()
+    if directory.exists():
+        options["model"] = str(directory.resolve())
     if recipe.metrics:
         options["metrics"] = ",".join(recipe.known_scoring)  # files are compared by their hashes
     entries = {
+        "launch": counted(distributed.ranks().world_size, "process"),
+        **versions(),
+        "commit": commit(model, options.get("model_revision")),  # of a model on the Hub
         "recipe": settings.name,
         "recipe_file": read_source(file, "recipe")[1] if file.is_absolute() else None,
-        **_hash_model_files(recipe),
+        **_hash_model_files(directory),
         "metric_files": {
             name: read_source(path, "metric")[1]
             for name, path in scoring.files_of(recipe.known_scoring).items()
@@ -270,7 +239,7 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
         "labels": recipe.labels,
         **options,
     }
-    for name, value in vars(values).items():
+    for name, value in vars(settings.values).items():
         if name not in _FREE and not name.startswith(_FREE_PREFIXES):
             entries[name] = value
     text = to_json(entries, default=lambda value: getattr(value, "value", None) or str(value))
@@ -278,37 +247,27 @@ def configuration(settings: Settings, values: ArgumentValues) -> dict[str, Any]:
     return canonical
 
 
-def _hash_model_files(recipe: Recipe) -> dict[str, str]:
-    """Return hashes of what a local model has beside its weights, which a checkpoint has."""
-    from finetune.data.tokenize import identity
-
-    if type(recipe).build_model not in (TextRecipe.build_model, ImageRecipe.build_model):
-        return {}
-    assert isinstance(recipe, (TextRecipe, ImageRecipe))
-    if recipe.model_config is None or not Path(recipe.model).expanduser().is_dir():
-        return {}
-    config = recipe.model_config.to_dict()
-    contents = {"model_config": {**config, "transformers_version": None, "_name_or_path": None}}
-    hashes = {}
-    if isinstance(recipe, TextRecipe):
-        hashes["tokenizer"] = identity(recipe.processing_class())
-    else:
-        contents["image_processor"] = recipe.processing_class().to_dict()
-    for name, content in contents.items():
-        text = to_json(content, sort_keys=True, default=str)
-        hashes[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return hashes
+def _hash_model_files(directory: Path) -> dict[str, str]:
+    """Return hashes of the files of a local model but its weights, which a checkpoint has."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in sorted(directory.glob("*"))
+        if path.suffix in (".json", ".txt", ".model") and path.name not in (MANIFEST, METRICS)
+    }
 
 
 def refuse_changes(
-    resumption: Resumption, current: Mapping[str, Any], allow_changed: str | None
-) -> None:
-    """Refuse to resume another training, except for the names in ``allow_changed``.
+    resumption: Resumption, current: Mapping[str, Any], values: ArgumentValues
+) -> str | None:
+    """Refuse to resume another training, except for the names in ``--allow_changed``.
+
+    Returns:
+        A sentence with what is accepted and can move the result, if there is something.
 
     Raises:
         UserError: One line for each entry that differs.
     """
-    allowed = {name.strip() for name in (allow_changed or "").split(",")} - {""}
+    allowed = {name.strip() for name in (values.allow_changed or "").split(",")} - {""}
     names = {*resumption.configuration, *current}
     if unknown := sorted(allowed - names):
         raise UserError(
@@ -316,18 +275,30 @@ def refuse_changes(
         )
     if resumption.extended_by(current):
         allowed.update(_LENGTH)
-    changed = {n: pair for n, pair in resumption.changes(current).items() if n not in allowed}
+    # what was accepted when the run was continued before, and is in no checkpoint yet
+    accepted = {} if resumption.manifest is None else resumption.manifest.configuration
+    changes = resumption.changes(current)
+    refused = {
+        name: (old, new)
+        for name, (old, new) in changes.items()
+        if name not in allowed | _ANNOUNCED and accepted.get(name, old) != new
+    }
     lines = [
         f"{resumption.path or resumption.directory} was trained with {name} {_shorten(old)}, now "
         f"it is {_shorten(new)}"
-        for name, (old, new) in changed.items()
+        for name, (old, new) in refused.items()
     ]
     if lines:
         lines[-1] += (
             "\nhint: to resume, restore them, or train on with the new ones: "
-            f"--allow_changed {','.join(changed)}"
+            f"--allow_changed {','.join(refused)}"
         )
         raise UserError(*lines)
+    texts = [
+        f"{name}: {_shorten(new)} instead of {_shorten(old)}"
+        for name, (old, new) in changes.items()
+    ]
+    return f"resumed with {', '.join(texts)}" if texts else None
 
 
 def _shorten(value: Any) -> str:

@@ -35,7 +35,6 @@ from finetune.runtime import distributed, files, lock, signals
 from finetune.runtime.signals import Stopped
 from finetune.training import checkpoint
 from finetune.training.callbacks import Bar
-from finetune.training.checkpoint import occupy
 from finetune.training.saving import explained
 from finetune.training.trainer import Trainer, build_trainer
 
@@ -96,8 +95,7 @@ def launch(
     if num_processes == 1:
         return run_training(settings, progress)
     with telling(progress) as report_event:
-        prepare(settings, report_event, trains=False)
-    settings = dataclasses.replace(settings)  # the workers divide the batch anew, among themselves
+        prepare(dataclasses.replace(settings, dry_run=True), report_event)
     screen = sys.stdout
     screen.flush()
 
@@ -152,12 +150,14 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
 
 def _show(prepared: Prepared, progress: Progress) -> Run:
     """Show what a training would start with, or the results of one that is finished."""
-    settings, run = prepared.settings, Run(prepared.resumption.directory)
+    settings = prepared.settings
+    run = Run(prepared.resumption.directory)
     if settings.dry_run:
-        recipe, arguments = settings.recipe, settings.arguments
+        recipe = settings.recipe
+        arguments = settings.arguments
         progress(events.Started(settings, arguments, prepared.steps, model=None))
-        if prepared.checkpoint is not None:
-            progress(Noted(f"would resume from {prepared.checkpoint}"))
+        if prepared.resumption.path is not None:
+            progress(Noted(f"would resume from {prepared.resumption.path}"))
         rows = recipe.prepared["train"]
         unused = {arguments.length_column_name, COLUMN} & {*rows.column_names}
         rows = rows.remove_columns([*unused])
@@ -173,8 +173,8 @@ def _show(prepared: Prepared, progress: Progress) -> Run:
 
 def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     """Return the trainer, whose logs go to ``progress`` instead of being printed."""
-    recipe, arguments = prepared.settings.recipe, prepared.settings.arguments
-    trainer = build_trainer(recipe.trainer_kwargs, arguments, recipe.adapt)
+    recipe = prepared.settings.recipe
+    trainer = build_trainer(recipe.trainer_kwargs, prepared.settings.arguments, recipe.adapt)
     trainer.configuration = prepared.configuration
     trainer.reschedules = bool(prepared.resumption.changes(prepared.configuration))
     trainer.remove_callback(PrinterCallback)
@@ -184,7 +184,8 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
         Logged(state.global_step, state.max_steps, values)
     )
     assert trainer.model is not None
-    task, has_bias = recipe.kind.without_thresholds(), False
+    task = recipe.kind.without_thresholds()
+    has_bias = False
     with contextlib.suppress(UserError):  # there may be no such layer
         has_bias = head.last_linear(trainer.model, task.width).bias is not None
     if task != recipe.kind and not has_bias:
@@ -203,8 +204,10 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     Raises:
         Stopped: On every process, if a signal asked for it; what is trained is in a checkpoint.
     """
-    recipe, task = prepared.settings.recipe, prepared.settings.recipe.kind
-    started, compute_metrics = time.perf_counter(), trainer.compute_metrics
+    recipe = prepared.settings.recipe
+    task = recipe.kind
+    started = time.perf_counter()
+    compute_metrics = trainer.compute_metrics
 
     def compute_fitted(prediction: EvalPrediction) -> dict[str, float]:
         """Return the metrics of what would be saved: they choose the best checkpoint."""
@@ -217,11 +220,12 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
         )
 
     trainer.compute_metrics = compute_metrics and compute_fitted
-    trained = trainer.train(resume_from_checkpoint=prepared.checkpoint)
+    trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
     trainer.compute_metrics = compute_metrics
     seconds = time.perf_counter() - started
     trainer.require_finite_weights()
-    layer, thresholds = None, None
+    layer = None
+    thresholds = None
     try:
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
         shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
@@ -302,26 +306,24 @@ class _Recording:
 
 def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
     """Write ``run.json`` of a run that begins or continues, in a directory that is now its own."""
-    settings, resumed = prepared.settings, prepared.resumption
+    settings = prepared.settings
+    resumed = prepared.resumption
     directory = settings.output_dir
     progress(events.Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = results.manifest(settings, prepared.configuration)
     # only now: until here a mistake could still be found, or the model be read from there
-    if moved := occupy(directory, moves_aside=not resumed.in_place):
+    if moved := checkpoint.occupy(directory, moves_aside=not resumed.in_place):
         progress(events.MovedAside(moved))
-    if resumed.in_place or resumed.path is not None:
-        if resumed.path is not None:
-            for path in checkpoint.list_checkpoints(directory):
-                if checkpoint.number(path) > resumed.step:
-                    aside = checkpoint.set_aside(path, "later")
-                    progress(Noted(f"{path} is not of this continuation: renamed to {aside.name}"))
-            progress(
-                Noted(f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}")
-            )
-        if sentence := resumed.describe_changes(prepared.configuration, manifest):
-            progress(Noted(sentence))
+    if resumed.path is not None:
+        for path in checkpoint.list_checkpoints(directory):
+            if checkpoint.number(path) > resumed.step:
+                aside = checkpoint.set_aside(path, "later")
+                progress(Noted(f"{path} is not of this continuation: renamed to {aside.name}"))
+        progress(
+            Noted(f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}")
+        )
         earlier = resumed.manifest.resumed if resumed.manifest is not None else []
-        record = {"step": resumed.step, "from": resumed.path, "differences": sentence}
+        record = {"step": resumed.step, "from": resumed.path, "differences": prepared.differences}
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])
     with explained(settings.arguments, "writing run.json"):
         manifest.write(directory)

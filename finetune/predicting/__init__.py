@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Options of a recipe that say how an input is read; those of the run by default.
-READING = (
-    *("text_column", "text_columns", "image_column"),
-    *("csv_quoting", "csv_separator", "encoding", "sheet"),
-)
+#: Options of a recipe that say how a file of rows is read; those of the run by default.
+FILES = ("csv_quoting", "csv_separator", "encoding", "sheet")
+#: And which of its columns.
+READING = ("text_column", "text_columns", "image_column", *FILES)
 
 
 @dataclass(frozen=True)

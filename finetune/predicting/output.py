@@ -29,7 +29,7 @@ from finetune.runtime.formats import SEPARATORS, escape_formula
 
 #: Writes rows, with the columns that are added to them.
 Writer = Callable[[pa.Table, pa.Table], object]
-_CHUNKS_AT_ONCE = 16  # in memory; one row group of parquet
+_ROWS_AT_ONCE = 16 * CHUNK_ROWS  # in memory; one row group of parquet
 
 
 class Parts:
@@ -38,8 +38,10 @@ class Parts:
     """
 
     def __init__(self, output: Path, facts: Mapping[str, Any]) -> None:
-        self._output, self._directory = output, output.with_name(f"{output.name}.part")
-        self._manifest, self._facts = self._directory / "manifest.json", to_json(facts, indent=2)
+        self._output = output
+        self._directory = output.with_name(f"{output.name}.part")
+        self._manifest = self._directory / "manifest.json"
+        self._facts = to_json(facts, indent=2)
 
     def refuse_others(self, resume: bool) -> None:
         """Refuse what an interrupted prediction left, unless it is to be resumed and the same."""
@@ -85,10 +87,11 @@ class Parts:
         """Write the rows of the input with their predictions, some chunks in memory at a time, and
         remove the parts. Return the number of rows without a prediction.
         """
-        missing, size, output = 0, CHUNK_ROWS * _CHUNKS_AT_ONCE, self._output
+        missing = 0
+        output = self._output
         with open_writer(output, output.suffix, columns, csv_safe, self._directory) as write:
-            for start in range(0, len(rows), size):
-                some = rows.slice(start, size)
+            for start in range(0, len(rows), _ROWS_AT_ONCE):
+                some = rows.slice(start, _ROWS_AT_ONCE)
                 numbers = range(start // CHUNK_ROWS, -(-(start + len(some)) // CHUNK_ROWS))
                 predictions = pa.concat_tables(pq.read_table(self._path(n)) for n in numbers)
                 write(some, predictions)

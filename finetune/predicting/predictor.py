@@ -46,8 +46,10 @@ class Predictor:
     """
 
     def __init__(self, run: Run, bf16: bool, batch_tokens: int | None, cpu_kernels: str) -> None:
-        self._recipe, self._task = run.recipe(scores=False), run.kind
-        self._device, self._bf16 = device(), bf16
+        self._recipe = run.recipe(scores=False)
+        self._task = run.kind
+        self._device = device()
+        self._bf16 = bf16
         on_cpu = self._device.type == "cpu"
         self._batch_tokens = batch_tokens or (TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR)
         # a new thread of torch starts with as many threads of its own as there are cores
@@ -127,7 +129,8 @@ class Predictor:
         """Return what the model takes of rows that the recipe prepares as in training."""
         from datasets import Dataset, DatasetDict, Features, Image, List
 
-        name, features = self._recipe.input_column, None
+        name = self._recipe.input_column
+        features = None
         columns: dict[str, list[Any]] = {name: values}
         if isinstance(values[0], tuple):  # the texts of several columns
             columns = {name: ["\n".join(row) for row in values], TEXTS: values}

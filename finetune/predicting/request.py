@@ -24,7 +24,7 @@ from finetune.data.columns import parse_names
 from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.read_text import ReadOptions, refuse_half_characters
 from finetune.errors import UserError, counted, suggestion
-from finetune.predicting import Options
+from finetune.predicting import FILES, READING, Options
 from finetune.predicting.predictor import Predictor, device
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
@@ -68,32 +68,31 @@ class Request:
 
     def __init__(self, run: Run, source: str | Path | pd.DataFrame, options: Options) -> None:
         run.require_model()
-        self.run, self.options = run, options
-        self._task, self._recipe = run.kind, run.recipe(scores=False)
-        self._reading = ReadOptions()
+        self.run = run
+        self.options = options
+        self._task = run.kind
+        self._recipe = run.recipe(scores=False)
         self._facts: list[str] = []  # about how the file is read
+        self.rows: Rows
         if isinstance(source, pd.DataFrame):
             if repeated := source.columns[source.columns.duplicated()].tolist():
                 raise UserError(f"the data has two columns named {repeated[0]!r}: rename one")
-            self.kind, self._name, self._names = "frame", "the data", list(source.columns)
-            self.rows: Rows = source.reset_index(drop=True)
+            self.kind, self._name = "frame", "the data"
+            self.rows = source.reset_index(drop=True)
+            self._names = list(source.columns)
         elif str(source) == STANDARD_INPUT:
-            self.kind, self._name = STANDARD_INPUT, STANDARD_INPUT
-            self._names, self.rows = text_names(self._recipe, options), pa.table({})
+            self.kind, self._name = STANDARD_INPUT, "the standard input"
+            self.rows = pa.table({})
+            self._names = text_names(self._recipe, options)
         else:
             self._name = str(Path(source).expanduser())
             self.kind, self.rows = self._open(str(source))
             self._names = self.rows.column_names
         self.total = None if self.kind == STANDARD_INPUT else len(self.rows)
-        mistakes = []
-        if options.all_probabilities and not self._task.has_probabilities:
-            mistakes.append("--all_probabilities: the run predicts a number, it has no classes")
-        if options.calibrated and run.manifest.temperature is None:
-            mistakes.append(f"--calibrated: {run.path} has no temperature (status {run.status})")
-        if mistakes:
-            raise UserError(*mistakes)
+        self._refuse_options()
         self.columns_read = self._choose_columns()
-        self.added = self._task.predicted_names(all_labels=options.all_probabilities)
+        no_rows = np.zeros((0, self._task.width), np.float32)
+        self.added = [*self._task.predicted(no_rows, 1.0, all_labels=options.all_probabilities)]
         for number, name in enumerate(self.added):
             while name in self._names:
                 name = f"predicted {name}"
@@ -110,55 +109,71 @@ class Request:
 
     def _open(self, name: str) -> tuple[str, pa.Table]:
         """Return the kind and the rows of a file, which is read into the cache, or of images."""
-        path, options = read.existing(name), self.options
+        path = read.existing(name)
         kind = formats.suffix(path)
-        folder = path if path.is_dir() else path.parent
-        files = files_below(path) if path.is_dir() else [path]
-        pictures = [file for file in files if file.suffix.lower() in IMAGES]
-        if pictures:
-            names = sorted(str(file.relative_to(folder)) for file in pictures)
-            return "folder", pa.table({"file": names})
-        if not path.is_dir() and kind in read.READABLE:
+        options = self.options
+        if kind in read.READABLE and not path.is_dir():
             quoting = options.csv_quoting
             if kind in formats.SEPARATORS:
                 quoting = quoting or self.run.manifest.options.get("csv_quoting")
-            self._reading = ReadOptions(
+            reading = ReadOptions(
                 quoting=str(quoting or "auto"),
                 separator=options.csv_separator,
                 encoding=options.encoding,
                 sheet=options.sheet,
             )
-            file = read.read_file(path, self._reading)
+            file = read.read_file(path, reading)
             self._facts = [f"{path.name}: {fact}" for fact in file.facts]
             return kind, file.rows.data.table
+        folder = path if path.is_dir() else path.parent
+        pictures = [
+            str(file.relative_to(folder))
+            for file in (files_below(path) if path.is_dir() else [path])
+            if file.suffix.lower() in IMAGES
+        ]
+        if pictures and not isinstance(self._recipe, TextRecipe):
+            return "folder", pa.table({"file": sorted(pictures)})
         raise UserError(
-            f"cannot read {name}: expected a file ending in {', '.join(read.READABLE)}, an image "
-            f"or a folder of images ({', '.join(IMAGES)}), or - for standard input"
+            f"cannot read {name}: expected a file ending in {', '.join(read.READABLE)}, - for "
+            "standard input, or, for a model of images, an image or a folder of images "
+            f"({', '.join(IMAGES)})"
         )
+
+    def _refuse_options(self) -> None:
+        """Refuse options of which this input or this model has no use."""
+        options = self.options
+        is_image = isinstance(self._recipe, ImageRecipe)
+        columns = ("image_column",) if is_image else ("text_column", "text_columns")
+        useful = {"frame": columns, STANDARD_INPUT: columns, "folder": ()}
+        names = {*READING} - {*useful.get(self.kind, (*columns, *FILES))}
+        mistakes = []
+        if flags := [f"--{name}" for name in READING if name in names and getattr(options, name)]:
+            subject = f"{self._name} and the model of {self.run.path}"
+            mistakes.append(f"{', '.join(flags)}: not for {subject}")
+        if options.all_probabilities and not self._task.has_probabilities:
+            mistakes.append("--all_probabilities: the run predicts a number, it has no classes")
+        if options.calibrated and self.run.manifest.temperature is None:
+            mistakes.append(f"--calibrated: {self.run.path} has no temperature")
+        if mistakes:
+            raise UserError(*mistakes)
 
     def _choose_columns(self) -> list[str]:
         """Return those asked for, else those of the run if the input has them, else usual ones."""
-        recipe, options, names = self._recipe, self.options, self._names
-        is_image, is_folder = isinstance(recipe, ImageRecipe), self.kind == "folder"
-        is_text = isinstance(recipe, TextRecipe) or options.text_column or options.text_columns
-        if (is_text and (is_image or is_folder)) or (options.image_column and not is_image):
-            raise UserError(
-                f"{self.run.path} reads {'images' if is_image else 'text'}: expected such an "
-                f"INPUT, and {'--image_column' if is_image else '--text_column'}"
-            )
-        flag, columns = "--text_column", [options.text_column or recipe.input_column]
-        if is_folder:
-            columns = ["file"]
-        elif isinstance(recipe, ImageRecipe):
-            usual = (recipe.image_column, "image", "file")
-            default = next((name for name in usual if name in names), recipe.input_column)
-            flag, columns = "--image_column", [options.image_column or default]
+        if self.kind == "folder":
+            return ["file"]
+        recipe = self._recipe
+        options = self.options
+        names = self._names
+        flag, usual = "--text_column", [recipe.input_column]
+        if isinstance(recipe, ImageRecipe):
+            flag, usual = "--image_column", [recipe.image_column, "image", "file"]
         elif isinstance(recipe, TextRecipe):
             recipe.refuse_other_columns(self.run.path, options.text_column, options.text_columns)
-            if recipe.text_columns is not None:
-                flag, columns = "--text_columns", text_names(recipe, options)
-            elif not options.text_column and recipe.text_column in names:
-                columns = [recipe.text_column]
+            usual = [recipe.text_column]
+        default = next((name for name in usual if name in names), recipe.input_column)
+        columns = [options.text_column or options.image_column or default]
+        if isinstance(recipe, TextRecipe) and recipe.text_columns is not None:
+            flag, columns = "--text_columns", text_names(recipe, options)
         for column in columns:
             if column not in names:
                 raise UserError(
@@ -173,8 +188,8 @@ class Request:
         if renamed := [name for name in self.added if name.startswith("predicted ")]:
             notes.append(f"the input already has columns of these names: see {', '.join(renamed)}")
         if missing:
-            rows, columns = counted(missing, "row"), " or ".join(self.columns_read)
-            notes.append(f"{rows} without a value in {columns}: their predictions are empty")
+            rows = f"{counted(missing, 'row')} without a value in {' or '.join(self.columns_read)}"
+            notes.append(f"{rows}: their predictions are empty")
         return notes
 
     def facts(self) -> dict[str, Any]:
@@ -184,13 +199,12 @@ class Request:
             f"INPUT {source}": _stamp(source.rglob("*") if source.is_dir() else [source]),
             f"the model of {self.run.path}": _stamp(self.run.path.glob("*.safetensors")),
             "the columns read": self.columns_read,
-            "how the file is read": str(self._reading),
+            "how the file is read": {name: getattr(self.options, name) for name in FILES},
             "the columns added": self.added,
             "the temperature": self._temperature,
             "--precision": self.precision,
             "--cpu_kernels": self._cpu_kernels,
             "--csv_safe": self.options.csv_safe,
-            "the rows of a part": CHUNK_ROWS,
         }
 
     def predict(
@@ -208,8 +222,8 @@ class Request:
             world_size: The number of processes.
             complete: The numbers of the chunks that were predicted before.
         """
-        bf16, tokens = self.precision == "bf16", self.options.batch_tokens
-        predictor = Predictor(self.run, bf16, tokens, self._cpu_kernels)
+        is_bf16 = self.precision == "bf16"
+        predictor = Predictor(self.run, is_bf16, self.options.batch_tokens, self._cpu_kernels)
         waiting: deque[tuple[int, Any, np.ndarray]] = deque()
         chunks: Iterable[tuple[int, Rows]] = enumerate(_read_lines(self._names))
         if self.total is not None:
@@ -225,11 +239,12 @@ class Request:
                 waiting.append((number, rows, np.array([value is not None for value in values])))
                 yield [value for value in values if value is not None]
 
-        done, reads_ahead = 0, self.kind != STANDARD_INPUT  # a line is answered at once
+        rows_done = 0
+        reads_ahead = self.kind != STANDARD_INPUT  # a line is answered at once
         for logits in predictor.stream(inputs(), reads_ahead):
             number, rows, has_value = waiting.popleft()
-            done += len(has_value)
-            progress(done)
+            rows_done += len(has_value)
+            progress(rows_done)
             yield number, rows, self._added_columns(logits, has_value)
 
     def _values(self, number: int, rows: Rows) -> list[Any]:
@@ -241,9 +256,10 @@ class Request:
                 for image in values:  # else Pillow's error would name no file
                     images.decode(image, "an image")
             return values
-        is_text, first = isinstance(self._recipe, TextRecipe), number * CHUNK_ROWS + 1
-        for name, texts in zip(self.columns_read, columns if is_text else (), strict=is_text):
-            for row, text in enumerate(texts, first):
+        if not isinstance(self._recipe, TextRecipe):
+            return columns[0]
+        for name, texts in zip(self.columns_read, columns, strict=True):
+            for row, text in enumerate(texts, number * CHUNK_ROWS + 1):
                 place = f"{self._name}, row {row}"
                 if isinstance(text, str) and self.kind == "frame":
                     refuse_half_characters(text, place)
@@ -259,9 +275,10 @@ class Request:
             raise UserError(f"{self._name}: expected paths of images, found {value!r}")
         if not isinstance(value, (str, Path)):
             return value
-        folder = Path.cwd() if self.kind == "frame" else Path(self._name).absolute()
-        if folder.is_file():
-            folder = folder.parent
+        folder = Path.cwd()
+        if self.kind not in ("frame", STANDARD_INPUT):
+            source = Path(self._name).absolute()
+            folder = source if source.is_dir() else source.parent
         return {"bytes": None, "path": str(folder / Path(value).expanduser())}
 
     def _added_columns(self, logits: np.ndarray, has_value: np.ndarray) -> pa.Table:
@@ -270,7 +287,7 @@ class Request:
             logits, self._temperature, all_labels=self.options.all_probabilities
         )
         columns = []
-        for values in predictions:
+        for values in predictions.values():
             kind = pa.string() if self._task.has_one_class else pa.list_(pa.string())
             if isinstance(values, np.ndarray):  # as float32: 0.9812, not 0.9811999797821045
                 values = [float(str(value)) for value in values.astype(np.float32)]
@@ -283,7 +300,9 @@ class Request:
 
 def _read_lines(columns: Sequence[str]) -> Iterator[pa.Table]:
     """Yield the lines of the standard input as they arrive: an answer need not wait for others."""
-    rest, count, block = b"", 0, b"-"
+    rest = b""
+    count = 0
+    block = b"-"
     while block:
         block = os.read(sys.stdin.fileno(), _LONGEST_READ)
         *lines, rest = (rest + block).split(b"\n")
@@ -308,6 +327,6 @@ def _read_lines(columns: Sequence[str]) -> Iterator[pa.Table]:
 
 def _stamp(paths: Iterable[Path]) -> str:
     """Return a stamp that changes when a file changes."""
-    files = [(str(path), path.stat()) for path in sorted(paths) if path.is_file()]
-    facts = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+    files = [path for path in sorted(paths) if path.is_file()]
+    facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

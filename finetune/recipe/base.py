@@ -333,9 +333,8 @@ class Recipe(RecipeOptions):
         if getattr(self, "windows", None) is not None:  # each window has the target of its text
             targets = np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])
         weights = self.kind.class_weights(text, targets)
-        if weights is not None:
-            pairs = [f"{n} {weight:.4g}" for n, weight in zip(self.labels, weights, strict=True)]
-            self.note(f"class weights: {list_names(pairs)}; the evaluation loss is not weighted")
+        pairs = [f"{n} {weight:.4g}" for n, weight in zip(self.labels, weights, strict=True)]
+        self.note(f"class weights: {list_names(pairs)}; the evaluation loss is not weighted")
         return weights
 
     @property

@@ -154,7 +154,7 @@ class Scoring:
         references = np.asarray(prediction.label_ids).astype(decided.dtype)
         inputs = {"predictions": decided, "references": references}
         if task.has_probabilities and "prediction_scores" in features:
-            inputs["prediction_scores"] = task.probabilities(outputs)
+            inputs["prediction_scores"] = task.scored(references, outputs).probabilities.rows()
         for column, feature in features.items():
             # or `evaluate` would make 0 of 0.9
             is_cut = column in inputs and inputs[column].dtype.kind == "f" and "int" in str(feature)

@@ -23,14 +23,14 @@ _CODE_OR_HTML = re.compile(r"^```.*?^```$|^    .*?$|`[^`]*`|<", re.M | re.S)
 
 def write(run: Run) -> Path:
     """Write the card of a finished run; one that is there is replaced."""
-    manifest, headline = run.manifest, run.headline
+    manifest = run.manifest
     card = ModelCard.from_template(
         _metadata(run),
         template_path=str(_TEMPLATE),
         name=Path(manifest.recipe).stem,
-        verdicts=tables.verdicts(run.statistics, headline, tables.directions(manifest)),
+        verdicts=tables.verdicts(run),
         rows=run.statistics.rows,
-        scores=tables.scores(run.metrics, headline).markdown(),
+        scores=tables.scores(run).markdown(),
         facts={"splits": "", **provenance(manifest), "data": _source(run)},
         fingerprint=manifest.data.fingerprint,
         notes=[*manifest.data.notes, *run.statistics.notes],
@@ -46,9 +46,11 @@ def write(run: Run) -> Path:
 
 
 def _metadata(run: Run) -> ModelCardData:
-    manifest, scores = run.manifest, {name: run.metrics.test[name] for name in run.headline}
+    manifest = run.manifest
+    scores = {name: run.metrics.test[name] for name in run.headline}
     source = manifest.options["dataset"]
-    on_hub, from_library = hub.names_repository(source), "model" in manifest.options
+    on_hub = hub.names_repository(source)
+    from_library = "model" in manifest.options
     task = f"{'text' if 'max_length' in manifest.options else 'image'}-classification"
     return ModelCardData(
         model_name=Path(manifest.recipe).stem,
@@ -82,27 +84,24 @@ def _source(run: Run) -> str:
 
 def _code(run: Run) -> str:
     """Return code that uses the model: ``pipeline()`` where it reads what the training read."""
-    options, name = run.manifest.options, run.path.name
-    if "model" not in options:
-        return f'from finetune import Run\n\nmodel = Run.load("{name}").model()'
+    options = run.manifest.options
     joins_parts = options.get("long_texts") == "windows" or options.get("truncation") == "head_tail"
-    if joins_parts or options.get("text_columns"):
-        row = '("a text", "another text")' if options.get("text_columns") else '"a long text"'
-        return f'import finetune\n\nfinetune.predict("{name}", [{row}])'
-    is_text = "max_length" in options
-    arguments: dict[str, bool | None] = {"truncation": True} if is_text else {}
+    if "model" not in options or joins_parts or options.get("text_columns"):
+        return f'import finetune\n\nfinetune.predict_file("{run.path.name}", "new.csv", "out.csv")'
+    kind = "text" if "max_length" in options else "image"
+    arguments = ", truncation=True" * (kind == "text")
     if run.labels and not run.kind.has_one_class:
-        arguments["top_k"] = None  # all that is predicted
+        arguments += ", top_k=None"  # all that is predicted
     return (
         "from transformers import pipeline\n\n"
-        f'classify = pipeline("{"text" if is_text else "image"}-classification", model="{name}"'
-        f"{''.join(f', {name}={value}' for name, value in arguments.items())})"
+        f'classify = pipeline("{kind}-classification", model="{run.path.name}"{arguments})'
     )
 
 
 def provenance(manifest: Manifest) -> dict[str, str]:
     """Return what made a run, by name."""
-    launch, data = manifest.launch, manifest.data
+    launch = manifest.launch
+    data = manifest.data
     base = _base_on_hub(manifest) or Path(str(manifest.options.get("model") or "")).name
     if manifest.model_revision and base:
         base = f"{base} at {manifest.model_revision[:12]}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,10 @@ from finetune.statistics import mistakes
 from finetune.statistics.metrics import MOST_CONFUSED
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 
-_MISTAKES, _SLICES, _TARGETS = 20, 10, 6
+#: Rows of a table, and plots of targets, at most.
+_MISTAKES = 20
+_SLICES = 10
+_TARGETS = 6
 
 
 @matplotlib.rc_context(plots.STYLE)
@@ -36,23 +39,22 @@ def write(run: Run) -> Path:
     Raises:
         UserError: If the run has no statistics.
     """
-    manifest, statistics, headline = run.manifest, run.statistics, run.headline
+    manifest = run.manifest
+    statistics = run.statistics
     table = run.predicted_rows
     rows = run.scored(table)
-    blocks: list[Any] = [tables.scores(run.metrics, headline)]
-    if (further := tables.metrics("Other scores of the model", statistics, headline)).rows:
-        blocks.append(further)
+    blocks: list[Any] = [tables.scores(run)]
+    blocks += tables.metrics("Other scores of the model", statistics, run.headline)
     blocks.append("The intervals cover the sampling of the test rows, not another training run.")
     sections = {"Scores": blocks}
     for name in run.kind.sections:
         sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
     sections["Provenance"] = [manifest.command, provenance(manifest)]
-    scores = "; ".join(tables.score(name, statistics.metrics[name]) for name in headline)
-    verdicts = tables.verdicts(statistics, headline, tables.directions(manifest))
+    scores = "; ".join(tables.score(name, statistics.metrics[name]) for name in run.headline)
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
     warnings = [*manifest.data.notes, *statistics.notes]
     page = run.path / "report.html"
-    tables.write_page(page, title, [scores, *verdicts], sections, warnings)
+    tables.write_page(page, title, [scores, *tables.verdicts(run)], sections, warnings)
     directory = run.path / "plots"
     refuse_link(directory)
     directory.mkdir(exist_ok=True)
@@ -77,33 +79,18 @@ def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
     return None
 
 
-def _figures(*figures: plots.Plot | None) -> list[list[plots.Plot]]:
-    """Return a block of the plots that there are."""
-    block = [plot for plot in figures if plot is not None]
-    return [block] if block else []
-
-
-def _show_training(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
-    return _figures(plots.learning_curves(run.manifest.history, run.manifest.best_step))
-
-
 def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
-    """Show predicted against true numbers, of the first targets."""
     figures = []
     for place, name in enumerate(run.labels[:_TARGETS] or [""]):
         suffix = f"_{place + 1}" if name else ""
-        true, predicted = rows.targets[:, place], rows.outputs[:, place]
+        true = rows.targets[:, place]
+        predicted = rows.outputs[:, place]
         figures.append(plots.numbers(true, predicted, name or "value", suffix))
     return [figures]
 
 
-def _show_targets(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
-    return [tables.targets(run.statistics)] if run.statistics.targets else []
-
-
 def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
-    """Show how well each class is found, and with which it is confused."""
-    blocks: list[Any] = [tables.classes(run.statistics)]
+    blocks: list[Any] = [*tables.classes(run.statistics)]
     if len(rows.names) <= MOST_CONFUSED:  # a plot of more would be too fine to be read
         blocks.append([plots.confusion(rows.confusion, rows.names)])
     return blocks
@@ -111,7 +98,7 @@ def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 
 def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     """Show how well each of any number of labels of a row is found, and confident mistakes."""
-    blocks: list[Any] = [tables.classes(run.statistics)]
+    blocks: list[Any] = [*tables.classes(run.statistics)]
     if run.statistics.thresholds:
         blocks.append(
             "The thresholds were fitted on the validation rows: their scores are a little too good."
@@ -119,19 +106,19 @@ def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     examples = []
     for index in mistakes.farthest(rows)[:_MISTAKES]:
         names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
-        examples.append([*_row(table, index), *map(Cell, names)])
+        examples.append((index, [*map(Cell, names)]))
     return [*blocks, *_examples(table, "labels predicted", examples)]
 
 
 def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
-    """Show what the probabilities are worth."""
-    statistics, name = run.statistics, "expected_calibration_error"
+    statistics = run.statistics
+    name = "expected_calibration_error"
     errors = statistics.calibration
     declared = (arguments.get("pos_label") for arguments in run.manifest.scoring.values())
     positive = next((int(number) for number in declared if number is not None), 1)
     curves = plots.ranking(rows, statistics.classes or {}, positive)
     if not errors:
-        return _figures(*curves)
+        return [curves]
     sentence = (
         "The expected calibration error, the mean gap between confidence and accuracy, is "
         f"{errors[name]:.3f}; of a calibrated model it is below {errors['calibrated']:.3f} on 95 "
@@ -142,20 +129,10 @@ def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
             f" With the temperature fitted on the validation rows, {errors['temperature']:.2f} "
             f"(python -m finetune predict --calibrated), it is {errors['after'][name]:.3f}."
         )
-    return [sentence, *_figures(*curves, plots.reliability(errors))]
-
-
-def _show_length(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
-    """Show the accuracy against the tokens of a text."""
-    if "tokens" not in table:
-        return []
-    options = run.manifest.options
-    most = None if options.get("long_texts") == "windows" else options.get("max_length")
-    return _figures(plots.lengths(table["tokens"].to_numpy(), rows.right, most))
+    return [sentence, [*curves, *plots.reliability(errors)]]
 
 
 def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
-    """Show where the accuracy is lowest."""
     cells = [
         [
             Cell(part["name"]),
@@ -171,7 +148,8 @@ def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 
 def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     """Show the most confident mistakes, and labels that may be wrong."""
-    wrong, suspects = mistakes.most_confident(rows), suspicion(run, rows)
+    wrong = mistakes.most_confident(rows)
+    suspects = suspicion(run, rows)
     suspected = suspects.rows if suspects else np.array([], dtype=np.int64)
     sentence = f"{len(wrong):,} of {len(rows):,} rows are wrong. "
     if suspects is None:
@@ -184,45 +162,45 @@ def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]
             "contradict the label, which may be wrong: check these rows by hand. At most about "
             f"{part.value:.1%} of all labels are wrong (95% CI {part.low:.1%} to {part.high:.1%})."
         )
-    summary, names, examples = rows.summary, rows.names, []
+    summary = rows.summary
+    names = rows.names
+    examples = []
     for index in wrong[:_MISTAKES]:
         note = f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected)
         label = Cell(names[rows.labels[index]], note)
         confidence = Cell(f"{summary.confidence[index]:.1%}", kind="number")
-        examples.append([*_row(table, index), label, Cell(names[rows.classes[index]]), confidence])
+        examples.append((index, [label, Cell(names[rows.classes[index]]), confidence]))
     return [sentence, *_examples(table, "label predicted probability", examples)]
 
 
-def _examples(table: pd.DataFrame, columns: str, rows: list[list[Cell]]) -> list[Table]:
-    """Return a table of the most confident mistakes, if there are any: of ``_row`` and columns."""
+def _examples(
+    table: pd.DataFrame, columns: str, examples: Sequence[tuple[int, list[Cell]]]
+) -> list[Table]:
+    """Return a table of the most confident mistakes, if any: the row as it was read, and cells."""
     inputs = {"text": "text", THUMBNAIL: "image"}
-    titles = [title for column, title in inputs.items() if column in table]
-    header = ["row", *titles, *columns.split()]
-    return [Table("The most confident mistakes", header, rows)] if rows else []
-
-
-def _row(table: pd.DataFrame, index: int) -> list[Cell]:
-    """Return the cells that say which row it is."""
-    row = table.iloc[index]
-    cells = [Cell(str(row["id"]))]
-    if "text" in table:
-        cells.append(excerpt(row["text"]))
-    if THUMBNAIL in table:
-        jpeg = base64.b64encode(row[THUMBNAIL] or b"").decode()
-        address = f"data:image/jpeg;base64,{jpeg}" if jpeg else ""
-        cells.append(Cell("", str(row.get("file", "")), image=address))
-    return cells
+    header = ["row", *(inputs[name] for name in inputs if name in table), *columns.split()]
+    lines = []
+    for index, cells in examples:
+        row = table.iloc[index]
+        line = [Cell(str(row["id"]))]
+        if "text" in table:
+            line.append(excerpt(row["text"]))
+        if THUMBNAIL in table:
+            jpeg = base64.b64encode(row[THUMBNAIL] or b"").decode()
+            address = f"data:image/jpeg;base64,{jpeg}" if jpeg else ""
+            line.append(Cell("", str(row.get("file", "")), image=address))
+        lines.append([*line, *cells])
+    return [Table("The most confident mistakes", header, lines)] if lines else []
 
 
 #: By the names in ``Task.sections``.
 _SECTIONS: Mapping[str, Callable[[Run, pd.DataFrame, Any], list[Any]]] = {
-    "training": _show_training,
+    "training": lambda run, table, rows: [plots.learning_curves(run.manifest)],
     "predictions": _show_predictions,
-    "targets": _show_targets,
+    "targets": lambda run, table, rows: [*tables.targets(run.statistics)],
     "classes": _show_classes,
     "labels": _show_labels,
     "probabilities": _show_probabilities,
-    "length": _show_length,
     "slices": _show_slices,
     "mistakes": _show_mistakes,
 }

@@ -1,4 +1,4 @@
-"""The plots of a report; one that so few steps or rows cannot support is left out: it is None.
+"""The plots of a report; one that so few steps or rows cannot support is left out.
 
 The page may be light or dark and as narrow as a phone. So nothing in a figure has a background, its
 text takes the colour of the page's, and it is drawn narrow, so that it need not shrink.
@@ -22,13 +22,14 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 
 from finetune.reporting.tables import AREAS
 from finetune.runtime.formats import visible
-from finetune.statistics import estimates
 from finetune.statistics.scored import ScoredRows
+from finetune.training.manifest import Manifest
 
 #: Nearly those of Okabe and Ito (2008), which colour-blind readers can tell apart; each has a
 #: contrast of 3 to 1 on white and on the page's dark background.
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
-COLOURS = (BLUE, ORANGE, GREEN, "#BC5E92", "#A87400", "#3C8FC4")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#BC5E92", "#A87400", "#3C8FC4")
+BLUE, ORANGE, *_ = COLOURS
+GREY = "#7F7F7F"
 INK = "#010203"  # stands for the colour of the page's text, whichever it is
 #: Shares from nothing, which is the background, to a blue on which text of either mode is legible.
 SHADES = LinearSegmentedColormap.from_list("shades", [f"{BLUE}00", f"{BLUE}CC"])
@@ -42,8 +43,12 @@ STYLE: Any = {
     **{"svg.fonttype": "none", "svg.hashsalt": "finetune"},
 }
 #: Test rows below which curves over groups of them are noise, and rows of a class likewise.
-_FEWEST_ROWS, _FEWEST_OF_CLASS = 100, 10
-_MOST_CELLS_WITH_NUMBERS, _MOST_CURVES, _MOST_POINTS, _MOST_DOTS = 12 * 12, 5, 501, 1000
+_FEWEST_ROWS = 100
+_FEWEST_OF_CLASS = 10
+_MOST_CLASSES_WITH_NUMBERS = 12
+_MOST_CURVES = 5
+_MOST_POINTS = 501
+_MOST_DOTS = 1000
 
 
 @dataclass(frozen=True)
@@ -69,35 +74,32 @@ class Plot:
         return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
 
 
-def learning_curves(history: Sequence[Mapping[str, float]], best_step: int | None) -> Plot | None:
+def learning_curves(manifest: Manifest) -> list[Plot]:
     """Plot the losses of training and validation, and the metrics of the evaluations."""
-    entries = pd.DataFrame([*history, {"step": np.nan}]).set_index("step")
-    logged = {str(name): values.dropna() for name, values in entries.items()}  # null: not finite
-    has_metrics, has_losses = len(logged.get("eval_loss", ())) > 1, len(logged.get("loss", ())) > 2
-    if not has_losses and not has_metrics:
-        return None
-    figure, panels = _panels(1 + has_metrics, height=2.5 + 1.9 * has_metrics)
-    curves = [(panels[0], "training loss", "loss", BLUE, "")] if has_losses else []
-    curves.append((panels[0], "validation loss", "eval_loss", ORANGE, "o"))
-    if has_metrics:
-        speeds = ("loss", "runtime", "_per_second", "_time")
-        names = [name for name in logged if name.startswith("eval_") and not name.endswith(speeds)]
-        for name, colour, marker in zip(names, (GREEN, *COLOURS[3:]), "os^D", strict=False):
-            label = f"validation {name.removeprefix('eval_')}"
-            curves.append((panels[1], label, name, colour, marker))
-    for axes, label, name, colour, marker in curves:
-        if name in logged:
-            axes.plot(logged[name].astype(float), color=colour, marker=marker, label=label)
-    alt = "Learning curves by step"
-    if has_metrics and best_step:
-        for axes in panels:
-            axes.axvline(best_step, color=GREY, linestyle=":", linewidth=1.5)
-        alt += f"; the best checkpoint is that of step {best_step:,} (dotted)"
-    for axes, title in zip(panels, ("Loss", "Validation metrics"), strict=False):
+    logged = pd.DataFrame([*manifest.history, {"step": np.nan}]).set_index("step")
+    names = [str(name) for name in logged if logged[name].count() > 1]  # one point is no curve
+    speeds = ("loss", "runtime", "_per_second", "_time")
+    losses = [name for name in names if name in ("loss", "eval_loss")]
+    metrics = [name for name in names if name.startswith("eval_") and not name.endswith(speeds)]
+    curves = [pair for pair in (("Loss", losses), ("Validation metrics", metrics)) if pair[1]]
+    if not curves:
+        return []
+    figure, panels = _panels(len(curves), height=0.6 + 1.9 * len(curves))
+    for axes, (title, names) in zip(panels, curves, strict=True):
+        for name, colour, marker in zip(names, COLOURS, "os^Dvx", strict=False):
+            values = logged[name].dropna().astype(float)  # null: not finite
+            label = name.replace("eval_", "validation ")
+            label = "training loss" if label == "loss" else label
+            axes.plot(values, color=colour, marker="" if name == "loss" else marker, label=label)
+        if manifest.best_step:
+            axes.axvline(manifest.best_step, color=GREY, linestyle=":", linewidth=1.5)
         _title(axes, title)
+    alt = "Learning curves by step"
+    if manifest.best_step:
+        alt += f"; the best checkpoint is that of step {manifest.best_step:,} (dotted)"
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    return Plot("learning_curves", f"{alt}.", figure)
+    return [Plot("learning_curves", f"{alt}.", figure)]
 
 
 def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
@@ -105,7 +107,8 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
     class.
     """
     shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
-    classes, is_numbered = len(names), numbers.size <= _MOST_CELLS_WITH_NUMBERS
+    classes = len(names)
+    is_numbered = classes <= _MOST_CLASSES_WITH_NUMBERS
     side = 2.0 + 0.5 * classes if is_numbered else 8.0
     figure, (axes,) = _panels(1, height=0.9 * side, width=max(side, WIDTH))
     axes.imshow(shares, cmap=SHADES, vmin=0, vmax=1)
@@ -127,7 +130,9 @@ def ranking(
     """Plot ROC and precision-recall curves: of two classes those of the ``positive`` one, of
     several those of the classes with the lowest areas in their statistics, each against the rest.
     """
-    supports, names, plots = predicted.supports, predicted.names, []
+    supports = predicted.supports
+    names = predicted.names
+    plots = []
     has_enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_OF_CLASS
     numbers = np.flatnonzero(has_enough).tolist()
     if len(names) == 2:
@@ -143,7 +148,8 @@ def ranking(
             _title(axes, "Precision-recall curve", x="recall", y="precision")
         for number, colour in zip(sorted(lowest), COLOURS, strict=False):
             chosen = slice(number, number + 1)
-            true, scores = predicted.labels == number, predicted.probabilities.columns(chosen)[0]
+            true = predicted.labels == number
+            scores = predicted.probabilities.columns(chosen)[0]
             if is_roc:
                 x, y, _ = roc_curve(true, scores)
             else:
@@ -160,11 +166,12 @@ def ranking(
     return plots
 
 
-def reliability(calibration: Mapping[str, Any]) -> Plot | None:
+def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
     """Plot accuracy by confidence, before and after the temperature."""
-    bins, after = calibration["bins"], calibration.get("after")
+    bins = calibration["bins"]
+    after = calibration.get("after")
     if sum(row["rows"] for row in bins) < _FEWEST_ROWS:
-        return None
+        return []
     curves = [("uncalibrated", bins, BLUE, "o")]
     if after:
         label = f"temperature {calibration['temperature']:.2f}"
@@ -177,34 +184,7 @@ def reliability(calibration: Mapping[str, Any]) -> Plot | None:
     axes.set_ylim(0, 1.02)
     _title(axes, "Calibration: accuracy by confidence", x="confidence", percent="xy")
     alt = "A calibrated model is as often right as it is confident (dotted)."
-    return Plot("reliability", alt, figure)
-
-
-def lengths(tokens: np.ndarray, right: np.ndarray, max_length: int | None) -> Plot | None:
-    """Plot how long the texts are, in ``tokens`` before truncation, shape ``(rows,)``, where they
-    are truncated if that is known, and the accuracy by length.
-    """
-    if len(tokens) < _FEWEST_ROWS:
-        return None
-    figure, (histogram, accuracy) = _panels(2, height=4.6)
-    lengths = np.minimum(tokens, np.quantile(tokens, 0.995))
-    histogram.hist(lengths, bins=min(40, 1 + int(np.ptp(lengths))), color=BLUE)
-    alt = f"Median length {np.median(tokens):,.0f} tokens"
-    if max_length and max_length < tokens.max():
-        for axes in (histogram, accuracy):
-            axes.axvline(max_length, color=ORANGE, linestyle="--", linewidth=1.2)
-        share = f"{(tokens > max_length).mean():.1%}"
-        alt += f"; {share} of the texts are truncated at {max_length:,} (dashed)"
-    _title(histogram, "Texts by length")
-    if np.ptp(lengths):
-        eighths = pd.Series(right).groupby(pd.qcut(lengths, 8, duplicates="drop"), observed=True)
-        scores = estimates.shares(eighths.sum().to_numpy(), eighths.size().to_numpy())
-        values, low, high = np.array([(score.value, score.low, score.high) for score in scores]).T
-        reach = np.maximum(0, [values - low, high - values])
-        places = [interval.mid for interval in eighths.size().index]
-        accuracy.errorbar(places, values, yerr=reach, color=GREEN, marker="o", capsize=2)
-    _title(accuracy, "Accuracy by length, 95% confidence intervals", x="tokens", percent="y")
-    return Plot("length", alt + ".", figure)
+    return [Plot("reliability", alt, figure)]
 
 
 def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:

@@ -13,9 +13,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from finetune.runs.run import Run
 from finetune.runtime.files import write_whole
 from finetune.statistics.metrics import DIRECTIONS
-from finetune.training.manifest import Manifest, Metrics, Statistics
+from finetune.training.manifest import Manifest, Statistics
 
 AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
 #: Of more classes those with the lowest F1 are shown.
@@ -69,7 +70,7 @@ def write_page(
     """Write a page, whole or not at all: title, verdicts, warnings that stand out, and sections.
 
     These are blocks by title: sentences, tables, mappings of facts, and lists of
-    :class:`~finetune.reporting.plots.Plot`. One without blocks is left out.
+    :class:`~finetune.reporting.plots.Plot`. What is empty is left out.
     """
     environment = Environment(
         loader=PackageLoader("finetune.reporting", "templates"),
@@ -78,6 +79,7 @@ def write_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    sections = {name: [block for block in blocks if block] for name, blocks in sections.items()}
     sections = {name: blocks for name, blocks in sections.items() if blocks}
     page = environment.get_template("page.html.jinja").render(
         title=title, verdicts=verdicts, warnings=warnings, sections=sections
@@ -129,13 +131,13 @@ def excerpt(text: str) -> Cell:
     return Cell(text, kind="text")
 
 
-def scores(results: Metrics, names: Sequence[str]) -> Table:
+def scores(run: Run) -> Table:
     """Return scores of a run with statistics beside those of the baselines, and differences."""
-    statistics = results.statistics
-    assert statistics is not None
+    statistics = run.statistics
+    names = run.headline
     rows = [[Cell("fine-tuned"), *estimates(statistics.metrics, names)]]
-    rows.append([Cell("on validation rows"), *estimates(results.validation, names)])
-    for baseline, values in results.baseline.items():
+    rows.append([Cell("on validation rows"), *estimates(run.metrics.validation, names)])
+    for baseline, values in run.metrics.baseline.items():
         gaps = statistics.beyond.get(baseline, {})
         rows.append([Cell(baseline), *estimates(values, names)])
         rows.append([Cell("difference to baseline"), *estimates(gaps, names, signed=True)])
@@ -143,19 +145,21 @@ def scores(results: Metrics, names: Sequence[str]) -> Table:
     return Table(caption, ["", *names], rows)
 
 
-def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> Table:
-    """Return the scores beside those of a headline, a row each."""
+def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> list[Table]:
+    """Return a table of the scores beside those of a headline, a row each, if there are any."""
     values = {**statistics.metrics, **(statistics.ordered or {})}
     values |= {f"top-{k} accuracy": value for k, value in (statistics.top_k or {}).items()}
     rows = [[Cell(name), *estimates(values, [name])] for name in values if name not in headline]
-    return Table(caption, ["", ""], rows)
+    return [Table(caption, ["", ""], rows)] if rows else []
 
 
-def classes(statistics: Statistics) -> Table:
-    """Return the scores of each class against the rest, of 200 at most."""
-    scores, thresholds = statistics.classes or {}, statistics.thresholds or {}
+def classes(statistics: Statistics) -> list[Table]:
+    """Return a table of the scores of each class against the rest, of 200 at most, if any."""
+    scores = statistics.classes or {}
+    thresholds = statistics.thresholds or {}
     areas = [name for name in AREAS if any(name in row for row in scores.values())]
-    names, caption = [*scores], "Each class against the rest"
+    names = [*scores]
+    caption = "Each class against the rest"
     if len(scores) > _MOST_CLASSES:
         names = sorted(scores, key=lambda name: scores[name]["f1"]["value"])[:_MOST_CLASSES]
         caption += f", the {_MOST_CLASSES} of {len(scores):,} with the lowest F1"
@@ -166,21 +170,23 @@ def classes(statistics: Statistics) -> Table:
         support = Cell(f"{scores[name]['support']:,}", kind="number")
         rows.append([Cell(name), support, *values, *fitted])
     header = ["class", "rows", "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
-    return Table(caption, [*header, *["threshold"] * bool(thresholds)], rows)
+    header += ["threshold"] * bool(thresholds)
+    return [Table(caption, header, rows)] if rows else []
 
 
-def targets(statistics: Statistics) -> Table:
-    """Return the scores of each of several numbers."""
+def targets(statistics: Statistics) -> list[Table]:
+    """Return a table of the scores of each of several numbers, if there are several."""
     values: Mapping[str, Mapping[str, Any]] = statistics.targets or {}
     names = list(next(iter(values.values()), {}))
     rows = [[Cell(target), *estimates(row, names)] for target, row in values.items()]
-    return Table("Each target by itself; the other scores are means", ["target", *names], rows)
+    caption = "Each target by itself; the other scores are means"
+    return [Table(caption, ["target", *names], rows)] if rows else []
 
 
-def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> Table:
-    """Return the settings that differ between runs of these names."""
+def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> list[Table]:
+    """Return a table of the settings that differ between runs of these names, if any do."""
     rows = [[Cell(name), *map(Cell, row)] for name, row in values.items()]
-    return Table("Settings that differ", ["", *names], rows)
+    return [Table("Settings that differ", ["", *names], rows)] if rows else []
 
 
 def speed(rates: Mapping[str, Any]) -> str:
@@ -201,14 +207,13 @@ def directions(manifest: Manifest) -> dict[str, int]:
     return {chosen: -1 if is_lower_better else 1, **DIRECTIONS}
 
 
-def verdicts(
-    statistics: Statistics, headline: Sequence[str], better: Mapping[str, int]
-) -> list[str]:
+def verdicts(run: Run) -> list[str]:
     """Return a sentence for each baseline: whether the model beats it, see :func:`judge`."""
+    better = directions(run.manifest)
     return [
-        judge("The model", f"the baseline '{baseline}'", gaps, headline, better)
-        for baseline, gaps in statistics.beyond.items()
-        if headline and headline[0] in gaps
+        judge("The model", f"the baseline '{baseline}'", gaps, run.headline, better)
+        for baseline, gaps in run.statistics.beyond.items()
+        if gaps.keys() & {*run.headline[:1]}
     ]
 
 

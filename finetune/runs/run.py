@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from finetune.recipe import Recipe
     from finetune.tasks.base import Task
 
-PREDICTIONS, LOGITS = "predictions.parquet", "logits.npy"
+PREDICTIONS = "predictions.parquet"
+LOGITS = "logits.npy"
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,8 @@ class Run:
             reason = f"no {MANIFEST} in it" if run.path.exists() else "no such directory"
             folders = (run.path.parent, Path("runs"))
             runs = [file.parent for folder in folders for file in folder.glob(f"*/{MANIFEST}")]
-            raise UserError(
-                f"{path} is not the directory of a run: {reason}{suggestion(str(run.path), runs)}"
-            )
+            hint = suggestion(str(run.path), runs)
+            raise UserError(f"{path} is not the directory of a run: {reason}{hint}")
         if trust_recipe:
             run.trust(functools.partial(warnings.warn, stacklevel=5))
         return run
@@ -91,7 +91,7 @@ class Run:
 
     @property
     def _state(self) -> str:
-        """The status, and how a run that is not finished is trained or continued."""
+        """The status, and how to continue a run that is not finished."""
         command = f"{self.manifest.command}, with --resume and --output_dir {self.path}"
         return f"its status is '{self.status}'; to continue it: {command}"
 
@@ -107,8 +107,7 @@ class Run:
 
     def require_model(self) -> None:
         """Raise a ``UserError`` with the command to type if the training has left no model."""
-        patterns = ("*.safetensors*", "pytorch_model*.bin*")
-        if not any(any(self.path.glob(pattern)) for pattern in patterns):
+        if not any(self.path.glob("*.safetensors*")):
             raise UserError(f"{self.path} has no model: {self._state}")
 
     @property
@@ -126,10 +125,7 @@ class Run:
     @property
     def statistics(self) -> Statistics:
         """The statistics of the test rows in ``metrics.json``."""
-        statistics = self.metrics.statistics
-        if statistics is None:  # it did not finish, or is of an older release
-            raise UserError(f"{self.path / METRICS} has no statistics: {self._state}")
-        return statistics
+        return self.metrics.statistics
 
     @property
     def predictions(self) -> pd.DataFrame:
@@ -178,9 +174,8 @@ class Run:
         """What follows from the kind of its labels."""
         from finetune.tasks import kinds
 
-        manifest, facts = self.manifest, self.manifest.task_facts
-        ordered = manifest.ordered_labels
-        return kinds.from_manifest(manifest.task, manifest.labels, ordered=ordered, facts=facts)
+        manifest = self.manifest
+        return kinds.KINDS[manifest.task](labels=list(manifest.labels), **manifest.task_facts)
 
     def scored(self, table: pd.DataFrame, task: Task[Any] | None = None) -> Any:
         """Return the test rows as the statistics of a task take them.
@@ -200,14 +195,15 @@ class Run:
         task = task or kind
         if not kind.has_outputs_file:
             return task.scored_in(table)
-        path, shape, logits = self.path / LOGITS, (len(table), kind.width), np.array([])
+        path = self.path / LOGITS
+        shape = (len(table), kind.width)
+        logits = np.array([])
         with contextlib.suppress(OSError, ValueError):
             logits = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         if logits.shape != shape or logits.dtype.kind != "f":
-            raise UserError(
-                f"{path} is missing or damaged: expected the logits of {shape[0]:,} rows and "
-                f"{shape[1]:,} classes; copy it from where the run was trained, or train it again"
-            )
+            expected = f"expected the logits of {shape[0]:,} rows and {shape[1]:,} classes"
+            hint = "copy it from where the run was trained, or train it again"
+            raise UserError(f"{path} is missing or damaged: {expected}; {hint}")
         if task.labels != kind.labels:
             logits = logits[:, [kind.labels.index(name) for name in task.labels]]
         return task.scored(class_numbers(table, LABEL, task.labels), logits)
@@ -225,7 +221,8 @@ class Run:
         """
         from finetune.recipe import catalog, scoring
 
-        manifest, path = self.manifest, self.path / MANIFEST
+        path = self.path / MANIFEST
+        manifest = self.manifest
         options = dict(manifest.options)
         if scores:
             files = scoring.files_in_option(options.get("metrics"))
@@ -235,11 +232,9 @@ class Run:
         if "model" in options:
             options |= {"model": str(self.path), "model_revision": None}
         recipe = catalog.of_run(manifest.recipe, path)
-        if unknown := sorted(options.keys() - {field.name for field in dataclasses.fields(recipe)}):
-            raise UserError(
-                f"{path} names options that the recipe '{manifest.recipe}' has not: "
-                f"{', '.join(unknown)}"
-            )
+        if unknown := options.keys() - {field.name for field in dataclasses.fields(recipe)}:
+            names = ", ".join(sorted(unknown))
+            raise UserError(f"{path}: the recipe '{manifest.recipe}' has no options {names}")
         return recipe(**options)
 
     @property

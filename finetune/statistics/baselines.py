@@ -112,19 +112,19 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import ComplementNB
 
-    present, model = np.unique(labels), None
-    if len(present) > 1 and classes > MOST_OF_REGRESSION:
+    present = np.unique(labels)
+    if len(present) > 1 and classes <= MOST_OF_REGRESSION:
+        model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
+    else:  # of a single class it is sure, which logistic regression refuses
         model = ComplementNB()
         step = max(1, MOST_SCORES // classes)  # it makes a number of each row and class
         for start in range(0, len(labels), step):
             chosen = slice(start, start + step)
             model.partial_fit(terms[chosen], labels[chosen], present)
-    elif len(present) > 1:
-        model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
 
     def predict(terms: Any) -> np.ndarray:
         probabilities = np.zeros((terms.shape[0], classes))
-        probabilities[:, present] = 1 if model is None else model.predict_proba(terms)
+        probabilities[:, present] = model.predict_proba(terms)
         return probabilities
 
     return predict
@@ -144,7 +144,8 @@ def _bag_of_words(
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    train, (most_rows, most_terms) = source.splits["train"], bound
+    train = source.splits["train"]
+    most_rows, most_terms = bound
     if not (source.fit and isinstance(train.features[source.column], Value)):
         return
     rows = np.random.default_rng(source.seed).permutation(len(train))[:most_rows]

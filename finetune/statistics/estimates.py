@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest, norm, t
+from scipy.stats import norm, t
 
 LEVEL, GROUPS = 0.95, 64
 #: Of few rows there are more groups, up to one a row, within this many rows times groups: the
@@ -98,7 +98,8 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
         scale: Of the metric.
         rows: The most that the effective sample size may be.
     """
-    value, quantile = float(replicates[0]), _quantile(replicates, rows)
+    value = float(replicates[0])
+    quantile = _quantile(replicates, rows)
     if rows < 1 or not np.isfinite(replicates).all():
         return Estimate(value)
     if scale.forward is None:
@@ -191,7 +192,8 @@ def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
     """Return how much more often the second of two models is right, with Newcombe's interval for
     paired shares (Statistics in Medicine 17, 1998, method 10); booleans of the same rows.
     """
-    rows, both = len(first), int((first & second).sum())
+    rows = len(first)
+    both = int((first & second).sum())
     right, other = int(first.sum()), int(second.sum())
     before, after = shares([right, other], [rows, rows])
     together = both * (rows - right - other + both) - (right - both) * (other - both)
@@ -209,24 +211,6 @@ def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
         value - reach(after.value - after.low, before.high - before.value),
         value + reach(after.high - after.value, before.value - before.low),
     )
-
-
-class McNemar(NamedTuple):
-    """How many rows one of two models alone gets right, and how probable a split at least as uneven
-    is if neither is better.
-    """
-
-    only_first: int
-    only_second: int
-    p_value: float
-
-
-def mcnemar(first: np.ndarray, second: np.ndarray) -> McNemar:
-    """Return the exact test of McNemar (Psychometrika 12, 1947); booleans of the same rows."""
-    only_first, only_second = int((first & ~second).sum()), int((~first & second).sum())
-    count = only_first + only_second
-    p_value = float(binomtest(only_first, count).pvalue) if count else 1.0
-    return McNemar(only_first, only_second, p_value)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

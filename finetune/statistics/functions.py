@@ -46,7 +46,8 @@ def _averaged(name: str, average: str, number: int = 1) -> Function:
     def function(rows: NamedRows) -> np.ndarray:
         right, true, predicted, *_ = rows.tallies
         denominator = {"precision": predicted, "recall": true, "f1": (true + predicted) / 2}[name]
-        scores, occurs = _divide(right, denominator), true + predicted > 0
+        scores = _divide(right, denominator)
+        occurs = true + predicted > 0
         if average == "micro":
             scores = _divide(right.sum(axis=1), denominator.sum(axis=1))
         elif average == "binary":
@@ -76,7 +77,8 @@ def _quadratic_kappa(rows: ScoredRows) -> np.ndarray:
     Psychological Bulletin 70, 1968); NaN where all rows are of one class and predicted to be.
     """
     _, true, predicted, off_squared = rows.tallies
-    place, count = np.arange(true.shape[1]), true.sum(axis=1)
+    place = np.arange(true.shape[1])
+    count = true.sum(axis=1)
     # the sum of true_i predicted_j (i - j)^2 over all pairs, multiplied out
     squares = (true * place**2).sum(axis=1) + (predicted * place**2).sum(axis=1)
     products = (true * place).sum(axis=1) * (predicted * place).sum(axis=1)
@@ -106,17 +108,13 @@ def _f1_of_rows(rows: ScoredLabels) -> np.ndarray:
     return _divide(2 * (rows.labels & rows.decided).sum(axis=1), entries)
 
 
-def _wrong_shares(rows: ScoredLabels) -> np.ndarray:
-    return np.asarray((rows.labels != rows.decided).mean(axis=1))
-
-
 def _log_losses(rows: ScoredLabels) -> np.ndarray:
     """Return the mean log loss of the labels of each row, in nats."""
-    losses = np.empty(len(rows))
+    losses = []
     for chosen, block in rows.probabilities.row_blocks():
         of_truth = np.where(rows.labels[chosen], block, 1 - block)
-        losses[chosen] = -np.log(np.maximum(of_truth, np.finfo(np.float64).eps)).mean(axis=1)
-    return losses
+        losses.append(-np.log(np.maximum(of_truth, np.finfo(np.float64).eps)).mean(axis=1))
+    return np.concatenate(losses)
 
 
 def _losses(rows: ScoredRows) -> np.ndarray:
@@ -193,6 +191,7 @@ def binary(name: str, number: int = 1) -> Metric:
 
 
 _right = _mean(lambda rows: rows.right)
+_wrong_entries = _mean(lambda rows: (rows.labels != rows.decided).mean(axis=1))
 ROWS = (
     Metric("accuracy", "classes", 1, PROPORTION, _right),
     *map(binary, AVERAGED),
@@ -216,7 +215,7 @@ ROWS = (
     Metric("f1_samples", "labels", 1, SHARE, _mean(_f1_of_rows)),
     Metric("subset_accuracy", "labels", 1, PROPORTION, _right),
     Metric("average_precision", "labels", 1, SHARE, _mean_area(PRECISION)),
-    Metric("hamming_loss", "labels", -1, SHARE, _mean(_wrong_shares)),
+    Metric("hamming_loss", "labels", -1, SHARE, _wrong_entries),
     Metric("log_loss", "labels", -1, ERROR, _mean(_log_losses)),
     Metric("r2", "numbers", 1, EXPLAINED, _over_targets(_r2)),
     Metric("mae", "numbers", -1, ERROR, _errors(lambda error: abs(error).mean(axis=0))),

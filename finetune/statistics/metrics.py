@@ -63,7 +63,8 @@ def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
     metrics = {}
     for name, arguments in scoring.items():
         module, options = module_of(name, arguments)
-        row, number = module, 1
+        row = module
+        number = 1
         if module in AVERAGED:
             row = f"{module}_{options.pop('average', 'binary')}"
             number = int(options.pop("pos_label", 1))
@@ -101,21 +102,20 @@ def _replicate_custom(compute: Compute, rows: Any) -> dict[str, np.ndarray]:
     """
     from transformers import EvalPrediction
 
-    names, outputs, labels = list[str](), rows.outputs, rows.labels
+    outputs, labels = rows.outputs, rows.labels
     if outputs.dtype == np.float16:  # of a file, and not of a model
         outputs = outputs.astype(np.float32)
+    labels = labels.astype(np.float32) if labels.dtype == bool else labels  # as a batch has them
+    scores = compute(EvalPrediction(predictions=outputs, label_ids=labels))
+    names = [name for name, value in scores.items() if np.ndim(value) == 0]
 
     def evaluate(predictions: np.ndarray, label_ids: np.ndarray) -> list[float]:
         try:
             scores = compute(EvalPrediction(predictions=predictions, label_ids=label_ids))
-        except Exception:
-            if not names:
-                raise
-            return [np.nan] * len(names)  # all rows could be evaluated: these lack a class
-        names[:] = names or [name for name, value in scores.items() if np.ndim(value) == 0]
+        except Exception:  # all rows could be evaluated: these lack a class
+            return [np.nan] * len(names)
         return [float(scores[name]) for name in names]
 
-    labels = labels.astype(np.float32) if labels.dtype == bool else labels  # as a batch has them
     # an evaluation may take seconds: at most 64
     values = estimates.replicate(evaluate, rows.groups % estimates.GROUPS, outputs, labels)
     return dict(zip(names, values.T, strict=True))
@@ -185,8 +185,7 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
         different = None
         if first.kind == "classes" and metric.name not in ("", *_STANDARD["classes"]):
             different = int((first.classes != second.classes).sum())
-        scale, rows = metric.scale, len(first)
-        gaps[name] = estimates.difference(before, after, scale, rows, different)
+        gaps[name] = estimates.difference(before, after, metric.scale, len(first), different)
     return {name: asdict(gap) for name, gap in gaps.items() if not np.isnan(gap.value)}
 
 
@@ -231,9 +230,8 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
         "recall": shares(right, true),
         "f1": [Estimate(*(2 * end / (1 + end) for end in astuple(ends))) for ends in jaccard],
     }
-    areas = {"roc_area": ROC, "pr_area": PRECISION}
-    if rows.kind == "labels":
-        del areas["roc_area"]
+    areas = {"roc_area": ROC} if rows.kind == "classes" else {}
+    areas |= {"pr_area": PRECISION}
     table: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(rows.names):
         table[name] = {score: asdict(column[number]) for score, column in scores.items()}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize_scalar
+from scipy.special import expit
 from scipy.stats import chi2
 
 from finetune.data.prediction_columns import is_predicted
@@ -35,12 +36,10 @@ def most_confident(rows: ScoredRows) -> np.ndarray:
 
 def farthest(rows: ScoredLabels) -> np.ndarray:
     """Return the indices of rows that are wrong in a label, the most confident mistakes first."""
-    gaps = np.zeros(len(rows))
-    for chosen, block in rows.probabilities.row_blocks():
-        is_wrong = rows.decided[chosen] != rows.labels[chosen]
-        gaps[chosen] = np.where(is_wrong, np.abs(block - 0.5), 0).max(axis=1)
-    order = np.argsort(-gaps, kind="stable")
-    return np.asarray(order[~rows.right[order]])
+    wrong = np.flatnonzero(~rows.right)
+    is_wrong = rows.decided[wrong] != rows.labels[wrong]
+    gaps = np.abs(rows.probabilities.rows(wrong) - 0.5) * is_wrong
+    return wrong[np.argsort(-gaps.max(axis=1, initial=0), kind="stable")]
 
 
 def suspicion(rows: ScoredRows) -> Suspicion | None:
@@ -70,7 +69,8 @@ def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[
         if not is_predicted(column) and 1 < table[column].nunique() <= 30:
             names.append(f"{column} = " + table[column].astype("string"))
     names.append(pd.Series([f"true class '{rows.names[label]}'" for label in rows.labels]))
-    slices, overall = list[dict[str, Any]](), float(rows.right.mean())
+    slices: list[dict[str, Any]] = []
+    overall = float(rows.right.mean())
     for slice_of_row in names:
         by_slice = pd.Series(rows.right).groupby(slice_of_row.to_numpy(), sort=False)
         for name, right in by_slice:
@@ -136,22 +136,18 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
     return temperature if gain > chi2.ppf(0.95, 1) else 1.0
 
 
-def fit_threshold(probabilities: Probabilities, has: np.ndarray) -> float:
+def fit_threshold(logits: np.ndarray, has: np.ndarray) -> float:
     """Return the probability above which giving a label is best for F1 over all entries, half-way
-    between two that occur; one half if no entry is positive. ``has``, ``(rows, labels)``, is which
-    labels are there.
+    between two that occur; one half if no entry is positive. ``has``, of the shape of ``logits``,
+    is which labels are there.
     """
-    blocks = probabilities.row_blocks()
-    positives = np.sort(np.concatenate([block[has[chosen]] for chosen, block in blocks]))
+    positives = np.sort(logits[has])
     if not len(positives):
         return 0.5
+    entries = np.sort(logits, axis=None)
     levels, first = np.unique(positives, return_index=True)  # the best cut is below one of these
-    lower, counts = np.zeros(len(levels)), np.zeros(len(levels), dtype=np.int64)
-    for _, block in probabilities.row_blocks():
-        entries = np.sort(block, axis=None)
-        lower_entries = np.searchsorted(entries, levels)
-        counts += len(entries) - lower_entries
-        lower = np.maximum(lower, np.where(lower_entries > 0, entries[lower_entries - 1], 0.0))
-    f1 = 2 * (len(positives) - first) / (counts + len(positives))
+    lower = np.searchsorted(entries, levels)
+    f1 = 2 * (len(positives) - first) / (len(entries) - lower + len(positives))
     best = len(f1) - 1 - int(np.argmax(f1[::-1]))  # the highest of several
-    return float((levels[best] + lower[best]) / 2)
+    below = entries[lower[best] - 1] if lower[best] else -np.inf
+    return float(expit(np.array([levels[best], below], dtype=np.float64)).mean())

@@ -42,7 +42,7 @@ class Probabilities:
     function: Literal["softmax", "sigmoid"] | None = None  # None if the values are probabilities
     temperature: float = 1.0  # logits are divided by it before the softmax
 
-    def rows(self, chosen: slice = slice(None)) -> np.ndarray:
+    def rows(self, chosen: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Return the probabilities of some rows, shape ``(rows, classes)``, float64."""
         block = self._scaled(self.values[chosen])
         return np.asarray(softmax(block, axis=1)) if self.function == "softmax" else block
@@ -118,7 +118,8 @@ class NamedRows(Scored):
     @property
     def outputs(self) -> np.ndarray:
         """The logits; of a table the logarithms or the log-odds of the probabilities."""
-        values, limits = self.probabilities.values, np.finfo(np.float64)
+        values = self.probabilities.values
+        limits = np.finfo(np.float64)
         if self.probabilities.function is not None:
             return values
         if self.kind == "classes":
@@ -138,20 +139,18 @@ class NamedRows(Scored):
         return np.asarray(self.tallies[1][0].astype(np.int64))
 
     @functools.cached_property
-    def areas(self) -> tuple[np.ndarray, np.ndarray]:
+    def areas(self) -> np.ndarray:
         """The replicates of each class against the rest: of the area under the ROC curve, and of
-        the average precision; both ``(1 + groups, classes)``, NaN where a class has no row or all.
+        the average precision; ``(2, 1 + groups, classes)``, NaN where a class has no row or all.
         """
-        shape = (2 + int(self.groups.max(initial=-1)), len(self.names))
-        roc, precision = np.full(shape, np.nan), np.full(shape, np.nan)
+        areas = np.full((2, 2 + int(self.groups.max(initial=-1)), len(self.names)), np.nan)
         for chosen in slices(len(self.names), len(self)):
             columns = self.probabilities.columns(chosen)
             for number, scores in enumerate(columns, start=chosen.start):
                 has = self.labels == number if self.labels.ndim == 1 else self.labels[:, number]
                 if 0 < np.count_nonzero(has) < len(self):
-                    areas = area_replicates(scores, has, self.groups)
-                    roc[:, number], precision[:, number] = areas
-        return roc, precision
+                    areas[:, :, number] = area_replicates(scores, has, self.groups)
+        return areas
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,10 +217,7 @@ class ScoredLabels(NamedRows):
     @functools.cached_property
     def decided(self) -> np.ndarray:
         """Which labels each row is given, shape ``(rows, labels)``: those above one half."""
-        decided = np.empty(self.labels.shape, dtype=bool)
-        for chosen, block in self.probabilities.row_blocks():
-            decided[chosen] = block > 0.5
-        return decided
+        return np.concatenate([block > 0.5 for _, block in self.probabilities.row_blocks()])
 
     @property
     def right(self) -> np.ndarray:
@@ -277,8 +273,7 @@ def distances(first: Any, second: Any) -> np.ndarray:
 
 def class_numbers(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
     """Return the numbers of the classes that a column of a table names, shape ``(rows,)``."""
-    number = {name: index for index, name in enumerate(names)}
-    return table[column].map(number).to_numpy(dtype=np.int64)
+    return pd.Index(names).get_indexer(pd.Index(table[column]))
 
 
 def to_float16(outputs: np.ndarray) -> np.ndarray:
@@ -287,7 +282,8 @@ def to_float16(outputs: np.ndarray) -> np.ndarray:
     Probabilities depend on differences of logits alone, and near 0 float16 is fine: no other class
     becomes the most probable one.
     """
-    stored, limits = np.empty(outputs.shape, dtype=np.float16), np.finfo(np.float16)
+    stored = np.empty(outputs.shape, dtype=np.float16)
+    limits = np.finfo(np.float16)
     for chosen in slices(*outputs.shape):
         block = outputs[chosen].astype(np.float64)
         with np.errstate(invalid="ignore"):  # what is not finite stays so, and is refused later
@@ -322,7 +318,8 @@ def area_replicates(
     level.
     """
     levels, places = np.unique(scores[has], return_inverse=True)
-    width, count = len(levels) + 1, int(groups.max()) + 1
+    width = len(levels) + 1
+    count = int(groups.max()) + 1
 
     def reached(side: Literal["left", "right"]) -> np.ndarray:
         """Count the rows of each group above each level, those at it included if right."""

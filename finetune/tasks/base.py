@@ -15,13 +15,7 @@ import numpy as np
 from scipy.special import expit
 
 from finetune.data import labels as class_labels
-from finetune.data.prediction_columns import (
-    LABEL,
-    MOST_COLUMNS,
-    PREDICTION,
-    PROBABILITY,
-    probability_of,
-)
+from finetune.data.prediction_columns import LABEL, MOST_COLUMNS, probability_of
 from finetune.errors import UserError, suggestion
 from finetune.statistics import metrics
 from finetune.statistics.baselines import Source
@@ -36,11 +30,11 @@ if TYPE_CHECKING:
 
     from finetune.errors import Report
     from finetune.models.pretrained import ProblemType
-    from finetune.training.steps import GlobalLoss
+    from finetune.training.steps import GlobalLoss, RowLoss
 
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
-RowLoss = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+Columns = dict[str, Any]  # by name, each an array or a list over the rows
 _MOST_NAMED = 12  # labels or targets in the start block
 
 
@@ -109,9 +103,9 @@ class Task(ABC, Generic[S]):
         """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
         return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
 
-    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray | None:
+    def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray:
         """Return :func:`~finetune.tasks.losses.class_weights` of the labels."""
-        if not self.has_probabilities and text != "none":
+        if not self.has_probabilities:
             raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
         return losses.class_weights(text, self.labels, targets)
 
@@ -146,11 +140,11 @@ class Task(ABC, Generic[S]):
             shares = targets.mean(axis=0)
         return [f"{name} {share:.0%}" for name, share in zip(self.labels, shares, strict=True)]
 
-    def balance(self, labels: Sequence[Any]) -> tuple[str, str]:
-        """Return what the start block says of the labels of training: a name and a text."""
+    def balance(self, labels: Sequence[Any]) -> str:
+        """Return what the start block says of the labels of training."""
         texts = self.describe_balance(self.targets(labels))
         listed = ", ".join(texts[:_MOST_NAMED]) + ", ..." * (len(texts) > _MOST_NAMED)
-        return "labels", f"{len(texts)}: {listed}" if self.labels else listed
+        return f"{len(texts)}: {listed}" if self.labels else listed
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
         """Return what is added to the outputs from now on, shape ``(outputs,)``, fitted on those of
@@ -169,10 +163,6 @@ class Task(ABC, Generic[S]):
     @abstractmethod
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         """Return what metrics take as ``predictions``: shape ``(rows,)`` or ``(rows, outputs)``."""
-
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Return what metrics take as ``prediction_scores``, shape ``(rows, outputs)``."""
-        raise NotImplementedError
 
     @abstractmethod
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
@@ -194,23 +184,16 @@ class Task(ABC, Generic[S]):
         return self.has_one_class and len(self.labels) > MOST_COLUMNS
 
     @abstractmethod
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         """Return the columns of ``predictions.parquet`` from ``label`` on."""
 
-    def predicted_names(self, *, all_labels: bool) -> list[str]:
-        """Return the names of the columns that ``predict`` adds, with or without the probability of
-        every label.
-        """
-        probabilities = map(probability_of, self.labels if all_labels else ())
-        return [LABEL, *[PROBABILITY] * self.has_one_class, *probabilities]
-
     @abstractmethod
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
-        """Return the values of these columns, each an array or a list over the rows."""
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
+        """Return the columns of ``predict``, with or without the probability of every label."""
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        """Return the prediction of one row, of the columns of :meth:`predicted_names`, as a line
-        with ``most`` other labels.
+        """Return the prediction of one row, of the columns of :meth:`predicted`, as a line with
+        ``most`` other labels.
         """
         probabilities = {label: row[probability_of(label)] for label in self.labels}
         texts = {label: f"{label} {value:.4f}" for label, value in probabilities.items()}
@@ -219,20 +202,19 @@ class Task(ABC, Generic[S]):
         rest = sorted(texts, key=lambda label: -probabilities[label])[:most]
         return predicted + (f"  ({', '.join(texts[label] for label in rest)})" if rest else "")
 
-    def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
-        """Return the label and the prediction in a row of the table as a page shows them, and
-        whether the prediction is marked as right.
-        """
-        return str(row[LABEL]), str(row[PREDICTION]), row[LABEL] == row[PREDICTION]
+    def describe(self, row: pd.Series[Any], column: str) -> str:
+        """Return the label or the prediction, by its column, of a row of the table as text."""
+        return str(row[column])
 
     def refuse_metrics(self, scoring: Scoring) -> None:
         """Raise a ``UserError`` of the metrics of the toolkit that are of other kinds of labels."""
-        mistakes, names = list[str](), ", ".join(self.metric_modules)
-        for name, arguments in scoring.items():
-            module, _ = module_of(name, arguments)
-            if module not in self.metric_modules and not module.endswith(".py"):  # the user's own
-                mistakes.append(f"--metrics {name}: a task of {self.name} has {names}")
-        if mistakes:
+        names = ", ".join(self.metric_modules)
+        modules = {name: module_of(name, arguments)[0] for name, arguments in scoring.items()}
+        if mistakes := [
+            f"--metrics {name}: a task of {self.name} has {names}"
+            for name, module in modules.items()
+            if module not in self.metric_modules and not module.endswith(".py")  # the user's own
+        ]:
             raise UserError(*mistakes)
 
     def statistics(
@@ -243,14 +225,7 @@ class Task(ABC, Generic[S]):
         """
         scores = metrics.estimate(rows, metrics.with_standard(self.label_kind, recipe_metrics))
         notes = metrics.describe_gaps(rows, recipe_metrics, scores)
-        details = self.describe(rows, recipe_metrics, temperature)
-        return {"rows": len(rows), "metrics": scores, "notes": notes, **details}
-
-    @abstractmethod
-    def describe(
-        self, rows: S, recipe_metrics: Metrics, temperature: float | None
-    ) -> dict[str, Any]:
-        """Return those of :meth:`statistics` that only labels of this kind have."""
+        return {"rows": len(rows), "metrics": scores, "notes": notes}
 
     def find_difference(self, other: Task[Any]) -> str:
         """Return why predictions of another task cannot be compared: the task, or the names of
@@ -261,8 +236,7 @@ class Task(ABC, Generic[S]):
         has_order = self.name == other.name == "ordinal"  # metrics count how far off a class is
         labels = [task.labels if has_order else sorted(task.labels) for task in (self, other)]
         texts = " and ".join(", ".join(task.labels) or "a single one" for task in (self, other))
-        kind = "labels or orders" if has_order else "labels"
-        return "" if labels[0] == labels[1] else f"different {kind}: {texts}"
+        return "" if labels[0] == labels[1] else f"different labels, or another order: {texts}"
 
     @abstractmethod
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:

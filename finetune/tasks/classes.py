@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from scipy.special import expit, logit
+import pandas as pd
+from scipy.special import logit
 
 from finetune.data import targets
 from finetune.data.prediction_columns import (
@@ -25,14 +26,12 @@ from finetune.data.prediction_columns import (
 from finetune.statistics import baselines, metrics, mistakes, scored
 from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import Metrics
-from finetune.statistics.scored import NamedRows, Probabilities, ScoredLabels, ScoredRows
+from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
 from finetune.tasks import losses
-from finetune.tasks.base import RowLoss, Task
+from finetune.tasks.base import Columns, Task
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from finetune.training.steps import GlobalLoss
+    from finetune.training.steps import GlobalLoss, RowLoss
 
 #: Validation rows that have a label, below which it has the threshold of all labels together.
 _FEWEST_POSITIVES = 10
@@ -43,15 +42,15 @@ def _probabilities_in(table: pd.DataFrame, names: Sequence[str]) -> Probabilitie
     return Probabilities(table[[*map(probability_of, names)]].to_numpy(np.float64))
 
 
-def _probability_columns(rows: NamedRows) -> dict[str, np.ndarray]:
-    return dict(zip(map(probability_of, rows.names), rows.probabilities.columns(), strict=True))
+def _probability_columns(names: Sequence[str], values: np.ndarray) -> Columns:
+    return dict(zip(map(probability_of, names), values, strict=True))
 
 
 class SingleLabel(Task[ScoredRows]):
     """Cross-entropy over logits; the most probable class is predicted."""
 
     name = "single_label"
-    sections = ("training", "classes", "probabilities", "length", "slices", "mistakes")
+    sections = ("training", "classes", "probabilities", "slices", "mistakes")
     problem_type = "single_label_classification"
     label_kind = "classes"
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
@@ -75,9 +74,6 @@ class SingleLabel(Task[ScoredRows]):
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         return np.asarray(np.argmax(outputs, axis=-1))
 
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return Probabilities(outputs, "softmax").rows()
-
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         classes = np.arange(len(self.labels))
         predicted = np.concatenate([classes, np.roll(classes, 1)])  # right, then wrong
@@ -92,11 +88,12 @@ class SingleLabel(Task[ScoredRows]):
         numbers = scored.class_numbers(table, LABEL, self.labels)
         return ScoredRows(numbers, self.labels, _probabilities_in(table, self.labels))
 
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
-        rows, names = self.scored(labels, outputs), np.array(self.labels, dtype=object)
-        columns: dict[str, Any] = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
+        rows = self.scored(labels, outputs)
+        names = np.array(self.labels, dtype=object)
+        columns: Columns = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
         if not self.has_outputs_file:
-            return columns | _probability_columns(rows)
+            return columns | _probability_columns(self.labels, rows.probabilities.columns())
         classes, probabilities = scored.most_probable(rows)
         columns |= {PROBABILITY: probabilities[:, 0], LABEL_PROBABILITY: rows.summary.of_label}
         for place in range(2, MOST_PROBABLE + 1):
@@ -104,22 +101,21 @@ class SingleLabel(Task[ScoredRows]):
             columns[of_rank(PROBABILITY, place)] = probabilities[:, place - 1]
         return columns
 
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
         probabilities = Probabilities(outputs, "softmax", temperature).rows()
         best = [self.labels[index] for index in probabilities.argmax(axis=1)]
-        return [best, probabilities.max(axis=1), *(probabilities.T if all_labels else ())]
+        columns = {LABEL: best, PROBABILITY: probabilities.max(axis=1)}
+        return columns | (_probability_columns(self.labels, probabilities.T) if all_labels else {})
 
-    def describe(
-        self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None
+    def statistics(
+        self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None = None
     ) -> dict[str, Any]:
-        confidence = mistakes.describe_calibration(rows)
-        if temperature is not None:
-            confidence["temperature"] = temperature
+        confidence = mistakes.describe_calibration(rows) | {"temperature": temperature}
         if temperature not in (None, 1.0):
             mended = self.scored(rows.labels, rows.outputs, temperature)
             confidence["after"] = mistakes.describe_calibration(mended)
         is_short = len(self.labels) <= metrics.MOST_CONFUSED
-        return {
+        return super().statistics(rows, recipe_metrics) | {
             "classes": metrics.describe_classes(rows),
             "confusion": rows.confusion.tolist() if is_short else None,
             "top_k": metrics.describe_top_k(rows),
@@ -153,7 +149,7 @@ class MultiLabel(Task[ScoredLabels]):
     """Binary cross-entropy over a sigmoid for each label; those above one half are predicted."""
 
     name = "multi_label"
-    sections = ("training", "labels", "length")
+    sections = ("training", "labels")
     problem_type = "multi_label_classification"
     label_kind = "labels"
     metric_config = "multilabel"
@@ -181,26 +177,22 @@ class MultiLabel(Task[ScoredLabels]):
         return targets.indicators(labels, len(self.labels)).astype(np.float32)
 
     def global_loss(self, rows: RowLoss, weight_of_class: np.ndarray | None) -> GlobalLoss:
-        from torch import float32, tensor
-
         loss = super().global_loss(rows, None)
         if weight_of_class is None:
             return loss
         row_loss: Any = self.losses[self.loss_function or "binary_cross_entropy"]
-        weights = tensor(weight_of_class, dtype=float32)
-        weighted = functools.partial(row_loss, positive_weights=weights)
+        weighted = functools.partial(row_loss, positive_weights=weight_of_class)
         return replace(loss, training_loss=weighted)
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
         """Return the shifts after which one half is the threshold that was best."""
         if self.thresholds == "none":
             return None
-        probabilities, has = Probabilities(outputs, "sigmoid"), np.asarray(targets, dtype=bool)
-        thresholds = np.full(len(self.labels), mistakes.fit_threshold(probabilities, has))
+        has = np.asarray(targets, dtype=bool)
+        thresholds = np.full(len(self.labels), mistakes.fit_threshold(outputs, has))
         if self.thresholds == "label":
             for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
-                column = Probabilities(outputs[:, [index]], "sigmoid")
-                thresholds[index] = mistakes.fit_threshold(column, has[:, [index]])
+                thresholds[index] = mistakes.fit_threshold(outputs[:, index], has[:, index])
         return np.asarray(-logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
 
     def without_thresholds(self) -> MultiLabel:
@@ -208,9 +200,6 @@ class MultiLabel(Task[ScoredLabels]):
 
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         return (np.asarray(outputs) > 0).astype(np.int64)
-
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return np.asarray(expit(np.asarray(outputs, dtype=np.float64)))
 
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         rows, labels = np.indices((4, len(self.labels)))
@@ -222,34 +211,35 @@ class MultiLabel(Task[ScoredLabels]):
         return ScoredLabels(has, self.labels, Probabilities(outputs, "sigmoid"))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredLabels:
-        number = {name: index for index, name in enumerate(self.labels)}
-        numbers = [[number[name] for name in names] for names in table[LABEL]]
-        has = targets.indicators(numbers, len(self.labels))
+        index = pd.Index(self.labels)
+        has = targets.indicators([*map(index.get_indexer, table[LABEL])], len(self.labels))
         return ScoredLabels(has, self.labels, _probabilities_in(table, self.labels))
 
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         rows = self.scored(labels, outputs)
         decided = {LABEL: self._list_names(rows.labels), PREDICTION: self._list_names(rows.decided)}
-        return decided | _probability_columns(rows)
+        return decided | _probability_columns(self.labels, rows.probabilities.columns())
 
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
-        probabilities = self.probabilities(outputs)
-        return [self._list_names(probabilities > 0.5), *(probabilities.T if all_labels else ())]
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
+        probabilities = Probabilities(outputs, "sigmoid").rows()
+        columns = {LABEL: self._list_names(probabilities > 0.5)}
+        return columns | (_probability_columns(self.labels, probabilities.T) if all_labels else {})
 
-    def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
-        label, prediction = (", ".join(row[name]) or "none" for name in (LABEL, PREDICTION))
-        return label, prediction, set(row[PREDICTION]) == set(row[LABEL])
+    def describe(self, row: pd.Series[Any], column: str) -> str:
+        return ", ".join(row[column]) or "none"
 
     def _list_names(self, has: np.ndarray) -> list[list[str]]:
         """Return the names of the labels of each row."""
         return [[self.labels[index] for index in np.flatnonzero(row)] for row in has]
 
-    def describe(
-        self, rows: ScoredLabels, recipe_metrics: Metrics, temperature: float | None
+    def statistics(
+        self, rows: ScoredLabels, recipe_metrics: Metrics, temperature: float | None = None
     ) -> dict[str, Any]:
-        has, is_short = rows.labels.astype(np.float32), len(self.labels) <= _MOST_TOGETHER
+        has = rows.labels.astype(np.float32)
+        is_short = len(self.labels) <= _MOST_TOGETHER
         together = (has.T @ has).astype(int).tolist() if is_short else None
-        return {"classes": metrics.describe_classes(rows), "together": together}
+        details = {"classes": metrics.describe_classes(rows), "together": together}
+        return super().statistics(rows, recipe_metrics) | details
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         validation = self.targets(targets.values(source.splits["validation"]))

@@ -13,14 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from finetune.data import labels
-from finetune.data.labels import (
-    LabelColumn,
-    LabelOptions,
-    have_order,
-    list_names,
-    parse_list,
-    parse_number,
-)
+from finetune.data.labels import LabelColumn, LabelOptions, list_names, parse_list
 from finetune.data.targets import class_names, is_set
 from finetune.errors import Report, counted
 from finetune.tasks.base import Task
@@ -31,6 +24,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
 
 AUTO = "auto"
+#: By the names in ``run.json``.
 KINDS: dict[str, type[Task[Any]]] = {
     kind.name: kind for kind in (SingleLabel, Ordinal, MultiLabel, Regression)
 }
@@ -55,7 +49,8 @@ def of_rows(
     Raises:
         UserError: If the task has no such loss.
     """
-    names, loss = class_names(rows), loss_function or ""
+    names = class_names(rows)
+    loss = loss_function or ""
     if is_set(rows):
         return MultiLabel(labels=names, loss_function=loss, thresholds=thresholds)
     if not names:
@@ -66,18 +61,7 @@ def of_rows(
 def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
     """Return whether there are three classes or more that are in an order or ascend as numbers."""
     names = class_names(rows)
-    return len(names) >= FEWEST_ORDERED and have_order(names, ordered_names)
-
-
-def from_manifest(
-    name: str | None, names: Sequence[str], *, ordered: bool, facts: Mapping[str, Any]
-) -> Task[Any]:
-    """Return the task that ``run.json`` names; older ones have the names of classes, ``ordered`` or
-    not, or are regressions.
-    """
-    classes = Ordinal if ordered and len(names) >= FEWEST_ORDERED else SingleLabel
-    kind = KINDS[name] if name else classes if names else Regression
-    return kind(labels=list(names), **facts)
+    return len(names) >= FEWEST_ORDERED and labels.have_order(names, ordered_names)
 
 
 def encode_labels(
@@ -100,9 +84,8 @@ def encode_labels(
 def check_order(dataset: DatasetDict, options: LabelOptions, report: Report) -> None:
     """Add an error to the report if the order of the classes of ``--task ordinal`` is not known."""
     names = class_names(dataset["train"])
-    is_complete = set(names) == set(options.names)
-    has_order = is_complete if options.is_ordered else have_order(names, options.names)
-    if len(names) < FEWEST_ORDERED or not has_order:
+    is_stray = options.is_ordered and set(names) != set(options.names)
+    if is_stray or not in_order(dataset["train"], options.names):
         report.error(
             f"--task ordinal: the classes in '{options.columns[0]}' are {list_names(names)}; "
             f"expected {FEWEST_ORDERED} or more whose order is known",
@@ -119,7 +102,8 @@ def decide_task(
         UserError: If the labels can be several kinds of thing; it names the column, the first such
             row and the flags that decide.
     """
-    column, values = columns[0], columns[0].values
+    column = columns[0]
+    values = column.values
     if options.is_ordered:
         return "ordinal", "--label_order says the order of the classes"
     if len(columns) > 1:
@@ -166,7 +150,7 @@ def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[str
     if not any(strays):
         return "multi_label", f"{title} hold 0 and 1"
     for column, places in zip(columns, strays, strict=True):
-        words = [place for place in places if parse_number(column.values[place]) is None]
+        words = [place for place in places if labels.parse_number(column.values[place]) is None]
         if words or (places and not all(strays)):
             _ask(column, (words or places)[0], report, " beside columns of other values")
     return "regression", f"{title} hold numbers"
@@ -174,7 +158,7 @@ def _decide_columns(columns: Sequence[LabelColumn], report: Report) -> tuple[str
 
 def _decide_values(column: LabelColumn, options: LabelOptions, report: Report) -> tuple[str, str]:
     """Return the task of words and numbers."""
-    parsed = [parse_number(value) for value in column.values]
+    parsed = [labels.parse_number(value) for value in column.values]
     finite = sorted({value for value in parsed if value is not None and math.isfinite(value)})
     words = {
         str(value): place
@@ -222,10 +206,8 @@ def _find_separator(words: Sequence[str]) -> tuple[str, str] | None:
         sign.strip() or sign for word in words for sign in {*re.findall(r"[\W_]+", word.strip())}
     )
     for sign, _ in signs.most_common(20):
-        cells = {
-            word: [part.strip() for part in word.split(sign)] for word in words if sign in word
-        }
-        cells = {word: parts for word, parts in cells.items() if all(parts)}
+        splits = {word: [part.strip() for part in word.split(sign)] for word in words}
+        cells = {word: parts for word, parts in splits.items() if len(parts) > 1 and all(parts)}
         parts = {*itertools.chain(*cells.values())}
         is_usual = sign in (";", "|") or (sign == "," and all(map(str.isdecimal, parts)))
         are_few = 2 * len(cells) > len(words) and len(parts) <= len(cells)

@@ -69,7 +69,7 @@ def squared_earth_movers_distance(logits: torch.Tensor, targets: torch.Tensor) -
 def binary_cross_entropy(
     logits: torch.Tensor,
     targets: torch.Tensor,
-    positive_weights: torch.Tensor | None = None,
+    positive_weights: torch.Tensor | np.ndarray | None = None,
     *,
     is_focal: bool = False,
 ) -> torch.Tensor:
@@ -82,6 +82,7 @@ def binary_cross_entropy(
             ``(labels,)``; others count 1.
         is_focal: Whether each label counts as in :func:`focal`.
     """
+    import torch
     from torch.nn.functional import binary_cross_entropy_with_logits
 
     precise = _precise(logits)
@@ -90,7 +91,7 @@ def binary_cross_entropy(
     if is_focal:
         losses = _focused(losses)
     if positive_weights is not None:
-        losses = losses * (1 + has * (positive_weights.to(losses) - 1))
+        losses = losses * (1 + has * (torch.as_tensor(positive_weights).to(losses) - 1))
     return losses.mean(dim=-1)
 
 
@@ -111,7 +112,7 @@ def _focused(losses: torch.Tensor) -> torch.Tensor:
     return (-torch.expm1(-losses)) ** 2 * losses
 
 
-def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.ndarray | None:
+def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.ndarray:
     """Return how much each class, or each label, counts in the loss of training, ``(names,)``.
 
     Of one class a row, balanced weights are those of scikit-learn's ``compute_class_weight``, and
@@ -121,16 +122,15 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
     ``BCEWithLogitsLoss``; 1 for a label that no row has, or that every row has.
 
     Args:
-        text: ``none``, ``balanced`` or ``NAME=WEIGHT,NAME=WEIGHT``; other classes have 1.
+        text: ``balanced`` or ``NAME=WEIGHT,NAME=WEIGHT``; other classes have 1.
         names: Of the classes or labels.
         targets: The class of each training row, ``(rows,)``, or 0 and 1, ``(rows, labels)``.
 
     Raises:
         UserError: One line for each mistake in ``text``.
     """
-    if text == "none":
-        return None
-    total, has_one_class = len(targets), targets.ndim == 1
+    total = len(targets)
+    has_one_class = targets.ndim == 1
     if has_one_class:
         rows = np.bincount(targets, minlength=len(names))
     else:
@@ -139,7 +139,8 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
         return np.where(rows, total / (np.count_nonzero(rows) * np.maximum(rows, 1)), 1.0)
     if text == "balanced":
         return np.where(rows * (total - rows), (total - rows) / np.maximum(rows, 1), 1.0)
-    weights, mistakes = dict[str, float](), list[str]()
+    weights: dict[str, float] = {}
+    mistakes: list[str] = []
     for part in split_values(text) or [text]:
         name, _, written = part.rpartition("=")
         name = name if name in names else name.strip()

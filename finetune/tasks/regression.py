@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from finetune.data import targets as data_targets
 from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
-from finetune.data.targets import values as label_values
 from finetune.errors import UserError
 from finetune.statistics import baselines, metrics
 from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import Metrics
 from finetune.statistics.scored import ScoredNumbers
-from finetune.tasks.base import Task, Tell
+from finetune.tasks.base import Columns, Task, Tell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,8 +58,9 @@ class Regression(Task[ScoredNumbers]):
     @classmethod
     def of(cls, rows: Dataset, names: Sequence[str], loss_function: str) -> Regression:
         """Return the task of training rows; ``names`` are those of several numbers a row."""
-        labels = np.asarray(label_values(rows), dtype=np.float64)
-        targets, facts = labels.reshape(len(labels), -1), dict[str, Any]()
+        labels = np.asarray(data_targets.values(rows), dtype=np.float64)
+        targets = labels.reshape(len(labels), -1)
+        facts: dict[str, Any] = {}
         if (deviation := targets.std(axis=0)).all():
             facts = {"mean": targets.mean(axis=0).tolist(), "deviation": deviation.tolist()}
         names = [*names] or [f"target {number + 1}" for number in range(targets.shape[1])]
@@ -78,13 +79,10 @@ class Regression(Task[ScoredNumbers]):
         return List(number, length=len(self.labels)) if self.labels else number
 
     def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
-        from datasets import ClassLabel, List
-
-        feature = rows.features[LABEL]
-        count = feature.length if isinstance(feature, List) else 1
-        if isinstance(feature, ClassLabel) or count != self.width:
+        count = getattr(rows.features[LABEL], "length", 1)
+        if data_targets.are_classes(rows) or count != self.width:
             names = ",".join(self.labels) or "a single one"
-            actual = "classes" if isinstance(feature, ClassLabel) else f"numbers, {count} a row"
+            actual = "classes" if data_targets.are_classes(rows) else f"numbers, {count} a row"
             raise UserError(f"the data has {actual}, and the model predicts numbers: {names}")
         return rows
 
@@ -146,10 +144,10 @@ class Regression(Task[ScoredNumbers]):
 
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return numbers near the mean of the training rows, none of which is a whole number."""
-        mean, deviation = np.array(self.mean or 1.0), np.array(self.deviation or 1.0)
+        mean = np.array(self.mean or [1.0] * self.width)
+        deviation = np.array(self.deviation or [1.0] * self.width)
         steps = np.array([[-0.531], [0.273], [0.497], [0.719]])
-        shape = len(steps), self.width
-        targets = np.broadcast_to(mean + deviation * steps, shape).astype(np.float32)
+        targets = (mean + deviation * steps).astype(np.float32)
         outputs = targets[[0, 2, 1, 3]] + np.float32(0.113) * deviation.astype(np.float32)
         return outputs, self.decide(targets)
 
@@ -163,41 +161,34 @@ class Regression(Task[ScoredNumbers]):
         )
         return ScoredNumbers(labels, values)
 
-    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> dict[str, Any]:
-        columns: dict[str, Any] = {}
-        for name, values in ((LABEL, labels), (PREDICTION, outputs)):
-            columns |= zip(self._names(name), values.reshape(len(labels), -1).T, strict=True)
-        return columns
+    def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
+        return self._columns(LABEL, labels) | self._columns(PREDICTION, outputs)
+
+    def _columns(self, name: str, values: np.ndarray) -> Columns:
+        return dict(zip(self._names(name), values.reshape(-1, self.width).T, strict=True))
 
     def _names(self, column: str) -> list[str]:
         return [of_target(column, name) for name in self.labels] or [column]
 
-    def predicted_names(self, *, all_labels: bool) -> list[str]:
-        return self._names(PREDICTION)
-
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> list[Any]:
-        return [*outputs.reshape(len(outputs), -1).T]
+    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
+        return self._columns(PREDICTION, outputs)
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         values = zip(self.labels or [""], self._names(PREDICTION), strict=True)
         return ", ".join(f"{label} {row[name]:.6g}".lstrip() for label, name in values)
 
-    def describe_row(self, row: pd.Series[Any]) -> tuple[str, str, bool]:
-        label, prediction = (
-            ", ".join(f"{row[name]:.4g}" for name in self._names(column))
-            for column in (LABEL, PREDICTION)
-        )
-        return label, prediction, False
+    def describe(self, row: pd.Series[Any], column: str) -> str:
+        return ", ".join(f"{row[name]:.4g}" for name in self._names(column))
 
-    def describe(
-        self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None
+    def statistics(
+        self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None = None
     ) -> dict[str, Any]:
         in_table = {name: metric for name, metric in recipe_metrics.items() if metric.name}
         columns = zip(self.labels, rows.targets.T, rows.outputs.T, strict=False)
         targets = {
             name: metrics.estimate(ScoredNumbers(*column), in_table) for name, *column in columns
         }
-        return {"targets": targets or None}
+        return super().statistics(rows, recipe_metrics) | {"targets": targets or None}
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         return baselines.of_numbers(source)

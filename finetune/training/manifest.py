@@ -127,9 +127,9 @@ class Manifest(Record):
     versions: dict[str, str]  # of the toolkit, Python and the libraries
     git_revision: str | None  # of the toolkit's checkout, if it runs from one
     process: Process
-    task: str | None = None  # see ``finetune.tasks``; None in runs of older releases
-    ordered_labels: bool = False  # in older releases, whether that order means something
-    task_facts: dict[str, Any] = field(default_factory=dict)  # mean and deviation of numbers
+    task: str  # see ``finetune.tasks``
+    #: What the task knows of the training rows: mean and deviation of numbers.
+    task_facts: dict[str, Any] = field(default_factory=dict)
     model_revision: str | None = None  # of the base model on the Hub, if it is from there
     steps: int | None = None  # of the optimizer, in all
     steps_before: int = 0  # the run was resumed
@@ -145,7 +145,6 @@ class Manifest(Record):
     best_step: int | None = None  # whose checkpoint was kept as the best
     history: list[dict[str, Any]] = field(default_factory=list)  # losses and evaluations by step
     temperature: float | None = None  # fitted on the validation rows; 1 if none is needed
-    baseline_seconds: float | None = None
     schema: int = SCHEMA
 
 
@@ -181,7 +180,7 @@ class Metrics(Record):
     validation: dict[str, Any]  # of the model that was kept
     test: dict[str, Any]
     baseline: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each, on the test rows
-    statistics: Statistics | None = None  # None until they are computed
+    statistics: Statistics
     schema: int = SCHEMA
 
     @classmethod

@@ -201,6 +201,18 @@ def test_options_that_need_one_class_a_row(run: finetune.Run, flag: str) -> None
         finetune.predict(run, ["a text"], **{flag: True})
 
 
+@pytest.mark.contract("E4", "F4")
+def test_options_of_a_file_are_refused_where_there_is_none(
+    image_run: finetune.Run, tmp_path: Path
+) -> None:
+    """Of rows in Python and of a folder of images they would have no effect."""
+    data.write_photos(tmp_path / "new", rows=2)
+    with pytest.raises(finetune.UserError, match="--encoding, --sheet: not for the data"):
+        finetune.predict(image_run, ["a.png"], encoding="cp1252", sheet="a")
+    with pytest.raises(finetune.UserError, match=r"--csv_separator: not for .*new"):
+        finetune.predict_file(image_run, tmp_path / "new", tmp_path / "a.csv", csv_separator=";")
+
+
 @pytest.fixture(scope="module")
 def smoothed_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> finetune.Run:
     """A run that is less sure than it is right, since its labels were smoothed."""
@@ -443,6 +455,10 @@ def test_columns_that_parquet_cannot_hold(single_label_run: finetune.Run, tmp_pa
         (["in.csv", "--batch_tokens", "0"], ["--batch_tokens", "0"]),
         ([], ["INPUT", "--text"]),
         (["late.csv", "--output", "out.csv"], ["late.csv", "line 4"]),
+        (
+            ["-", "--csv_quoting", "none", "--csv_separator=;", "--encoding=cp1252", "--sheet=a"],
+            ["--csv_quoting, --csv_separator, --encoding, --sheet: not for the standard input"],
+        ),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(

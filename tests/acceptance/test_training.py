@@ -1161,8 +1161,8 @@ def other_recipe(place: Path, words: dict[str, str]) -> None:
         (other_data, "data"),
         (other_label, "data"),
         (other_model, "model"),
-        (other_configuration, "model"),
-        (other_tokenizer, "tokenizer"),
+        (other_configuration, "config.json"),
+        (other_tokenizer, "tokenizer.json"),
         (other_recipe, "recipe"),
     ],
 )

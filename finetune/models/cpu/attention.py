@@ -24,7 +24,6 @@ NAME = "finetune_few_sequences"
 GROUPS = "finetune_groups"
 #: Attention weights of a head that are computed at a time.
 WEIGHTS_AT_ONCE = 2 * 256 * 256
-_SMALLEST_SUM = 1e-20  # of exponentials that is divided by
 #: What it multiplies, and in which of them it is faster than torch's kernel despite padding.
 DTYPES = (torch.float32, torch.bfloat16)
 FASTER_DTYPES = (torch.bfloat16,)
@@ -133,26 +132,14 @@ class Group:
         else:
             torch.index_select(rows.flatten(0, 1), 0, self.real, out=place)
 
-    def weights(
-        self, queries: torch.Tensor, keys: torch.Tensor, scaling: float
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the softmax of the products, ``(sequences * heads, length, length)``, and None; in
-        bf16 their exponentials and the sums of these, which cost half as much, if none is too small
-        or too large. In fp32 exponentials of masked products are slow.
-        """
-        for is_plain in (queries.dtype == torch.bfloat16, False):
-            products = queries.new_empty(len(queries), self.length, self.length)
-            if self.bias is not None:
-                products.view(self.sequences, -1, *products.shape[1:]).copy_(self.bias)
-            beta = 0 if self.bias is None else 1
-            products.baddbmm_(queries, keys.transpose(1, 2), beta=beta, alpha=scaling)
-            if not is_plain:
-                break
-            sums = products.exp_().sum(-1, keepdim=True)
-            smallest, largest = torch.aminmax(sums)
-            if smallest > _SMALLEST_SUM and largest < 1 / _SMALLEST_SUM:  # not NaN either
-                return products, sums
-        return torch.softmax(products, -1, out=products), None
+    def weights(self, queries: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Return the softmax of the products, ``(sequences * heads, length, length)``."""
+        products = queries.new_empty(len(queries), self.length, self.length)
+        if self.bias is not None:
+            products.view(self.sequences, -1, *products.shape[1:]).copy_(self.bias)
+        beta = 0 if self.bias is None else 1
+        products.baddbmm_(queries, keys.transpose(1, 2), beta=beta, alpha=scaling)
+        return torch.softmax(products, -1, out=products)
 
 
 def at_once(length: int) -> int:
@@ -204,9 +191,8 @@ class _FewSequences(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             for group in groups:
                 queries, keys, values = map(group.take, (query, key, value))
-                weights, sums = group.weights(queries, keys, scaling)
-                result = torch.bmm(weights, values)
-                group.put(output, result if sums is None else result.div_(sums))
+                weights = group.weights(queries, keys, scaling)
+                group.put(output, torch.bmm(weights, values))
         ctx.save_for_backward(query, key, value)
         ctx.groups = groups
         ctx.scaling = scaling
@@ -221,9 +207,7 @@ class _FewSequences(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             for group in groups:
                 queries, keys, values, gradients = map(group.take, (*inputs, gradient))
-                weights, sums = group.weights(queries, keys, ctx.scaling)
-                if sums is not None:
-                    weights /= sums
+                weights = group.weights(queries, keys, ctx.scaling)
                 group.put(of_value, torch.bmm(weights.transpose(1, 2), gradients))
                 products = torch.bmm(gradients, values.transpose(1, 2))
                 torch.ops.aten._softmax_backward_data(
