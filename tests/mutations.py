@@ -70,8 +70,8 @@ MUTATIONS = (
     Mutation(
         "a quotation mark that is never closed merges the rows up to the end of the file",
         "finetune/data/read_text.py",
-        "        strict=True,",
-        "        strict=False,",
+        "quoting=quoting, strict=True)",
+        "quoting=quoting, strict=False)",
         ("C3",),
     ),
     Mutation(

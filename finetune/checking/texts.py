@@ -84,8 +84,9 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
         masks = {name: np.zeros(len(rows), bool) for name in _DAMAGES}
         for positions, values in arrow.pieces(rows, stored, sample):
             texts = pc.list_element(values, part) if stored == digests.TEXTS else values
+            texts = pc.fill_null(texts, "")
             for name, (pattern, *_) in _DAMAGES.items():
-                masks[name][positions] = arrow.matching(pc.fill_null(texts, ""), f"(?s){pattern}")
+                masks[name][positions] = pc.match_substring_regex(texts, f"(?s){pattern}")
         for name, (_, description, fix) in _DAMAGES.items():
             severity = None if name == "no_words" else "warning"  # a few of these are normal
             how: Any = dict(examined=len(sample), severity=severity)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from datasets import Dataset, Features
 
 _AT_ONCE = 10_000  # rows in memory
@@ -83,14 +82,3 @@ def pieces(
         for start in range(low, high, _AT_ONCE):
             part = slice(start, min(start + _AT_ONCE, high))
             yield numbers[part], chunk.take(pa.array(places[part] - begin))
-
-
-def batches(rows: Dataset, name: str, size: int = 10_000) -> Iterator[pa.ChunkedArray]:
-    """Yield a column in order, at most ``size`` rows at a time, as it is stored."""
-    for table in rows.select_columns([name]).with_format("arrow").iter(size):
-        yield table.column(0)
-
-
-def matching(texts: pa.Array, pattern: str) -> np.ndarray:
-    """Return which texts a regular expression of RE2 finds something in, shape ``(texts,)``."""
-    return np.array(pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False))

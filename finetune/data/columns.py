@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shlex
 import unicodedata
 from collections import Counter, defaultdict
@@ -42,7 +43,8 @@ def parse_names(flag: str, text: Any) -> list[str]:
 def require_columns(
     dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Report
 ) -> None:
-    """Refuse columns that are missing or named twice, and texts that are none, or are numbers.
+    """Refuse columns that are missing or named twice, texts that are none, or are numbers, and
+    labels that are bytes.
 
     ``columns`` are by the flags that name them: ``--text_column``, ``--label_columns``.
 
@@ -59,7 +61,7 @@ def require_columns(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
                 + describe_columns(dataset[lacking[0]], column)
             )
-        elif flag.startswith("--text_column"):
+        elif flag.startswith(("--text_column", "--label_column")):
             _require_text(dataset, flag, column, report)
         flags.setdefault(column, flag)
     report.raise_errors()
@@ -67,14 +69,27 @@ def require_columns(
 
 def _require_text(dataset: DatasetDict, flag: str, column: str, report: Report) -> None:
     for split, rows in dataset.items():
-        values = itertools.chain.from_iterable(arrow.batches(rows, column))
-        cells = (value.as_py() for value in values if value.is_valid)
-        first = next(cells, "")
-        numbers = (parse_number(cell) is not None for cell in itertools.chain([first], cells))
-        if not isinstance(first, str) or (split == "train" and all(numbers)):
-            message = f"the column '{column}' of the {split} data holds no text, but {first!r}"
-            report.error(f"{flag}: {message}", fix="is it the right column?")
-            return
+        kind = rows.data.schema.field(column).type
+        if flag.startswith("--label") and "binary" not in str(kind):
+            continue
+        parse = json.loads if kind == pa.json_() else lambda cell: cell
+        present = (
+            (row, parse(cell))
+            for numbers, values in arrow.pieces(rows, column)
+            for row, cell in zip(numbers.tolist(), values.to_pylist(), strict=True)
+            if cell is not None
+        )
+        if not arrow.is_text(kind):
+            wrong = [(row, cell) for row, cell in present if not isinstance(cell, str)]
+        else:  # of which not all are numbers
+            wrong = [*itertools.islice(present, 1)] if split == "train" else []
+            if any(parse_number(cell) is None for _, cell in itertools.chain(wrong, present)):
+                wrong = []
+        if wrong:
+            message = f"{flag}: expected texts in the column '{column}' of the {split} data, found "
+            numbers = targets.source_rows(rows)[[row for row, _ in wrong]].tolist()
+            fix = "is it the right column?"
+            report.error(f"{message}{wrong[0][1]!r:.60}", split=split, rows=numbers, fix=fix)
 
 
 def describe_columns(rows: Dataset, column: str) -> str:
@@ -111,10 +126,10 @@ def read_label_columns(
         labels = [read_label_column(rows, name) for name in options.columns]
         masks = {}
         for name in texts:
-            batches = (batch.cast(pa.string()) for batch in arrow.batches(rows, name))
-            blank = (pc.equal(pc.utf8_trim_whitespace(pc.fill_null(b, "")), "") for b in batches)
-            is_blank = np.concatenate([np.zeros(0, dtype=bool), *(b.to_numpy() for b in blank)])
-            masks[f"text in '{name}'"] = ~is_blank
+            mask = masks[f"text in '{name}'"] = np.zeros(len(rows), dtype=bool)
+            for numbers, values in arrow.pieces(rows, name):
+                texts_of_rows = pc.fill_null(values.cast(pa.string()), "")
+                mask[numbers] = pc.not_equal(pc.utf8_trim_whitespace(texts_of_rows), "")
         masks |= {f"label in '{column.name}'": column.codes >= 0 for column in labels}
         valid = np.logical_and.reduce([*masks.values()])
         columns[split] = [column.only(valid) for column in labels]

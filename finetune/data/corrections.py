@@ -92,9 +92,10 @@ def row_digests(rows: Dataset, column: str) -> list[str]:
     """Return the digests by which rows are found again; ``column`` is what the model reads."""
     if column != "text":
         return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column)]
-    return [
-        text_digest(text) for batch in arrow.batches(rows, column) for text in batch.to_pylist()
-    ]
+    text_digests = np.empty(len(rows), dtype=object)
+    for numbers, texts in arrow.pieces(rows, column):
+        text_digests[numbers] = [*map(text_digest, texts.to_pylist())]
+    return list(text_digests)
 
 
 def label_text(rows: Dataset, label: Any) -> str:

@@ -129,9 +129,7 @@ class Encoder:
         columns = [[self._clip(text) for text in column] for column in _columns(rows)]
         self.refuse_end_tokens(itertools.chain(*columns))
         if len(columns) == 1 and self.truncation != "head_tail":
-            limit: dict[str, Any] = {"truncation": True, "max_length": self.max_length}
-            encoded: Mapping[str, list[Any]] = self.tokenizer(*columns, **limit)
-            return encoded
+            return dict(self.tokenizer(*columns, truncation=True, max_length=self.max_length))
         # a fast tokenizer would make all combinations of what it truncates of both texts of a pair
         are_pair = is_pair(self.tokenizer, len(columns))
         frame = Frame(self.tokenizer, 2) if are_pair else self.frame
@@ -201,13 +199,10 @@ class Encoder:
         Of parts that are joined, all but the first are tokenized behind the separator: a tokenizer
         of SentencePiece marks the beginning of the first part only.
         """
-        prefix = ""
-        size = 0
-        options: dict[str, Any] = {}
-        if len(columns) > 1 and not is_pair(self.tokenizer, len(columns)):
-            prefix = separator(self.tokenizer)
-            size = len(self._separator)
-            options["split_special_tokens"] = False
+        are_joined = len(columns) > 1 and not is_pair(self.tokenizer, len(columns))
+        prefix = separator(self.tokenizer) if are_joined else ""
+        size = len(self._separator) if are_joined else 0
+        options: dict[str, Any] = {"split_special_tokens": False} if are_joined else {}
         texts = [*columns[:1], *([prefix + text for text in column] for column in columns[1:])]
         parts = [token_ids(self.tokenizer, column, **options) for column in texts]
         for first, *rest in zip(*parts, strict=True):

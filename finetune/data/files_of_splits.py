@@ -37,11 +37,8 @@ _DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 class NoTrainSplit(UserError):
-    """A source has no split to train on.
-
-    Args:
-        mistake: The message.
-        splits: The names of the splits that it has; none after it was sent to another process.
+    """A source has no split to train on, but ``splits``; none after the error was sent to another
+    process.
     """
 
     def __init__(self, mistake: str, splits: Iterable[str] = ()) -> None:
@@ -143,8 +140,7 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     """
     path = Path(dataset).expanduser()
     paths = [path]
-    is_pattern = any(sign in dataset for sign in "*?[") and not path.exists()
-    if is_pattern:
+    if any(sign in dataset for sign in "*?[") and not path.exists():
         paths = _sorted_files(map(Path, glob.glob(str(path), recursive=True)))
     elif existing(dataset).is_dir():
         return _find_in_directory(path, split_names)
@@ -214,12 +210,8 @@ def files_below(directory: Path) -> list[Path]:
 
 
 def _sorted_files(paths: Iterable[Path]) -> list[Path]:
-    return sorted((path for path in paths if path.is_file()), key=_natural_order)
-
-
-def _natural_order(path: Path) -> list[tuple[int, str]]:
-    pieces = re.split(r"(\d+)", str(path))
-    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces]
+    files = [path for path in paths if path.is_file()]
+    return sorted(files, key=lambda path: re.sub(r"\d+", lambda n: n[0].zfill(20), str(path)))
 
 
 def _list_names(names: Sequence[str]) -> str:

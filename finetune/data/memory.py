@@ -26,11 +26,6 @@ PREFIX = "memory:"
 _BATCH = 10_000  # rows that are copied at a time
 
 
-def is_memory(dataset: str) -> bool:
-    """Return whether a name stands for rows that were passed in Python."""
-    return dataset.startswith(PREFIX)
-
-
 def describe(name: str) -> str:
     """Return a short description of such rows."""
     return f"in memory ({name.removeprefix(PREFIX)})"

@@ -56,6 +56,8 @@ _UNREADABLE = (
     *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
     *(pa.ArrowException, zipfile.BadZipFile),
 )
+#: What joined files, some with a byte order mark, may have around the names of their columns.
+_AROUND_NAMES = '\ufeff\xa0 \t"'
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 _DETECTED = b"finetune"  # where the schema of a copy has what was detected, as JSON
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
@@ -80,12 +82,11 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
             rows; if an option is not for such a file.
     """
     kinds = {"--encoding": formats.TEXTS, "--sheet": (formats.SPREADSHEET,)}
-    mistakes = [
+    if mistakes := [
         f"{flag} {value}: not for {path}, but for {', '.join(suffixes)}"
         for flag, value in options.flags.items()
         if formats.suffix(path) not in (suffixes := kinds.get(flag, (*formats.SEPARATORS,)))
-    ]
-    if mistakes:
+    ]:
         raise UserError(*mistakes)
     with _explain(path):
         state = _state(path)
@@ -109,8 +110,8 @@ def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple
     suffix = formats.suffix(path)
     numbers: Iterator[int] = itertools.count(1)
     if suffix in _WITH_RECORDS:
-        numbers = (record.first_line for record in _records(path, layout))
-        next(numbers)  # the line of the names of the columns
+        lines = (record.first_line for record in _records(path, layout))
+        numbers = itertools.islice(lines, 1, None)  # without that of the names of the columns
     elif suffix in (".jsonl", ".ndjson"):
         numbers = (number for number, _ in _json_lines(path, layout.encoding))
     numbers_of_rows = list(itertools.islice(numbers, max(rows) + 1))
@@ -152,7 +153,7 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
     elif suffix in formats.TEXTS:
         layout, facts = read_text.detect(path, options)
     if suffix in _WITH_RECORDS:
-        tables = read_text.tables(record.fields for record in _records(path, layout))
+        tables = read_text.tables(path, (record.fields for record in _records(path, layout)))
     elif suffix == ".txt":
         lines = (line.rstrip("\r\n") for line in read_text.text_lines(path, layout.encoding))
         tables = (pa.table({"text": batch}, _LINES) for batch in read_text.batches(lines, len))
@@ -196,12 +197,10 @@ def _explain(path: Path) -> Iterator[None]:
 
 
 def _arrow_tables(path: Path) -> Iterator[pa.Table]:
-    """Yield the rows of a Parquet or Arrow file."""
     with contextlib.ExitStack() as stack:
         if formats.suffix(path) == ".parquet":
             # read ahead, a row group of 650,000 texts would be in memory as a whole
-            opened = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16)
-            file = stack.enter_context(opened)
+            file = stack.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16))
             schema = file.schema_arrow
             batches = file.iter_batches(batch_size=1024)
         else:
@@ -219,8 +218,19 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
 
 
 def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
+    """Yield the rows of a table, the names of the columns first; refuse these names as a row."""
     is_sheet = formats.suffix(path) == formats.SPREADSHEET
-    return (_sheet_records if is_sheet else read_text.records)(path, layout)
+    names: list[str] = []
+    for record in (_sheet_records if is_sheet else read_text.records)(path, layout):
+        cells = [cell.strip(_AROUND_NAMES).casefold() for cell in record.fields]
+        if not names:
+            names = cells
+        elif len(names) > 1 and cells == names:
+            raise UserError(
+                f"{path}, {'row' if is_sheet else 'line'} {record.first_line}: the names of the "
+                "columns again, as of joined files: remove all of these but the first"
+            )
+        yield record
 
 
 def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
@@ -237,10 +247,7 @@ def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[s
             and book.get_sheet_by_name(sheet.name).height > 1
         ]
     if options.sheet not in (None, *names):
-        names_of_sheets = ", ".join(names)
-        raise UserError(
-            f"--sheet {options.sheet}: {path} has no such sheet (it has: {names_of_sheets})"
-        )
+        raise UserError(f"--sheet {options.sheet}: {path} has the sheets {', '.join(names)}")
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if "/worksheets/" in name and (cell := _UNCOMPUTED.search(archive.read(name))):
@@ -249,22 +256,17 @@ def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[s
                     "value, as no spreadsheet has computed it: open the file in one and save it"
                 )
     sheet = options.sheet or [*filled, *names][0]
-    facts = []
-    if options.sheet is None and len(filled) > 1:
-        facts.append(f"read the sheet '{sheet}', not {', '.join(filled[1:])} (--sheet)")
-    return replace(options, sheet=sheet), facts
+    fact = f"read the sheet '{sheet}', not {', '.join(filled[1:])} (--sheet)"
+    return replace(options, sheet=sheet), [fact] * (options.sheet is None and len(filled) > 1)
 
 
 def _sheet_records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
     """Yield the rows of a sheet that are not empty, the names of the columns first."""
-    is_header = True
     with CalamineWorkbook.from_path(path) as book:
         rows = book.get_sheet_by_name(layout.sheet or "").iter_rows()
         for number, values in enumerate(rows, start=1):
             cells = [_as_text(value) for value in values]
             if any(cells):
-                cells = read_text.column_names(path, cells) if is_header else cells
-                is_header = False
                 yield read_text.Record(number, number, cells)
 
 
@@ -274,7 +276,7 @@ def _as_text(value: Any) -> str:
             return ""
         case bool():
             return "TRUE" if value else "FALSE"
-        case float() if value.is_integer() and abs(value) < 2**53:
+        case float() if value.is_integer():
             return str(int(value))
         case datetime.datetime() if value.time() == datetime.time():
             return value.date().isoformat()
@@ -287,9 +289,6 @@ def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
     """Yield the rows of a document or of JSON lines, all with the same columns and types.
 
     These are known at the end only, so the file is read twice.
-
-    Raises:
-        UserError: If a row is malformed, with its line.
     """
     types: dict[str, pa.DataType] = {}
     for batch in read_text.batches(_json_rows(path, encoding), operator.itemgetter(1)):

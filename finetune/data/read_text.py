@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
+import functools
 import io
 import itertools
 import json
@@ -18,11 +19,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from finetune.errors import UserError
+from finetune.errors import SHOWN_PLACES, UserError
 from finetune.runtime import formats
 
 T = TypeVar("T")
@@ -33,10 +34,13 @@ _BEGINNING = 2**20
 _ROWS_JUDGED = 200
 _LONGEST_FIELD = 2**24  # characters; what is longer is a quote that is never closed
 csv.field_size_limit(_LONGEST_FIELD)
-#: Letters of Windows-1250 that Windows-1252 reads as signs inside of words.
-_CENTRAL_EUROPEAN = re.compile(r"[a-z][\xb9\xb3\xbf\xbe\xbc\xa3\xa5][a-z]", re.I)
-#: A character of UTF-8, but for those whose bytes are a letter and a sign of Windows-1252 as well.
-_UTF8_CHARACTER = re.compile(rb"[\xc2-\xc5\xce-\xde\xe0-\xf4][\x80-\xbf]")
+#: Bytes beyond ASCII side by side, or a letter of Windows-1250 that Windows-1252 reads as a sign.
+_RUN = re.compile(rb"[\x80-\xff]{2,}|[\xa3\xa5\xb3\xb9\xbc\xbe\xbf]")
+_NO_LETTERS = bytes(byte for byte in range(256) if not (byte < 128 and chr(byte).isalpha()))
+#: Signs that stand before and behind words.
+_SIGNS = "\xa0\xad\u2026\u201e\u2018\u2019\u201c\u201d\u2013\u2014«»™®"
+#: The end of a word in Windows-1252 that may be a character of UTF-8, as ``É»`` is.
+_WORD_END = re.compile(rf"[\xc4-\xdf][{_SIGNS}]|[\xe0-\xef][{_SIGNS}]{{2}}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,32 +128,51 @@ def encoding_of(path: Path, name: str | None) -> str:
     nulls = [beginning[start::2].count(0) / max(1, len(beginning)) for start in (0, 1)]
     if max(nulls) > 0.2 and min(nulls) < 0.025:
         return "utf-16-le" if nulls[1] > nulls[0] else "utf-16-be"
-    utf8_line = other_line = 0  # the first of each kind
+    first_lines: dict[str, int] = {}  # of each alphabet, and the first that is not UTF-8
     with open_bytes(path) as lines:
         for number, line in enumerate(lines, start=1):
-            if line.isascii() or (utf8_line and other_line):
+            if line.isascii():
                 continue
             try:
                 line.decode()
-                utf8_line = utf8_line or number * bool(_UTF8_CHARACTER.search(line))
+                if "utf-8" in first_lines:
+                    continue
             except UnicodeDecodeError:
-                other_line = other_line or number
-    if not other_line or b"\0" in beginning:  # which is refused with its line when it is read
+                first_lines.setdefault("other", number)
+            foreign = 0  # letters
+            for run in _RUN.finditer(line):
+                start, end = run.span()
+                alphabet = _alphabet(line[start - 1 : start], run[0], line[end : end + 1])
+                if alphabet == "foreign":
+                    foreign += end - start
+                else:
+                    first_lines.setdefault(alphabet, number)
+            if foreign > 3 and foreign > 0.4 * len(line.translate(None, _NO_LETTERS)):
+                first_lines.setdefault("foreign", number)
+    if "other" not in first_lines or b"\0" in beginning:  # null bytes are refused when read
         return "utf-8-sig"
-    if utf8_line:
+    if alphabets := first_lines.keys() & {"central", "foreign", "utf-8"}:
+        utf8 = f"line {first_lines['utf-8']} has UTF-8, " if "utf-8" in alphabets else ""
+        other = min(alphabets - {"utf-8"}, default="other")
         raise UserError(
-            f"{path} is in two encodings: line {utf8_line} is utf-8, line {other_line} is not; "
-            "convert the lines that are not, or --encoding NAME reads all of it in one encoding, "
-            "such as cp1252"
-        )
-    letters = re.findall(rb"[A-Za-z]|([\x80-\xff])", beginning)
-    is_latin = sum(map(len, letters)) <= 0.3 * len(letters)  # most letters are ASCII
-    if not is_latin or _CENTRAL_EUROPEAN.search(beginning.decode("cp1252", "replace")):
-        raise UserError(
-            f"{path} is not in UTF-8, UTF-16 or Windows-1252: --encoding NAME says what it is in, "
-            "such as cp1250, cp1251, gb18030 or shift_jis"
+            f"{path} is not in UTF-8, UTF-16 or Windows-1252 throughout: {utf8}line "
+            f"{first_lines[other]} another encoding; --encoding NAME reads all of it in one, such "
+            "as cp1252, cp1250, cp1251, gb18030 or shift_jis; of two encodings, convert one"
         )
     return "cp1252"
+
+
+@functools.lru_cache(2**16)
+def _alphabet(before: bytes, run: bytes, after: bytes) -> str:
+    """Return ``utf-8``, ``central``, ``foreign`` or ``western`` for bytes beyond ASCII."""
+    if len(run) == 1:
+        return "central" if before.isalpha() and after.isalpha() else "western"
+    western = run.decode("cp1252", "replace")
+    is_inside = after.isalpha() or (before.islower() and western[0].isupper())  # of a word
+    with contextlib.suppress(UnicodeDecodeError):
+        if run.decode() and (is_inside or not _WORD_END.fullmatch(western)):
+            return "utf-8"
+    return "foreign" if len(western.strip(_SIGNS)) > 1 else "western"
 
 
 def text_lines(path: Path, encoding: str | None) -> Iterator[str]:
@@ -218,13 +241,16 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
     A mark that is text but begins a field swallows the lines up to the next one. So the user has to
     choose if the file also has the same number of fields in each line with marks as text.
     """
-    row_count = line_count = literal_count = 0
+    row_count = line_breaks = literal_count = 0
+    places: list[int] = []  # the first lines of rows with line breaks
     for record in itertools.islice(records(path, options), 1, None):
         row_count += 1
-        line_count += record.last_line - record.first_line + 1
-    if row_count == line_count:
+        if record.last_line > record.first_line:
+            line_breaks += record.last_line - record.first_line
+            places.append(record.first_line)
+    if not places:
         return []
-    if line_count - row_count > 3:  # fewer line breaks in fields are taken as quoted
+    if line_breaks > 3:  # fewer line breaks in fields are taken as quoted
         with contextlib.suppress(UserError):
             lines = records(path, replace(options, quoting="none"))
             header = next(lines).fields
@@ -236,9 +262,10 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
             f"{path}: quotation marks may enclose fields or be text; choose --csv_quoting minimal "
             f"({row_count:,} rows) or --csv_quoting none ({literal_count:,} rows, one per line)"
         )
+    shown = ", ".join(map(str, places[:SHOWN_PLACES])) + ", ..." * (len(places) > SHOWN_PLACES)
     return [
-        f"{row_count:,} rows in {line_count:,} lines, as quoted fields contain line breaks "
-        "(--csv_quoting none reads them as text)"
+        f"{row_count:,} rows in {row_count + line_breaks:,} lines, as quoted fields contain line "
+        f"breaks: line {shown} (--csv_quoting none reads the marks as text)"
     ]
 
 
@@ -249,23 +276,15 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
     separator = options.separator or ","
     header: list[str] = []
     line = 1
-    reader = csv.reader(
-        text_lines(path, options.encoding),
-        delimiter=separator,
-        quoting=csv.QUOTE_NONE if options.quoting == "none" else csv.QUOTE_MINIMAL,
-        strict=True,
-    )
+    lines = text_lines(path, options.encoding)
+    quoting: Literal[0, 3] = csv.QUOTE_NONE if options.quoting == "none" else csv.QUOTE_MINIMAL
+    reader = csv.reader(lines, delimiter=separator, quoting=quoting, strict=True)
     try:
         for fields in reader:
             if fields and not header:
-                fields = header = column_names(path, fields)
+                header = fields
             elif len(header) == 1 and not fields:
                 fields = [""]  # a row whose value is missing
-            elif len(header) > 1 and fields == header:
-                raise UserError(
-                    f"{path}, line {line}: the names of the columns again: were files joined with "
-                    "their first lines? Remove every such line but the first"
-                )
             elif fields and len(fields) != len(header):
                 raise UserError(
                     f"{path}, line {line}: expected {len(header)} fields as in the first line, "
@@ -314,7 +333,7 @@ def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     for name, value in pairs:
         if name in row:
             raise ValueError(f"the key '{name}' comes twice in one object: keep one")
-        if isinstance(value, int) and value.bit_length() > 63:  # beside the sign
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(
                 f"the column '{name}' holds an integer of more than 64 bits; write it as text, in "
                 "quotation marks, in every row, or leave the column out"
@@ -332,9 +351,10 @@ def refuse_half_characters(text: str, place: str) -> None:
         raise UserError(f"{place}: {half} is half of a character: was the text cut?") from error
 
 
-def tables(rows: Iterator[Sequence[str]]) -> Iterator[pa.Table]:
+def tables(path: Path, rows: Iterator[Sequence[str]]) -> Iterator[pa.Table]:
     """Yield rows as tables, the first as the names; all is text, and an empty field a null."""
-    schema = pa.schema([(name, pa.string()) for name in next(rows, [])])
+    names = column_names(path, next(rows, []))
+    schema = pa.schema([(name, pa.string()) for name in names])
     for batch in batches(rows, lambda fields: sum(map(len, fields))):
         columns = [[field or None for field in column] for column in zip(*batch, strict=True)]
         yield pa.table([pa.array(column, pa.string()) for column in columns], schema=schema)

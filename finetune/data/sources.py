@@ -15,7 +15,7 @@ from typing import Literal
 
 import datasets
 import numpy as np
-from datasets import Dataset, DatasetDict, Features, Image, Value
+from datasets import Dataset, DatasetDict, Image, Value
 from datasets.exceptions import DatasetGenerationError
 
 from finetune.data import ROW, embedded, memory, read
@@ -54,7 +54,7 @@ class Source:
         """Which kind of source the name stands for."""
         if not self.dataset:
             return "none"
-        if memory.is_memory(self.dataset):
+        if self.dataset.startswith(memory.PREFIX):
             return "memory"
         if self.dataset.startswith(embedded.PREFIX):
             return "embedded"
@@ -151,19 +151,14 @@ class Source:
     def _read_classes(self, paths: Sequence[Path], labels: Sequence[str]) -> Dataset:
         directory = Path(self.dataset).expanduser()
         files = [str(path.relative_to(directory)) for path in paths]
-        columns: dict[str, Sequence[str | None]] = {"label": labels, "file": files}
-        features = Features({"label": Value("string"), "file": Value("string")})
+        rows = Dataset.from_dict({"label": labels, "file": files})
         if self.files.kind == "images":
-            features["image"] = Image()
-            columns["image"] = [str(path.absolute()) for path in paths]
-        else:
-            features["text"] = Value("string")
-            texts = (read.read_whole_text(path, self.options).strip() for path in paths)
-            columns["text"] = [text or None for text in texts]
-        return Dataset.from_dict(columns, features)
+            images = [str(path.absolute()) for path in paths]
+            return rows.add_column("image", images).cast_column("image", Image())
+        texts = (read.read_whole_text(path, self.options).strip() for path in paths)
+        return rows.add_column("text", [text or None for text in texts], feature=Value("string"))
 
     def _load_hub(self, name: str) -> DatasetDict:
-        """Return a data set of the Hub, prepared once in the cache of the library."""
         try:
             loaded = datasets.load_dataset(name, self.config, revision=self.revision)
         except (DatasetGenerationError, OSError, ValueError) as error:  # also those of Arrow
@@ -196,11 +191,7 @@ def number_rows(dataset: DatasetDict) -> DatasetDict:
 
 
 def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report: Report) -> Dataset:
-    """Return the rows of files, one after the other.
-
-    Raises:
-        UserError: If they have other columns, or columns of other types.
-    """
+    """Return the rows of files, one after the other; refuse other columns, or other types."""
     tables: list[Dataset] = []
     facts: dict[str, str] = {}  # with the first file that they are about
     for path in paths:

@@ -79,7 +79,7 @@ def evaluate(
     source = str(run.path)
     if data is not None:
         data = memory.store(data)
-        source = memory.describe(data) if memory.is_memory(data) else data
+        source = memory.describe(data) if data.startswith(memory.PREFIX) else data
     elif reading:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     recipe = run.recipe()

@@ -313,6 +313,8 @@ def _read_lines(columns: Sequence[str]) -> Iterator[pa.Table]:
                 text = line.decode("utf-8-sig" if count == 1 else "utf-8").removesuffix("\r")
             except UnicodeDecodeError as error:
                 raise UserError(f"standard input, line {count}: not UTF-8") from error
+            if "\0" in text:
+                raise UserError(f"standard input, line {count}: a null byte, which is no text")
             rows.append(text.split("\t") if len(columns) > 1 else [text])
             if len(rows[-1]) != len(columns):
                 raise UserError(

@@ -127,11 +127,14 @@ def test_cells_that_look_like_numbers_or_nulls_stay_text(suffix: str, tmp_path: 
     for column in ("text", "customer", "code"):
         assert rows[column][:] == columns[column]
     if suffix == ".jsonl":
-        number = '{"text": "words", "label": "x", "customer": 12345678901234567890123}'
-        source.write_text(number)
+        number = '{{"text": "words", "label": "x", "customer": {}}}'
+        source.write_text(number.format(2**63))
         message = read_refusal(source)
         assert "line 1" in message
         assert "'customer'" in message
+        source.write_text("\n".join(map(number.format, (-(2**63), 2**63 - 1))))
+        customers = text_recipe(source).load()["train"]["customer"]
+        assert customers[:] == [-(2**63), 2**63 - 1]
 
 
 @pytest.mark.contract("C1", "C4")
@@ -143,14 +146,14 @@ def test_values_of_a_spreadsheet_are_written_as_a_csv_of_it(tmp_path: Path) -> N
         ("a fine_x000D_\nfilm", 1, datetime.date(2024, 2, 3), 0.5),
         (),
         ("naïve café", True, moment, 12345678.0),
-        ("words", "x", None, None),
+        ("words", "x", None, 2**53 + 2),
     ]
     recipe = text_recipe(write_workbook(tmp_path / "a.xlsx", cells), task="single_label")
     rows = recipe.load()["train"]
     assert rows["text"][:] == ["a fine\r\nfilm", "naïve café", "words"]
     assert [label for _, label in rows_of(rows)] == ["1", "TRUE", "x"]
     assert rows["when"][:] == ["2024-02-03", "2024-02-03 04:05:00", None]
-    assert rows["share"][:] == ["0.5", "12345678", None]
+    assert rows["share"][:] == ["0.5", "12345678", str(2**53 + 2)]
 
 
 @pytest.mark.contract("C1", "C4")
@@ -328,6 +331,39 @@ def test_a_missing_value_is_found_in_every_format(suffix: str, place: str, tmp_p
     assert "2 of 3" in message
     assert place in message
     assert "positions 1, 2" in refusal(text_recipe(frame, **options))
+
+
+@pytest.mark.contract("C5", "C9")
+@pytest.mark.parametrize(
+    ("suffix", "column", "values", "fragments"),
+    [
+        (".jsonl", "body", [*"abcd", 7, *"fgh"], ["--text_column", "'body'", "7", "line 5"]),
+        (".jsonl", "body", [7, *"bcdefgh"], ["--text_column", "'body'", "7", "line 1"]),
+        (".jsonl", "body", [*"abcdefg", ["h", "i"]], ["'body'", "['h', 'i']", "line 8"]),
+        (".jsonl", "body", [*"abcdefg", {"a": 1}], ["'body'", "{'a': 1}", "line 8"]),
+        (".parquet", "body", [None, *map(str.encode, "bcdefgh")], ["'body'", "b'b'", "rows 2, 3"]),
+        (".parquet", "queue", [b"x", b"y"] * 4, ["--label_column", "'queue'", "b'x'"]),
+    ],
+)  # fmt: skip
+def test_values_that_are_no_text_are_refused_before_a_training(
+    suffix: str, column: str, values: list[Any], fragments: list[str], tmp_path: Path
+) -> None:
+    """By training and by `check` alike."""
+    columns = {"body": [f"text {n}" for n in range(8)], "queue": ["x", "y"] * 4} | {column: values}
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.table(columns), path)
+    else:
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        path.write_text("\n".join(map(json.dumps, rows)))
+    options = {"text_column": "body", "label_column": "queue"}
+    message = refusal(text_recipe(path, **options))
+    for fragment in fragments:
+        assert fragment in message
+    checked = finetune.check("text", dataset=str(path), model="none", **options)
+    assert checked.status == 2
+    errors = [finding.message for finding in checked.findings if finding.severity == "error"]
+    assert [error for error in errors if f"'{column}'" in error]
 
 
 @pytest.mark.contract("C5")

@@ -614,6 +614,17 @@ def test_lines_of_standard_input(single_label_run: finetune.Run, command: Comman
     np.testing.assert_allclose(printed, probabilities.max(axis=1), atol=1e-5)
 
 
+@pytest.mark.contract("C3", "E4")
+@pytest.mark.parametrize("content", [b"one\n\xe9\n", b"one\ntw\0o\n"], ids=["Latin-1", "null"])
+def test_bytes_of_standard_input_that_are_no_text_are_refused(
+    single_label_run: finetune.Run, screen: Callable[..., Finished], content: bytes
+) -> None:
+    """With their line."""
+    done = screen("predict", single_label_run.path, "-", "--precision", "fp32", stdin=content)
+    assert done.status == 2
+    assert "standard input, line 2" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def many_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CSV of 5,000 rows."""
