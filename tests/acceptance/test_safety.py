@@ -724,7 +724,7 @@ T --epochs 1 -> --epochs --num_train_epochs
 T --max_lenght 3 --sede 1 -> --max_lenght --max_length | --sede --seed
 T --batch_size 8 -> --batch_size --global_batch_size
 T --batch-size 8 -> --batch-size --global_batch_size
-mnist --max_length 3 -> --max_length mnist
+mnist --max_length 3 -> --max_length mnist | ylecun/mnist HF_HUB_OFFLINE
 image D M --max_length 3 -> --max_length image | --model bert | --image_column
 T --warmup_ratio 0.1 -> --warmup_ratio --warmup_steps
 T sentiment -> 'sentiment'
