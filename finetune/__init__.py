@@ -59,9 +59,7 @@ __all__ += ["compare", "evaluate", "launch", "option", "predict", "predict_file"
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'finetune' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"finetune.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(importlib.import_module(f"finetune.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import finetune
 from finetune.config.parser import RecipeParser
 from finetune.errors import UserError
-from finetune.recipe import Recipe, TextRecipe, catalog, option
+from finetune.recipe import Recipe, TextRecipe, catalog, option, scoring
 from tests.hub.repositories import UNCASED
 
 
@@ -132,6 +133,21 @@ def test_a_recipe_that_fails_is_not_kept_half_made(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(UserError, match=r"fails\.py, line 2: ValueError: on its own"):
             catalog.find(str(path))
+
+
+def test_a_keyword_of_another_type_is_refused_by_name() -> None:
+    with pytest.raises(UserError) as refusal:
+        finetune.train("mnist", output_dir=None, dry_run="yes", embedded=True, split_seed=1.5)
+    assert refusal.value.mistakes == (
+        "output_dir: expected text, found None",
+        "dry_run: expected true or false, found 'yes'",
+        "--split_seed: expected a whole number, found 1.5",
+    )
+
+
+def test_a_metric_of_the_toolkit_is_loaded_by_its_name() -> None:
+    scores = scoring.load("recall").compute(predictions=[0, 1, 0, 0], references=[0, 1, 1, 1])
+    assert scores == pytest.approx({"recall": 1 / 3})
 
 
 def test_the_batch_that_is_named_last_puts_the_others_aside() -> None:

@@ -154,8 +154,8 @@ def evaluate(words: Sequence[str]) -> int:
         name: value for name, value in values.items() if value is not None and value is not False
     }
     run = load_run(typed.run, typed.trust_recipe)
-    origin = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
-    if not hub.missing(origin):
+    sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
+    if not hub.missing(sources):
         hub.go_offline()
     console.import_libraries("finetune.training.trainer")
     from finetune.pipeline.evaluate import evaluate as evaluate_run

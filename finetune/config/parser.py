@@ -72,12 +72,9 @@ class RecipeParser(HfArgumentParser):
                 f"{recipe.__name__}: the options {', '.join(clashes)} are training arguments "
                 "already; set their defaults in `training`, or choose other names"
             )
-        if mistakes := [
-            f"{self.title}: `training`: {describe_unknown(repr(name), arguments)}"
-            for name in recipe.training
-            if name not in arguments
-        ]:
-            raise UserError(*mistakes)
+        if unknown := [name for name in recipe.training if name not in arguments]:
+            where = f"{self.title}: `training`:"
+            raise UserError(*(f"{where} {describe_unknown(repr(n), arguments)}" for n in unknown))
         super().__init__(
             [recipe, FinetuneArguments, RunOptions],  # type: ignore[list-item]
             allow_abbrev=False,

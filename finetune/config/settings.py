@@ -78,7 +78,7 @@ class Settings:
             options = {**{name: getattr(recipe, name) for name in changed}, **options}
             recipe = type(recipe)
         parser = RecipeParser(catalog.find(recipe) if isinstance(recipe, str) else recipe)
-        hints = get_type_hints(RunOptions)
+        hints = {**get_type_hints(RunOptions), "output_dir": str}
         keywords: dict[str, Any] = {}
         for name, value in options.items():
             if name not in parser.names:
@@ -107,12 +107,13 @@ class Settings:
         if user_options.get("embedded") and not recipe.embedded:
             report.error(f"--embedded: {catalog.display_name(recipe)} has no embedded data")
         embedded = recipe.embedded if user_options.get("embedded") else {}
-        merged, names = merge_options(embedded, user_options), parser.option_names
-        training = {name: merged[name] for name in merged if name not in {*names, *RUN_OPTIONS}}
+        merged = merge_options(embedded, user_options)
+        options = [name for name in merged if name in parser.option_names]
+        training = {name: merged[name] for name in merged if name not in {*options, *RUN_OPTIONS}}
         directory = training.get("output_dir", recipe.defaults()["output_dir"])
         training["output_dir"] = str(Path(directory).expanduser())
         accepted: dict[str, Any] = {}
-        for name in [name for name in merged if name in names]:
+        for name in options:
             with report.collect():  # what the recipe refuses is left out
                 accepted[name] = getattr(recipe(**{**accepted, name: merged[name]}), name)
         built = recipe(**accepted)
@@ -145,7 +146,8 @@ class Settings:
     @property
     def resuming(self) -> str:
         """The command that resumes this run where it was interrupted."""
-        command, checkpoint = self.command, self.values.resume_from_checkpoint
+        command = self.command
+        checkpoint = self.values.resume_from_checkpoint
         if self.values.resume:
             return command
         if command.startswith("finetune."):

@@ -23,6 +23,7 @@ from transformers.trainer_utils import PredictionOutput
 
 from finetune.config.settings import Settings
 from finetune.data import ROW, arrow, digests, images, sources
+from finetune.data.comma_list import join_values
 from finetune.data.prediction_columns import DIGEST, RENAMED, THUMBNAIL, USER_COLUMNS, free_name
 from finetune.errors import UserError
 from finetune.models.pretrained import commit
@@ -51,7 +52,9 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
     if recipe.dataset and dataset.exists():  # found from any directory
         options["dataset"] = str(dataset.resolve())
     if recipe.metrics:
-        options["metrics"] = scoring.with_absolute_paths(recipe.metrics)
+        paths = scoring.files_of(recipe.known_scoring)
+        names = [str(paths.get(name, name)) for name in recipe.known_scoring]
+        options["metrics"] = join_values(names)
     model = options.get("model")
     process = Process(
         host=platform.node(),

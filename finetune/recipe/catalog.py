@@ -11,7 +11,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -21,13 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from finetune.errors import UserError, suggestion
-from finetune.runtime.importing import (
-    HOUSE,
-    import_source,
-    only_class,
-    path_below_cwd,
-    read_source,
-)
+from finetune.runtime.importing import HOUSE, import_source, only_class, path_below_cwd, read_source
 
 if TYPE_CHECKING:
     from finetune.recipe import Recipe
@@ -58,11 +52,10 @@ def find(name: str) -> type[Recipe]:
     """
     from finetune.recipe import Recipe
 
-    if name in _shipped() or name.endswith(".py"):
-        _import_package()  # a file may derive from one of them
     points = entry_points(group=ENTRY_POINTS, name=name)
     loaded: Any
     if name in _shipped():
+        _import_package()
         loaded = importlib.import_module(f"recipes.{name}")
     elif name.endswith(".py"):
         loaded = import_file(Path(name).expanduser().resolve(), "recipe")
@@ -157,9 +150,10 @@ def import_file(path: Path, kind: str) -> ModuleType:
     source, sha256 = read_source(path, kind)
     if (module := imported(path)) and getattr(module, _SHA256, sha256) == sha256:
         return module
-    finder = _BesideFile(str(path.parent))
-    if kind == "recipe" and finder not in sys.meta_path:
-        sys.meta_path.append(finder)
+    if kind == "recipe":
+        _import_package()  # it may derive from one of them
+        if (finder := _BesideFile(str(path.parent))) not in sys.meta_path:
+            sys.meta_path.append(finder)
     package = f"finetune_{kind}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]  # of an earlier version of the file
@@ -187,18 +181,6 @@ def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:
         raise UserError(*mistakes)
 
 
-def trust(recipe: str, metrics: Sequence[Path], tell: Callable[[str], object]) -> None:
-    """Import the recipe and the metrics that a manifest names, those that are files and exist; the
-    user trusts them. ``tell`` is called with path and sha256 before a file is imported.
-    """
-    _import_package()
-    files = [("recipe", Path(recipe))] if _is_file(recipe) else []
-    for kind, path in [*files, *(("metric", path) for path in metrics)]:
-        if path.is_file() and not imported(path.resolve()):
-            tell(f"importing the {kind} {path.resolve()} (sha256 {read_source(path, kind)[1]})")
-            import_file(path.resolve(), kind)
-
-
 @dataclass(frozen=True)
 class _BesideFile(MetaPathFinder):
     """Lets a file import the modules beside it, also later, in one of the steps of a recipe.
@@ -208,8 +190,6 @@ class _BesideFile(MetaPathFinder):
 
     directory: str
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, [self.directory]) if path is None else None
         return spec if spec is not None and spec.loader is not None else None

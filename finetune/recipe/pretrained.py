@@ -112,11 +112,11 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data.columns import parse_names
 
         columns = self.columns_read()
-        names = parse_names("--text_columns", text_columns)
-        if len(names or [text_column]) != len(columns) and (names or text_column is not None):
+        names = parse_names("--text_columns", text_columns) or [text_column]
+        if len(names) != len(columns) and names != [None]:
             raise UserError(
-                f"--text_column {', '.join(names) or text_column}: {reader} reads "
-                f"{len(columns)} ({', '.join(columns)}); name as many"
+                f"--text_column {', '.join(names)}: {reader} reads {len(columns)} "
+                f"({', '.join(columns)}); name as many"
             )
 
     # ---- model and tokenizer ---------------------------------------------------------------------

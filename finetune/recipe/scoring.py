@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune.data.comma_list import join_values, split_values
+from finetune.data.comma_list import split_values
 from finetune.errors import Report, UserError, suggestion
 from finetune.recipe.catalog import import_file, is_path
 from finetune.runtime.importing import HOUSE, describe_error, only_class, path_below_cwd
@@ -66,7 +66,8 @@ class Scoring:
         for name, options in arguments.items():
             module = str(options.get(MODULE, name))
             if is_path(module):
-                path = _absolute(module)
+                path = Path(os.path.abspath(Path(module).expanduser()))
+                path = (path if path.suffix == ".py" else path / f"{path.name}.py").resolve()
                 self.arguments[name] = {**options, MODULE: str(path)}
                 if not path.is_file():
                     mistakes.append(f"--metrics {module}: no file {path_below_cwd(path)}")
@@ -143,9 +144,9 @@ class Scoring:
     def _compute(self, name: str, task: Task[Any], prediction: EvalPrediction) -> dict[str, float]:
         """Return what a metric computes, by name; one number alone has the name of the metric."""
         module, options = metrics.module_of(name, self.arguments[name])
-        path = Path(module) if is_path(module) else shipped()[module]
+        path = shipped().get(module) or Path(module)
         title = path_below_cwd(path) if is_path(module) else f"'{module}'"
-        metric = load(path, task.metric_config)
+        metric = load(module, task.metric_config)
         features: Any = metric.features
         if isinstance(features, list):  # of several, the library takes the first that fit
             features = features[0]
@@ -203,37 +204,20 @@ def shipped() -> dict[str, Path]:
 
 
 @functools.cache
-def load(path: Path, config: str | None = None) -> EvaluationModule:
-    """Return the metric in a file, and not that in the copy in the cache of ``evaluate``."""
+def load(name: str, config: str | None = None) -> EvaluationModule:
+    """Return the metric in a folder of ``metrics/`` or in a file, and not that in the copy in the
+    cache of ``evaluate``.
+    """
     from evaluate import EvaluationModule
 
+    path = shipped().get(name) or Path(name)
     cls: Any = only_class(import_file(path, "metric"), EvaluationModule, path_below_cwd(path))
     metric: EvaluationModule = cls(config_name=config, keep_in_memory=True)
     metric.download_and_prepare()
     return metric
 
 
-# ---- files of metrics ----------------------------------------------------------------------------
-
-
-def _absolute(name: str) -> Path:
-    """Return the file that a name stands for: of a directory, the file with its name."""
-    path = Path(os.path.abspath(Path(name).expanduser()))
-    return path.resolve() if path.suffix == ".py" else (path / f"{path.name}.py").resolve()
-
-
 def files_of(scoring: metrics.Scoring) -> dict[str, Path]:
     """Return the files of the user's own modules, by name of the metric."""
     modules = {name: options.get(MODULE) for name, options in scoring.items()}
     return {name: Path(str(module)) for name, module in modules.items() if is_path(module)}
-
-
-def files_in_option(names: str | None) -> list[Path]:
-    """Return the files that a value of ``--metrics`` names, whether they exist or not."""
-    return [_absolute(word) for word in split_values(names or "") if is_path(word)]
-
-
-def with_absolute_paths(names: str) -> str:
-    """Return a value of ``--metrics`` that means the same in any directory."""
-    words = split_values(names)
-    return join_values(str(_absolute(word)) if is_path(word) else word for word in words)

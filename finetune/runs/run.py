@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from finetune.data.prediction_columns import LABEL, RENAMED
 from finetune.errors import RunError, UserError, suggestion
 from finetune.runtime import lock
+from finetune.runtime.importing import read_source
 from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
 
 if TYPE_CHECKING:
@@ -79,9 +80,14 @@ class Run:
         from finetune.recipe import catalog, scoring
 
         manifest = self.manifest
-        files = [*scoring.files_of(manifest.scoring).values()]
-        files += scoring.files_in_option(manifest.options.get("metrics"))
-        catalog.trust(manifest.recipe, files, tell)
+        files = [("metric", path) for path in scoring.files_of(manifest.scoring).values()]
+        if manifest.recipe.endswith(".py"):
+            files.insert(0, ("recipe", Path(manifest.recipe)))
+        for kind, path in files:
+            if path.is_file() and not catalog.imported(path.resolve()):
+                sha256 = read_source(path, kind)[1]
+                tell(f"importing the {kind} {path.resolve()} (sha256 {sha256})")
+                catalog.import_file(path.resolve(), kind)
 
     @property
     def status(self) -> str:
@@ -225,8 +231,8 @@ class Run:
         manifest = self.manifest
         options = dict(manifest.options)
         if scores:
-            files = scoring.files_in_option(options.get("metrics"))
-            catalog.refuse_untrusted(files, "metric", path)
+            metrics = scoring.Scoring.of_names(options.get("metrics") or "").arguments
+            catalog.refuse_untrusted([*scoring.files_of(metrics).values()], "metric", path)
         elif options.get("metrics"):
             options["metrics"] = None
         if "model" in options:
