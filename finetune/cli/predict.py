@@ -67,19 +67,12 @@ def predict(words: Sequence[str]) -> int:
     )
     typed = parser.parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
-    mistakes = []
-    if bool(typed.text) == bool(typed.input) or (typed.text and typed.output):
-        mistakes.append(
+    to_file = typed.output or typed.resume or distributed.under_launcher()
+    if bool(typed.text) == bool(typed.input) or (typed.text and to_file):
+        raise UserError(
             "expected INPUT (a file, a folder of images, or - for the standard input), or --text "
-            '"one sentence" without --output'
+            '"one sentence" without --output, --resume and several processes'
         )
-    is_file_to_file = typed.output is not None and typed.input != "-"
-    if not is_file_to_file and (typed.resume or distributed.ranks().world_size > 1):
-        mistakes.append(
-            "--resume, and several processes, need --output and an INPUT that can be read again"
-        )
-    if mistakes:
-        raise UserError(*mistakes)
     run = load_run(typed.run, typed.trust_recipe)
     hub.go_offline()  # everything is in the run
     console.import_libraries("finetune.predicting.request")

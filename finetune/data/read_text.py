@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from finetune.errors import UserError
+from finetune.errors import Report, UserError
 from finetune.runtime import formats
 
 T = TypeVar("T")
@@ -183,13 +183,22 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
         UserError: If it is no text, is malformed in every reading, or has two plausible readings.
     """
     facts = []
-    encoding = encoding_of(path, options.encoding)
+    report = Report()
+    named = options.separator
+    if named is not None:
+        named = {"tab": "\t", "\\t": "\t"}.get(named.lower(), named)
+        if len(named) != 1 or named in '"\r\n':
+            expected = "expected one character such as ';' or '|', or tab"
+            report.error(f"--csv_separator {named}: {expected}")
+    with report.collect():
+        encoding = encoding_of(path, options.encoding)
+    report.raise_errors()
     if options.encoding is None and encoding != "utf-8-sig":
         facts.append(f"read as {encoding} (--encoding)")
     options = replace(options, encoding=encoding)
     if not (usual := formats.SEPARATORS.get(formats.suffix(path))):
         return options, facts
-    if (separator := options.separator) is None:
+    if (separator := named) is None:
         # another one only if it alone separates all rows into as many fields, and more than one
         possible = []
         for separator in _SEPARATORS:
@@ -200,11 +209,6 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
         separator = possible[0] if len(possible) == 1 and usual not in possible else usual
         if separator != usual:
             facts.append(f"fields separated by {_SEPARATORS[separator]} (--csv_separator)")
-    separator = {"tab": "\t", "\\t": "\t"}.get(separator.lower(), separator)
-    if len(separator) != 1 or separator in '"\r\n':
-        raise UserError(
-            f"--csv_separator {separator}: expected one character such as ';' or '|', or tab"
-        )
     options = replace(options, separator=separator)
     if options.quoting == "auto":
         options = replace(options, quoting="minimal")

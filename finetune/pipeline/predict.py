@@ -14,14 +14,14 @@ import pyarrow as pa
 import torch
 
 from finetune.data import arrow, memory
-from finetune.errors import UserError
+from finetune.errors import Report, UserError
 from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import Options
 from finetune.predicting.output import Parts, open_writer, refuse_bytes
 from finetune.predicting.request import STANDARD_INPUT, Request, text_names
 from finetune.runs.run import PREDICTIONS, Run
-from finetune.runtime import distributed
+from finetune.runtime import distributed, formats
 from finetune.runtime.formats import QUOTING, SEPARATORS
 from finetune.training.manifest import MANIFEST
 
@@ -72,10 +72,11 @@ def predict(
     Raises:
         UserError: If the data or the options are not what the run can predict.
     """
-    checked = _check(options)
+    report = Report()
+    checked = _check(options, report)
     loaded = Run.load(run, trust_recipe=trust_recipe)
     if checked.csv_safe:
-        raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
+        report.error("csv_safe: expected predict_file; a frame holds no formulas")
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
     elif memory.is_table(data):  # of polars, for instance
@@ -84,7 +85,7 @@ def predict(
         frame = _frame(data, text_names(loaded.recipe(scores=False), checked))
         if isinstance(data, pd.Series):
             frame.index = data.index
-    request = Request(loaded, frame, checked)
+    request = Request(loaded, frame, checked, report)
     chunks = request.predict(lambda rows: progress(Predicted(rows, request.total)))
     tables = [added for *_, added in chunks]
     for name in request.added:
@@ -123,27 +124,35 @@ def predict_file(
     """
     target = Path(output).expanduser() if isinstance(output, (str, Path)) else output
     path = target if isinstance(target, Path) else None
-    checked = _check(options, source, path)
+    suffixes = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
+    suffix = path.suffix if path else suffixes.get(formats.suffix(source) or str(source), ".csv")
+    resumable = None if str(source) == STANDARD_INPUT else path
     ranks = distributed.ranks()
 
-    def prepare() -> tuple[Request, str, Parts | None, dict[int, int]]:
-        request = Request(Run.load(run, trust_recipe=trust_recipe), source, checked)
-        formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
-        suffix = path.suffix if path else formats.get(request.kind, ".csv")
+    def prepare() -> tuple[Request, Parts | None, dict[int, int]]:
+        errors = Report()
+        checked = _check(options, errors)
+        if path:
+            _check_output(path, source, errors)
         if checked.csv_safe and suffix not in SEPARATORS:
-            raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
+            errors.error(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
+        if resumable is None and (resume or ranks.world_size > 1):
+            errors.error(
+                "--resume, and several processes, need --output and an INPUT that can be read again"
+            )
+        request = Request(Run.load(run, trust_recipe=trust_recipe), source, checked, errors)
         if suffix != ".parquet":
             refuse_bytes(request.rows)
-        if path is None or request.total is None:  # standard input is read only once
-            return request, suffix, None, {}
-        parts = Parts(path, request.facts())
+        if resumable is None:
+            return request, None, {}
+        parts = Parts(resumable, request.facts(), request.maps)
         if ranks.rank == 0:
             parts.refuse_others(resume)
-        return request, suffix, parts, parts.complete(request.total)
+        return request, parts, parts.complete(len(request.rows))
 
     use_cpu = not torch.accelerator.is_available()
     distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
-    request, suffix, parts, complete = distributed.main_process_first(prepare, share=False)
+    request, parts, complete = distributed.main_process_first(prepare, share=False)
     before = sum(complete.values())
     rows = missing = 0
     started = time.perf_counter()
@@ -154,7 +163,7 @@ def predict_file(
         on_rank_zero(progress)(event)
 
     if parts is None:
-        with open_writer(target, suffix, request.columns, checked.csv_safe) as write:
+        with open_writer(target, suffix, request.columns, request.options.csv_safe) as write:
             for _, chunk, added in request.predict(report):
                 write(chunk, added)
                 rows += len(added)
@@ -170,7 +179,7 @@ def predict_file(
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
-            missing = parts.join(request.rows, request.columns, checked.csv_safe)
+            missing = parts.join(request.rows, request.columns, request.options.csv_safe)
     return FilePrediction(
         output=path or Path("-"),
         rows=rows,
@@ -190,7 +199,12 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
         )
     rows = list(data)
     if rows and all(isinstance(row, Mapping) for row in rows):
-        return pd.DataFrame(rows)
+        frame = pd.DataFrame(rows)
+        for name in frame.select_dtypes("float"):  # whole numbers beside missing ones stay exact
+            values = pd.Series([row.get(name) for row in rows], dtype=object)
+            if pd.api.types.infer_dtype(values) == "integer":
+                frame[name] = values.where(values.notna(), None)
+        return frame
     if len(columns) == 1:
         return pd.DataFrame({columns[0]: pd.Series(rows, dtype=object)})
     for number, row in enumerate(rows, 1):
@@ -200,28 +214,26 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns, dtype=object)
 
 
-def _check(
-    options: Mapping[str, Any], source: str | Path = "", output: Path | None = None
-) -> Options:
-    """Return the options; all mistakes in them, and reasons against an output file, are raised."""
+def _check(options: Mapping[str, Any], report: Report) -> Options:
+    """Return the options that exist; ``report`` gets the mistakes in them."""
     names = [option.name for option in fields(Options)]
-    mistakes: list[str] = []
     if unknown := sorted(options.keys() - set(names)):
-        mistakes.append(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
+        report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
     for name, choices in CHOICES.items():
         if options.get(name) not in (None, *choices):
-            mistakes.append(f"--{name} {options[name]}: expected {' or '.join(choices)}")
+            report.error(f"--{name} {options[name]}: expected {' or '.join(choices)}")
     if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
-        mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
-    if output is not None:
-        folder = output.parent
-        other = Path(source).expanduser()
-        is_input = output.exists() and other.exists() and output.samefile(other)
-        if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
-            expected = f"a file ending in {', '.join(SUFFIXES)}, in a folder that exists"
-            mistakes.append(f"--output {output}: expected {expected}")
-        elif is_input or (output.name == PREDICTIONS and (folder / MANIFEST).exists()):
-            mistakes.append(f"--output {output} is the input or part of a run: name another file")
-    if mistakes:
-        raise UserError(*mistakes)
-    return Options(**options)
+        report.error(f"--batch_tokens {tokens}: expected 1 or more")
+    return Options(**{name: options[name] for name in names if name in options})
+
+
+def _check_output(output: Path, source: str | Path, report: Report) -> None:
+    """Add the reasons against an output file to a report."""
+    folder = output.parent
+    other = Path(source).expanduser()
+    is_input = output.exists() and other.exists() and output.samefile(other)
+    if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
+        expected = f"a file ending in {', '.join(SUFFIXES)}, in a folder that exists"
+        report.error(f"--output {output}: expected {expected}")
+    elif is_input or (output.name == PREDICTIONS and (folder / MANIFEST).exists()):
+        report.error(f"--output {output} is the input or part of a run: name another file")

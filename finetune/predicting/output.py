@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import IO, Any
 
 import pyarrow as pa
@@ -37,11 +37,14 @@ class Parts:
     ``facts`` are everything that they depend on, by names that a user knows.
     """
 
-    def __init__(self, output: Path, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self, output: Path, facts: Mapping[str, Any], maps: Mapping[str, pa.DataType]
+    ) -> None:
         self._output = output
         self._directory = output.with_name(f"{output.name}.part")
         self._manifest = self._directory / "manifest.json"
         self._facts = to_json(facts, indent=2)
+        self._maps = maps
 
     def refuse_others(self, resume: bool) -> None:
         """Refuse what an interrupted prediction left, unless it is to be resumed and the same."""
@@ -89,7 +92,8 @@ class Parts:
         """
         missing = 0
         output = self._output
-        with open_writer(output, output.suffix, columns, csv_safe, self._directory) as write:
+        opened = open_writer(output, output.suffix, columns, csv_safe, self._directory, self._maps)
+        with opened as write:
             for start in range(0, len(rows), _ROWS_AT_ONCE):
                 some = rows.slice(start, _ROWS_AT_ONCE)
                 numbers = range(start // CHUNK_ROWS, -(-(start + len(some)) // CHUNK_ROWS))
@@ -110,6 +114,7 @@ def open_writer(
     columns: Sequence[str],
     csv_safe: bool,
     directory: Path | None = None,
+    maps: Mapping[str, pa.DataType] | None = None,
 ) -> Iterator[Writer]:
     """Give what writes rows into an open file, or into one that appears when all are written.
 
@@ -119,6 +124,7 @@ def open_writer(
         columns: Of the input and added.
         csv_safe: Whether to put an apostrophe before what a spreadsheet would run as a formula.
         directory: Of the unfinished file, on the same disk; that of ``output`` if None.
+        maps: Types of columns of the input that are maps in a parquet file.
     """
     if not isinstance(output, Path):
         yield _text_writer(output, suffix, columns, csv_safe)
@@ -126,7 +132,7 @@ def open_writer(
     with replacing(output, directory) as new:
         with contextlib.ExitStack() as stack:
             if suffix == ".parquet":
-                yield _parquet_writer(new, stack)
+                yield _parquet_writer(new, stack, maps or {})
             else:
                 file = stack.enter_context(new.open("w", encoding="utf-8", newline=""))
                 yield _text_writer(file, suffix, columns, csv_safe)
@@ -138,12 +144,9 @@ def _text_writer(file: IO[str], suffix: str, columns: Sequence[str], csv_safe: b
         values = [cells(table, name) for table in (rows, added) for name in table.column_names]
         return zip(*values, strict=True)
 
-    def as_json(value: Any) -> str:  # dates and decimal numbers are text
-        return to_json(value, ensure_ascii=False, default=str)
-
     if suffix == ".jsonl":
         return lambda rows, added: file.writelines(
-            as_json(dict(zip(columns, line, strict=True))) + "\n" for line in lines(rows, added)
+            _as_json(dict(zip(columns, line, strict=True))) + "\n" for line in lines(rows, added)
         )
     # the writer quotes fields that hold a character of its line end; a newline alone is written
     newlines = SimpleNamespace(write=lambda line: file.write(line.removesuffix("\r\n") + "\n"))
@@ -151,22 +154,38 @@ def _text_writer(file: IO[str], suffix: str, columns: Sequence[str], csv_safe: b
     escape = escape_formula if csv_safe else lambda cell: cell
     table.writerow(map(escape, columns))
     return lambda rows, added: table.writerows(
-        [escape(as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]
+        [escape(_as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]
         for line in lines(rows, added)
     )
 
 
-def _parquet_writer(path: Path, stack: contextlib.ExitStack) -> Writer:
+def _as_json(value: Any) -> str:
+    """Return JSON: dates and decimals as texts, NaN as null; infinity as Python and pandas do."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if "NaN" in text:
+        value = json.loads(text, parse_constant=lambda name: None if name == "NaN" else float(name))
+        text = json.dumps(value, ensure_ascii=False)
+    return text
+
+
+def _parquet_writer(
+    path: Path, stack: contextlib.ExitStack, maps: Mapping[str, pa.DataType]
+) -> Writer:
     file: pq.ParquetWriter | None = None
 
     def write(rows: pa.Table, added: pa.Table) -> None:
         nonlocal file
-        columns = [  # JSON is text
-            column.cast(pa.string()) if column.type == pa.json_() else column
-            for column in (*rows.columns, *added.columns)
-        ]
+        columns = dict(zip(rows.column_names, rows.columns, strict=True))
+        for name, column in columns.items():
+            if name in maps:
+                columns[name] = pa.array(column.to_pylist(), maps[name])
+            elif column.type == pa.json_():  # texts as they are, everything else as JSON
+                values = cells(rows, name)
+                texts = [v if isinstance(v, (str, NoneType)) else _as_json(v) for v in values]
+                columns[name] = pa.array(texts, pa.string())
         # without the metadata of the input, in which `datasets` would miss the new columns
-        table = pa.table(columns, names=[*rows.column_names, *added.column_names])
+        columns |= dict(zip(added.column_names, added.columns, strict=True))
+        table = pa.table(columns)
         file = file or stack.enter_context(pq.ParquetWriter(path, table.schema))
         file.write_table(table)
 
