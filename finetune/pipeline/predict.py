@@ -18,11 +18,11 @@ from finetune.errors import Report, UserError
 from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import Options
-from finetune.predicting.output import Parts, open_writer, refuse_bytes
+from finetune.predicting.output import Parts, open_writer
 from finetune.predicting.request import STANDARD_INPUT, Request, text_names
 from finetune.runs.run import PREDICTIONS, Run
-from finetune.runtime import distributed, formats
-from finetune.runtime.formats import QUOTING, SEPARATORS
+from finetune.runtime import distributed
+from finetune.runtime.formats import QUOTING
 from finetune.training.manifest import MANIFEST
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
@@ -75,8 +75,6 @@ def predict(
     report = Report()
     checked = _check(options, report)
     loaded = Run.load(run, trust_recipe=trust_recipe)
-    if checked.csv_safe:
-        report.error("csv_safe: expected predict_file; a frame holds no formulas")
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
     elif memory.is_table(data):  # of polars, for instance
@@ -124,8 +122,6 @@ def predict_file(
     """
     target = Path(output).expanduser() if isinstance(output, (str, Path)) else output
     path = target if isinstance(target, Path) else None
-    suffixes = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
-    suffix = path.suffix if path else suffixes.get(formats.suffix(source) or str(source), ".csv")
     resumable = None if str(source) == STANDARD_INPUT else path
     ranks = distributed.ranks()
 
@@ -134,21 +130,18 @@ def predict_file(
         checked = _check(options, errors)
         if path:
             _check_output(path, source, errors)
-        if checked.csv_safe and suffix not in SEPARATORS:
-            errors.error(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
         if resumable is None and (resume or ranks.world_size > 1):
             errors.error(
                 "--resume, and several processes, need --output and an INPUT that can be read again"
             )
-        request = Request(Run.load(run, trust_recipe=trust_recipe), source, checked, errors)
-        if suffix != ".parquet":
-            refuse_bytes(request.rows)
+        loaded = Run.load(run, trust_recipe=trust_recipe)
+        request = Request(loaded, source, checked, errors, path)
         if resumable is None:
             return request, None, {}
-        parts = Parts(resumable, request.facts(), request.maps)
+        parts = Parts(resumable, request)
         if ranks.rank == 0:
             parts.refuse_others(resume)
-        return request, parts, parts.complete(len(request.rows))
+        return request, parts, parts.complete()
 
     use_cpu = not torch.accelerator.is_available()
     distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
@@ -163,7 +156,7 @@ def predict_file(
         on_rank_zero(progress)(event)
 
     if parts is None:
-        with open_writer(target, suffix, request.columns, request.options.csv_safe) as write:
+        with open_writer(target, request) as write:
             for _, chunk, added in request.predict(report):
                 write(chunk, added)
                 rows += len(added)
@@ -179,7 +172,7 @@ def predict_file(
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
-            missing = parts.join(request.rows, request.columns, request.options.csv_safe)
+            missing = parts.join()
     return FilePrediction(
         output=path or Path("-"),
         rows=rows,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -61,6 +62,7 @@ class Request:
 
     Attributes:
         kind: The suffix of a file; ``-``, ``frame``, or ``folder`` of images or a single one.
+        suffix: Of the output: ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet``.
         rows: Those of the input; of standard input there are none.
         maps: Types of the columns of a Parquet file with maps, which are lists in ``rows``.
         total: The number of rows; None for standard input.
@@ -69,7 +71,12 @@ class Request:
     """
 
     def __init__(
-        self, run: Run, source: str | Path | pd.DataFrame, options: Options, report: Report
+        self,
+        run: Run,
+        source: str | Path | pd.DataFrame,
+        options: Options,
+        report: Report,
+        output: Path | None = None,
     ) -> None:
         """Read the source; raise all errors, those that are in ``report`` already as well."""
         run.require_model()
@@ -89,6 +96,11 @@ class Request:
             self._name = str(path)
             suffix = formats.suffix(path)
             self.kind = suffix if suffix in read.READABLE and not path.is_dir() else "folder"
+        formats_of_output = {
+            **dict.fromkeys((".tsv", ".txt", STANDARD_INPUT), ".tsv"),
+            **{".jsonl": ".jsonl", "frame": "a frame"},
+        }
+        self.suffix = output.suffix if output else formats_of_output.get(self.kind, ".csv")
         self._refuse_options(report)
         with report.collect():
             self._names = self._read(source)
@@ -134,6 +146,7 @@ class Request:
             file = read.read_file(path, reading)
             self._facts = [f"{path.name}: {fact}" for fact in file.facts]
             self.rows = file.rows.data.table
+            self._refuse_bytes()
             if self.kind == ".parquet":
                 types = {field.name: field.type for field in pq.read_schema(path)}
                 self.maps = {name: kind for name, kind in types.items() if "map<" in str(kind)}
@@ -163,10 +176,21 @@ class Request:
         if flags := [f"--{name}" for name in READING if name in names and getattr(options, name)]:
             subject = f"{self._name} and the model of {self.run.path}"
             report.error(f"{', '.join(flags)}: not for {subject}")
+        if options.csv_safe and self.suffix not in formats.SEPARATORS:
+            report.error(f"--csv_safe: the output is {self.suffix}; expected .csv or .tsv")
         if options.all_probabilities and not self._task.has_probabilities:
             report.error("--all_probabilities: the run predicts a number, it has no classes")
         if options.calibrated and self.run.manifest.temperature is None:
             report.error(f"--calibrated: {self.run.path} has no temperature")
+
+    def _refuse_bytes(self) -> None:
+        """Refuse a column of bytes for a file of text."""
+        for column in self.rows.schema if self.suffix != ".parquet" else ():
+            if re.search(r"binary(?!:)", str(column.type)):  # a field of a structure may be so
+                raise UserError(
+                    f"the column '{column.name}' holds bytes: write parquet, e.g. --output "
+                    "predicted.parquet"
+                )
 
     def _choose_columns(self) -> list[str]:
         """Return those asked for, else those of the run if the input has them, else usual ones."""
