@@ -152,12 +152,10 @@ def evaluate(words: Sequence[str]) -> int:
     typed = Parser(evaluate, flags, reading).parse_args(words)
     names = [*reading, "per_device_eval_batch_size", "cpu_kernels"]
     values = {name: getattr(typed, name) for name in names}
-    options = {
-        name: value for name, value in values.items() if value is not None and value is not False
-    }
+    options = {name: value for name, value in values.items() if value not in (None, False)}
     run = load_run(typed.run, typed.trust_recipe)
-    options = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
-    if not hub.missing(options):
+    needed = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
+    if not hub.missing(needed):
         hub.go_offline()
     console.import_libraries("finetune.training.trainer")
     from finetune.pipeline.evaluate import evaluate as evaluate_run
