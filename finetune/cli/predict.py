@@ -11,7 +11,7 @@ from tqdm import tqdm
 from finetune.cli import console
 from finetune.cli.parser import RUN, Parser, load_run
 from finetune.errors import UserError, counted
-from finetune.pipeline.events import Event, Predicted, throttle
+from finetune.pipeline.events import Predicted, throttle
 from finetune.predicting import READING, Options
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
@@ -85,10 +85,10 @@ def predict(words: Sequence[str]) -> int:
     # on a terminal; the delay keeps it back until there is an event, which rank 0 alone gets
     with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
 
-        def show(event: Event) -> None:
+        def show(event: Any) -> None:
             if bar.disable:
                 lines(event)
-            elif isinstance(event, Predicted):
+            else:
                 bar.total = event.total
                 bar.update(event.rows - bar.n)
 

@@ -184,12 +184,11 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     """
     facts = []
     report = Report()
-    named = options.separator
-    if named is not None:
-        named = {"tab": "\t", "\\t": "\t"}.get(named.lower(), named)
-        if len(named) != 1 or named in '"\r\n':
-            expected = "expected one character such as ';' or '|', or tab"
-            report.error(f"--csv_separator {named}: {expected}")
+    typed = options.separator
+    typed = "\t" if typed and typed.lower() in ("tab", "\\t") else typed
+    if typed is not None and (len(typed) != 1 or typed in '"\r\n'):
+        expected = "expected one character such as ';' or '|', or tab"
+        report.error(f"--csv_separator {typed}: {expected}")
     with report.collect():
         encoding = encoding_of(path, options.encoding)
     report.raise_errors()
@@ -198,7 +197,7 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     options = replace(options, encoding=encoding)
     if not (usual := formats.SEPARATORS.get(formats.suffix(path))):
         return options, facts
-    if (separator := named) is None:
+    if (separator := typed) is None:
         # another one only if it alone separates all rows into as many fields, and more than one
         possible = []
         for separator in _SEPARATORS:

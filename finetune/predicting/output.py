@@ -80,12 +80,9 @@ class Parts:
             write_whole(self._manifest, self._facts)
         with replacing(self._path(number)) as new:
             pq.write_table(predictions, new)
-            _flush(new)
 
     def join(self) -> int:
-        """Write the rows of the input with their predictions, some chunks in memory at a time, and
-        remove the parts. Return the number of rows without a prediction.
-        """
+        """Write the rows with their predictions; return the number of rows that have none."""
         missing = 0
         rows = self._request.rows
         with open_writer(self._output, self._request, self._directory) as write:
@@ -123,7 +120,8 @@ def open_writer(
             else:
                 file = stack.enter_context(new.open("w", encoding="utf-8", newline=""))
                 yield _text_writer(file, request)
-        _flush(new)
+        with new.open("rb") as written:  # on the disk before the parts are removed
+            os.fsync(written.fileno())
 
 
 def _text_writer(file: IO[str], request: Request) -> Writer:
@@ -178,9 +176,3 @@ def _parquet_writer(
         file.write_table(table)
 
     return write
-
-
-def _flush(path: Path) -> None:
-    """Put the content of a file on the disk before it gets its name."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

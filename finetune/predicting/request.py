@@ -96,11 +96,9 @@ class Request:
             self._name = str(path)
             suffix = formats.suffix(path)
             self.kind = suffix if suffix in read.READABLE and not path.is_dir() else "folder"
-        formats_of_output = {
-            **dict.fromkeys((".tsv", ".txt", STANDARD_INPUT), ".tsv"),
-            **{".jsonl": ".jsonl", "frame": "a frame"},
-        }
-        self.suffix = output.suffix if output else formats_of_output.get(self.kind, ".csv")
+        by_default = {".jsonl": ".jsonl", "frame": "a frame"}
+        by_default |= dict.fromkeys((".tsv", ".txt", STANDARD_INPUT), ".tsv")
+        self.suffix = output.suffix if output else by_default.get(self.kind, ".csv")
         self._refuse_options(report)
         with report.collect():
             self._names = self._read(source)
@@ -146,7 +144,12 @@ class Request:
             file = read.read_file(path, reading)
             self._facts = [f"{path.name}: {fact}" for fact in file.facts]
             self.rows = file.rows.data.table
-            self._refuse_bytes()
+            for column in self.rows.schema if self.suffix != ".parquet" else ():
+                if re.search(r"binary(?!:)", str(column.type)):  # a field may be called so
+                    raise UserError(
+                        f"the column '{column.name}' holds bytes: write parquet, e.g. --output "
+                        "predicted.parquet"
+                    )
             if self.kind == ".parquet":
                 types = {field.name: field.type for field in pq.read_schema(path)}
                 self.maps = {name: kind for name, kind in types.items() if "map<" in str(kind)}
@@ -182,15 +185,6 @@ class Request:
             report.error("--all_probabilities: the run predicts a number, it has no classes")
         if options.calibrated and self.run.manifest.temperature is None:
             report.error(f"--calibrated: {self.run.path} has no temperature")
-
-    def _refuse_bytes(self) -> None:
-        """Refuse a column of bytes for a file of text."""
-        for column in self.rows.schema if self.suffix != ".parquet" else ():
-            if re.search(r"binary(?!:)", str(column.type)):  # a field of a structure may be so
-                raise UserError(
-                    f"the column '{column.name}' holds bytes: write parquet, e.g. --output "
-                    "predicted.parquet"
-                )
 
     def _choose_columns(self) -> list[str]:
         """Return those asked for, else those of the run if the input has them, else usual ones."""

@@ -103,9 +103,7 @@ def learning_curves(manifest: Manifest) -> list[Plot]:
 
 
 def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
-    """Plot true by predicted class, counts of shape ``(classes, classes)``, as shares of each true
-    class.
-    """
+    """Plot shares of each true class, from counts of shape ``(true, predicted)``."""
     shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
     classes = len(names)
     is_numbered = classes <= _MOST_CLASSES_WITH_NUMBERS
