@@ -80,6 +80,7 @@ class Parts:
             write_whole(self._manifest, self._facts)
         with replacing(self._path(number)) as new:
             pq.write_table(predictions, new)
+            _flush(new)
 
     def join(self) -> int:
         """Write the rows with their predictions; return the number of rows that have none."""
@@ -120,8 +121,7 @@ def open_writer(
             else:
                 file = stack.enter_context(new.open("w", encoding="utf-8", newline=""))
                 yield _text_writer(file, request)
-        with new.open("rb") as written:  # on the disk before the parts are removed
-            os.fsync(written.fileno())
+        _flush(new)
 
 
 def _text_writer(file: IO[str], request: Request) -> Writer:
@@ -176,3 +176,9 @@ def _parquet_writer(
         file.write_table(table)
 
     return write
+
+
+def _flush(path: Path) -> None:
+    """Put the content of a file on the disk before it gets its name."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
