@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from finetune.cli import console
-from finetune.errors import UserError, suggestion
+from finetune.errors import UserError
 from finetune.recipe import ImageRecipe, TextRecipe, catalog
 from finetune.runs.run import Run
 from finetune.runtime import distributed
@@ -100,8 +100,5 @@ class Parser(argparse.ArgumentParser):
             raise UserError(f"{self.verb} runs in one process: python -m finetune {self.verb} ...")
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ``UserError``, for unknown flags with the nearest ones."""
-        _, _, unknown = message.partition("unrecognized arguments: ")
-        flags = [word.partition("=")[0] for word in unknown.split() if word[:2] == "--"]
-        hint = "".join(suggestion(flag, self._option_string_actions) for flag in flags)
-        raise UserError(f"{self.verb}: {message}{hint}; see python -m finetune {self.verb} --help")
+        """Raise a ``UserError``."""
+        raise UserError(f"{self.verb}: {message}; see python -m finetune {self.verb} --help")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,20 +15,17 @@ import torch
 
 from finetune.data import arrow, memory
 from finetune.errors import Report, UserError
-from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import Options
 from finetune.predicting.output import Parts, open_writer
 from finetune.predicting.request import STANDARD_INPUT, Request, text_names
 from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
-from finetune.runtime.formats import QUOTING
 from finetune.training.manifest import MANIFEST
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 #: Suffixes of the files that can be written.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,7 @@ def predict(
     Raises:
         UserError: If the data or the options are not what the run can predict.
     """
-    report = Report()
-    checked = _check(options, report)
+    checked = Options(**options)
     loaded = Run.load(run, trust_recipe=trust_recipe)
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
@@ -83,7 +79,7 @@ def predict(
         frame = _frame(data, text_names(loaded.recipe(scores=False), checked))
         if isinstance(data, pd.Series):
             frame.index = data.index
-    request = Request(loaded, frame, checked, report)
+    request = Request(loaded, frame, checked)
     chunks = request.predict(lambda rows: progress(Predicted(rows, request.total)))
     tables = [added for *_, added in chunks]
     for name in request.added:
@@ -127,7 +123,6 @@ def predict_file(
 
     def prepare() -> tuple[Request, Parts | None, dict[int, int]]:
         errors = Report()
-        checked = _check(options, errors)
         if path:
             _check_output(path, source, errors)
         if resumable is None and (resume or ranks.world_size > 1):
@@ -135,7 +130,7 @@ def predict_file(
                 "--resume, and several processes, need --output and an INPUT that can be read again"
             )
         loaded = Run.load(run, trust_recipe=trust_recipe)
-        request = Request(loaded, source, checked, errors, path)
+        request = Request(loaded, source, Options(**options), path, errors)
         if resumable is None:
             return request, None, {}
         parts = Parts(resumable, request)
@@ -207,21 +202,7 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns, dtype=object)
 
 
-def _check(options: Mapping[str, Any], report: Report) -> Options:
-    """Return the options that exist; ``report`` gets the mistakes in them."""
-    names = [option.name for option in fields(Options)]
-    if unknown := sorted(options.keys() - set(names)):
-        report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
-    for name, choices in CHOICES.items():
-        if options.get(name) not in (None, *choices):
-            report.error(f"--{name} {options[name]}: expected {' or '.join(choices)}")
-    if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
-        report.error(f"--batch_tokens {tokens}: expected 1 or more")
-    return Options(**{name: options[name] for name in names if name in options})
-
-
 def _check_output(output: Path, source: str | Path, report: Report) -> None:
-    """Add the reasons against an output file to a report."""
     folder = output.parent
     other = Path(source).expanduser()
     is_input = output.exists() and other.exists() and output.samefile(other)

@@ -26,15 +26,18 @@ from finetune.data.columns import parse_names
 from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.read_text import ReadOptions, refuse_half_characters
 from finetune.errors import Report, UserError, counted, suggestion
+from finetune.models import cpu
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.predictor import Predictor, device
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import formats, hardware
+from finetune.runtime.formats import QUOTING
 
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
 CHUNK_ROWS = 1024
+CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
 _LONGEST_READ = 2**16  # bytes
 Rows: TypeAlias = pa.Table | pd.DataFrame
 
@@ -75,10 +78,11 @@ class Request:
         run: Run,
         source: str | Path | pd.DataFrame,
         options: Options,
-        report: Report,
         output: Path | None = None,
+        report: Report | None = None,
     ) -> None:
         """Read the source; raise all errors, those that are in ``report`` already as well."""
+        report = report or Report()
         run.require_model()
         self.run = run
         self.options = options
@@ -170,8 +174,12 @@ class Request:
         )
 
     def _refuse_options(self, report: Report) -> None:
-        """Refuse options of which this input or this model has no use."""
         options = self.options
+        for name, choices in CHOICES.items():
+            if (value := getattr(options, name)) not in (None, *choices):
+                report.error(f"--{name} {value}: expected {' or '.join(choices)}")
+        if options.batch_tokens is not None and options.batch_tokens < 1:
+            report.error(f"--batch_tokens {options.batch_tokens}: expected 1 or more")
         is_image = isinstance(self._recipe, ImageRecipe)
         columns = ("image_column",) if is_image else ("text_column", "text_columns")
         useful = {"frame": columns, STANDARD_INPUT: columns, "folder": ()}
@@ -353,7 +361,6 @@ def _read_lines(columns: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _stamp(paths: Iterable[Path]) -> str:
-    """Return a stamp that changes when a file changes."""
     files = [path for path in sorted(paths) if path.is_file()]
     facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

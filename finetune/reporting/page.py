@@ -97,7 +97,6 @@ def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 
 
 def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
-    """Show how well each of any number of labels of a row is found, and confident mistakes."""
     blocks: list[Any] = [*tables.classes(run.statistics)]
     if run.statistics.thresholds:
         blocks.append(
@@ -147,7 +146,6 @@ def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 
 
 def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
-    """Show the most confident mistakes, and labels that may be wrong."""
     wrong = mistakes.most_confident(rows)
     suspects = suspicion(run, rows)
     suspected = suspects.rows if suspects else np.array([], dtype=np.int64)
