@@ -151,7 +151,9 @@ def evaluate(words: Sequence[str]) -> int:
     typed = Parser(evaluate, flags, reading).parse_args(words)
     names = [*reading, "per_device_eval_batch_size", "cpu_kernels"]
     values = {name: getattr(typed, name) for name in names}
-    options = {name: value for name, value in values.items() if value not in (None, False)}
+    options = {
+        name: value for name, value in values.items() if value is not None and value is not False
+    }
     run = load_run(typed.run, typed.trust_recipe)
     needed = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
     if not hub.missing(needed):
