@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "--csv_safe has no effect on cells",
         "finetune/predicting/output.py",
-        "[escape(as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]",
-        "[as_json(cell) if isinstance(cell, (list, dict)) else cell for cell in line]",
+        "[escape(_as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]",
+        "[_as_json(cell) if isinstance(cell, (list, dict)) else cell for cell in line]",
         ("F5",),
     ),
     Mutation(

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from finetune.cli import console
 from finetune.cli.parser import RUN, Parser, load_run
 from finetune.errors import UserError, counted
-from finetune.pipeline.events import Event, Predicted, throttle
+from finetune.pipeline.events import Predicted, throttle
 from finetune.predicting import READING, Options
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
@@ -67,19 +67,12 @@ def predict(words: Sequence[str]) -> int:
     )
     typed = parser.parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
-    mistakes = []
-    if bool(typed.text) == bool(typed.input) or (typed.text and typed.output):
-        mistakes.append(
+    to_file = typed.output or typed.resume or distributed.under_launcher()
+    if bool(typed.text) == bool(typed.input) or (typed.text and to_file):
+        raise UserError(
             "expected INPUT (a file, a folder of images, or - for the standard input), or --text "
-            '"one sentence" without --output'
+            '"one sentence" without --output, --resume and several processes'
         )
-    is_file_to_file = typed.output is not None and typed.input != "-"
-    if not is_file_to_file and (typed.resume or distributed.ranks().world_size > 1):
-        mistakes.append(
-            "--resume, and several processes, need --output and an INPUT that can be read again"
-        )
-    if mistakes:
-        raise UserError(*mistakes)
     run = load_run(typed.run, typed.trust_recipe)
     hub.go_offline()  # everything is in the run
     console.import_libraries("finetune.predicting.request")
@@ -92,10 +85,10 @@ def predict(words: Sequence[str]) -> int:
     # on a terminal; the delay keeps it back until there is an event, which rank 0 alone gets
     with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
 
-        def show(event: Event) -> None:
+        def show(event: Any) -> None:
             if bar.disable:
                 lines(event)
-            elif isinstance(event, Predicted):
+            else:
                 bar.total = event.total
                 bar.update(event.rows - bar.n)
 

@@ -36,7 +36,6 @@ def show(event: events.Event) -> None:
 
 
 def _start(event: events.Started) -> None:
-    """One block: recipe, data, model, device, batch, precision, steps."""
     settings = event.settings
     arguments = event.arguments
     recipe = settings.recipe
@@ -71,7 +70,6 @@ def _start(event: events.Started) -> None:
 
 
 def _end(event: events.Finished) -> None:
-    """Print the test metrics beside the baselines; then time, throughput and the directory."""
     run = event.run
     manifest = run.manifest
     console.show(tables.scores(run), *tables.targets(run.statistics))
@@ -89,16 +87,15 @@ def _end(event: events.Finished) -> None:
 
 
 def _device(arguments: FinetuneArguments, command: str) -> list[str]:
-    world_size = arguments.world_size
-    devices = distributed.devices_in_training(arguments.use_cpu)
     kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
     name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
-    line = f"{name}, {results.parallel_mode(arguments)}, {counted(world_size, 'process')}"
+    line = f"{name}, {results.parallel_mode(arguments)}, {counted(arguments.world_size, 'process')}"
     if distributed.machines() > 1:
         line += f" on {distributed.machines()} machines"
     if kind is None or kind.type == "cpu":
         line += f", {counted(torch.get_num_threads(), 'thread')} each"
-    if world_size > 1 or devices == 1:
+    devices = distributed.devices_in_training(arguments.use_cpu)
+    if arguments.world_size > 1 or devices == 1:
         return [line]
     torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
     return [line, f"faster: {torchrun}; on one GPU only: CUDA_VISIBLE_DEVICES=0"]

@@ -98,7 +98,6 @@ def check(words: Sequence[str]) -> int:
 
 
 def _show_check(result: Check) -> None:
-    """Print the splits, the findings from the worst, and the verdict."""
     if result.splits:
         total = sum(facts.rows for facts in result.splits.values())
         rows = []

@@ -21,8 +21,8 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """Return a table in types that ``datasets`` knows: texts and lists in one of their types, and
-    categories as their values.
+    """Return a table in types that ``datasets`` knows: texts and lists in one of their types,
+    categories as their values, and maps as lists of a ``key`` and a ``value``.
 
     Raises:
         ValueError: If it knows none for a column, with the type.
@@ -45,6 +45,11 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.binary()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_plain(kind.value_type))
+    if pa.types.is_map(kind):
+        pair = [("key", _plain(kind.key_type)), ("value", _plain(kind.item_type))]
+        return pa.list_(pa.struct(pair))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain(field.type)) for field in kind])
     return kind
 
 

@@ -23,7 +23,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from finetune.errors import SHOWN_PLACES, UserError
+from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import formats
 
 T = TypeVar("T")
@@ -206,13 +206,21 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
         UserError: If it is no text, is malformed in every reading, or has two plausible readings.
     """
     facts = []
-    encoding = encoding_of(path, options.encoding)
+    report = Report()
+    typed = options.separator
+    typed = "\t" if typed and typed.lower() in ("tab", "\\t") else typed
+    if typed is not None and (len(typed) != 1 or typed in '"\r\n'):
+        expected = "expected one character such as ';' or '|', or tab"
+        report.error(f"--csv_separator {typed}: {expected}")
+    with report.collect():
+        encoding = encoding_of(path, options.encoding)
+    report.raise_errors()
     if options.encoding is None and encoding != "utf-8-sig":
         facts.append(f"read as {encoding} (--encoding)")
     options = replace(options, encoding=encoding)
     if not (usual := formats.SEPARATORS.get(formats.suffix(path))):
         return options, facts
-    if (separator := options.separator) is None:
+    if (separator := typed) is None:
         # another one only if it alone separates all rows into as many fields, and more than one
         possible = []
         for separator in _SEPARATORS:
@@ -223,11 +231,6 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
         separator = possible[0] if len(possible) == 1 and usual not in possible else usual
         if separator != usual:
             facts.append(f"fields separated by {_SEPARATORS[separator]} (--csv_separator)")
-    separator = {"tab": "\t", "\\t": "\t"}.get(separator.lower(), separator)
-    if len(separator) != 1 or separator in '"\r\n':
-        raise UserError(
-            f"--csv_separator {separator}: expected one character such as ';' or '|', or tab"
-        )
     options = replace(options, separator=separator)
     if options.quoting == "auto":
         options = replace(options, quoting="minimal")

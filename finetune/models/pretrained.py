@@ -29,6 +29,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    logging,
 )
 
 from finetune.data import embedded
@@ -267,7 +268,7 @@ def commit(model: str, revision: str | None = None) -> str | None:
 
 @contextmanager
 def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
-    """Give what ``from_pretrained`` takes, and refuse what it cannot load."""
+    """Give what ``from_pretrained`` takes, without its bars, and refuse what it cannot load."""
     source: str | Path = model
     if not model:
         raise UserError("--model: this recipe names no model of its own, give one")
@@ -282,12 +283,17 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
                 f"{embedded.PREFIX}minilm (texts) or {_SMALL_VIT} (images)"
             )
     pinned = {} if revision is None else {"revision": revision}
+    has_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield {"pretrained_model_name_or_path": str(source), "trust_remote_code": False, **pinned}
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # whatever is in its files
         raise UserError(f"--model {model} cannot be loaded: {_reason(error)}") from error
+    finally:
+        if has_bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _reason(error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,21 +14,18 @@ import pyarrow as pa
 import torch
 
 from finetune.data import arrow, memory
-from finetune.errors import UserError
-from finetune.models import cpu
+from finetune.errors import Report, UserError
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import Options
-from finetune.predicting.output import Parts, open_writer, refuse_bytes
+from finetune.predicting.output import Parts, open_writer
 from finetune.predicting.request import STANDARD_INPUT, Request, text_names
 from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
-from finetune.runtime.formats import QUOTING, SEPARATORS
 from finetune.training.manifest import MANIFEST
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 #: Suffixes of the files that can be written.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,8 @@ def predict(
     Raises:
         UserError: If the data or the options are not what the run can predict.
     """
-    checked = _check(options)
+    checked = Options(**options)
     loaded = Run.load(run, trust_recipe=trust_recipe)
-    if checked.csv_safe:
-        raise UserError("csv_safe: expected predict_file; a frame holds no formulas")
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
     elif memory.is_table(data):  # of polars, for instance
@@ -123,27 +118,29 @@ def predict_file(
     """
     target = Path(output).expanduser() if isinstance(output, (str, Path)) else output
     path = target if isinstance(target, Path) else None
-    checked = _check(options, source, path)
+    resumable = None if str(source) == STANDARD_INPUT else path
     ranks = distributed.ranks()
 
-    def prepare() -> tuple[Request, str, Parts | None, dict[int, int]]:
-        request = Request(Run.load(run, trust_recipe=trust_recipe), source, checked)
-        formats = {".jsonl": ".jsonl", ".tsv": ".tsv", ".txt": ".tsv", STANDARD_INPUT: ".tsv"}
-        suffix = path.suffix if path else formats.get(request.kind, ".csv")
-        if checked.csv_safe and suffix not in SEPARATORS:
-            raise UserError(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
-        if suffix != ".parquet":
-            refuse_bytes(request.rows)
-        if path is None or request.total is None:  # standard input is read only once
-            return request, suffix, None, {}
-        parts = Parts(path, request.facts())
+    def prepare() -> tuple[Request, Parts | None, dict[int, int]]:
+        errors = Report()
+        if path:
+            _check_output(path, source, errors)
+        if resumable is None and (resume or ranks.world_size > 1):
+            errors.error(
+                "--resume, and several processes, need --output and an INPUT that can be read again"
+            )
+        loaded = Run.load(run, trust_recipe=trust_recipe)
+        request = Request(loaded, source, Options(**options), path, errors)
+        if resumable is None:
+            return request, None, {}
+        parts = Parts(resumable, request)
         if ranks.rank == 0:
             parts.refuse_others(resume)
-        return request, suffix, parts, parts.complete(request.total)
+        return request, parts, parts.complete()
 
     use_cpu = not torch.accelerator.is_available()
     distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
-    request, suffix, parts, complete = distributed.main_process_first(prepare, share=False)
+    request, parts, complete = distributed.main_process_first(prepare, share=False)
     before = sum(complete.values())
     rows = missing = 0
     started = time.perf_counter()
@@ -154,7 +151,7 @@ def predict_file(
         on_rank_zero(progress)(event)
 
     if parts is None:
-        with open_writer(target, suffix, request.columns, checked.csv_safe) as write:
+        with open_writer(target, request) as write:
             for _, chunk, added in request.predict(report):
                 write(chunk, added)
                 rows += len(added)
@@ -170,7 +167,7 @@ def predict_file(
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
-            missing = parts.join(request.rows, request.columns, checked.csv_safe)
+            missing = parts.join()
     return FilePrediction(
         output=path or Path("-"),
         rows=rows,
@@ -190,7 +187,12 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
         )
     rows = list(data)
     if rows and all(isinstance(row, Mapping) for row in rows):
-        return pd.DataFrame(rows)
+        frame = pd.DataFrame(rows)
+        for name in frame.select_dtypes("float"):  # whole numbers beside missing ones stay exact
+            values = pd.Series([row.get(name) for row in rows], dtype=object)
+            if pd.api.types.infer_dtype(values) == "integer":
+                frame[name] = values.where(values.notna(), None)
+        return frame
     if len(columns) == 1:
         return pd.DataFrame({columns[0]: pd.Series(rows, dtype=object)})
     for number, row in enumerate(rows, 1):
@@ -200,28 +202,12 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns, dtype=object)
 
 
-def _check(
-    options: Mapping[str, Any], source: str | Path = "", output: Path | None = None
-) -> Options:
-    """Return the options; all mistakes in them, and reasons against an output file, are raised."""
-    names = [option.name for option in fields(Options)]
-    mistakes: list[str] = []
-    if unknown := sorted(options.keys() - set(names)):
-        mistakes.append(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
-    for name, choices in CHOICES.items():
-        if options.get(name) not in (None, *choices):
-            mistakes.append(f"--{name} {options[name]}: expected {' or '.join(choices)}")
-    if (tokens := options.get("batch_tokens")) is not None and tokens < 1:
-        mistakes.append(f"--batch_tokens {tokens}: expected 1 or more")
-    if output is not None:
-        folder = output.parent
-        other = Path(source).expanduser()
-        is_input = output.exists() and other.exists() and output.samefile(other)
-        if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
-            expected = f"a file ending in {', '.join(SUFFIXES)}, in a folder that exists"
-            mistakes.append(f"--output {output}: expected {expected}")
-        elif is_input or (output.name == PREDICTIONS and (folder / MANIFEST).exists()):
-            mistakes.append(f"--output {output} is the input or part of a run: name another file")
-    if mistakes:
-        raise UserError(*mistakes)
-    return Options(**options)
+def _check_output(output: Path, source: str | Path, report: Report) -> None:
+    folder = output.parent
+    other = Path(source).expanduser()
+    is_input = output.exists() and other.exists() and output.samefile(other)
+    if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
+        expected = f"a file ending in {', '.join(SUFFIXES)}, in a folder that exists"
+        report.error(f"--output {output}: expected {expected}")
+    elif is_input or (output.name == PREDICTIONS and (folder / MANIFEST).exists()):
+        report.error(f"--output {output} is the input or part of a run: name another file")

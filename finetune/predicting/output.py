@@ -12,18 +12,17 @@ import contextlib
 import csv
 import json
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from finetune.errors import UserError
-from finetune.predicting.request import CHUNK_ROWS, cells
+from finetune.predicting.request import CHUNK_ROWS, Request, cells
 from finetune.runtime.files import refuse_link, replacing, to_json, write_whole
 from finetune.runtime.formats import SEPARATORS, escape_formula
 
@@ -33,15 +32,14 @@ _ROWS_AT_ONCE = 16 * CHUNK_ROWS  # in memory; one row group of parquet
 
 
 class Parts:
-    """The predictions of the chunks of an input, on the disk of the output until it is written;
-    ``facts`` are everything that they depend on, by names that a user knows.
-    """
+    """The predictions of the chunks of an input, on the disk of the output until it is written."""
 
-    def __init__(self, output: Path, facts: Mapping[str, Any]) -> None:
+    def __init__(self, output: Path, request: Request) -> None:
         self._output = output
+        self._request = request
         self._directory = output.with_name(f"{output.name}.part")
         self._manifest = self._directory / "manifest.json"
-        self._facts = to_json(facts, indent=2)
+        self._facts = to_json(request.facts(), indent=2)
 
     def refuse_others(self, resume: bool) -> None:
         """Refuse what an interrupted prediction left, unless it is to be resumed and the same."""
@@ -61,12 +59,13 @@ class Parts:
             ]:
                 raise UserError(*changes)
 
-    def complete(self, total: int) -> dict[int, int]:
+    def complete(self) -> dict[int, int]:
         """Return the number of rows of each chunk that is done, by the number of the chunk.
 
         A part that cannot be read, or has another number of rows, is predicted again.
         """
         complete = {}
+        total = len(self._request.rows)
         for number, start in enumerate(range(0, total, CHUNK_ROWS)):
             with contextlib.suppress(FileNotFoundError, pa.ArrowInvalid):
                 rows = pq.read_metadata(self._path(number)).num_rows
@@ -83,15 +82,13 @@ class Parts:
             pq.write_table(predictions, new)
             _flush(new)
 
-    def join(self, rows: pa.Table, columns: Sequence[str], csv_safe: bool) -> int:
-        """Write the rows of the input with their predictions, some chunks in memory at a time, and
-        remove the parts. Return the number of rows without a prediction.
-        """
+    def join(self) -> int:
+        """Write the rows with their predictions; return the number of rows that have none."""
         missing = 0
-        output = self._output
-        with open_writer(output, output.suffix, columns, csv_safe, self._directory) as write:
+        rows = self._request.rows
+        with open_writer(self._output, self._request, self._directory) as write:
             for start in range(0, len(rows), _ROWS_AT_ONCE):
-                some = rows.slice(start, _ROWS_AT_ONCE)
+                some = rows[start : start + _ROWS_AT_ONCE]
                 numbers = range(start // CHUNK_ROWS, -(-(start + len(some)) // CHUNK_ROWS))
                 predictions = pa.concat_tables(pq.read_table(self._path(n)) for n in numbers)
                 write(some, predictions)
@@ -105,82 +102,80 @@ class Parts:
 
 @contextlib.contextmanager
 def open_writer(
-    output: Path | IO[str],
-    suffix: str,
-    columns: Sequence[str],
-    csv_safe: bool,
-    directory: Path | None = None,
+    output: Path | IO[str], request: Request, directory: Path | None = None
 ) -> Iterator[Writer]:
     """Give what writes rows into an open file, or into one that appears when all are written.
 
     Args:
         output: A path, or a file that was opened with ``newline=""``.
-        suffix: ``.csv``, ``.tsv``, ``.jsonl`` or, of a path, ``.parquet``.
-        columns: Of the input and added.
-        csv_safe: Whether to put an apostrophe before what a spreadsheet would run as a formula.
+        request: What is predicted.
         directory: Of the unfinished file, on the same disk; that of ``output`` if None.
     """
     if not isinstance(output, Path):
-        yield _text_writer(output, suffix, columns, csv_safe)
+        yield _text_writer(output, request)
         return
     with replacing(output, directory) as new:
         with contextlib.ExitStack() as stack:
-            if suffix == ".parquet":
-                yield _parquet_writer(new, stack)
+            if request.suffix == ".parquet":
+                yield _parquet_writer(new, request.maps, stack)
             else:
                 file = stack.enter_context(new.open("w", encoding="utf-8", newline=""))
-                yield _text_writer(file, suffix, columns, csv_safe)
+                yield _text_writer(file, request)
         _flush(new)
 
 
-def _text_writer(file: IO[str], suffix: str, columns: Sequence[str], csv_safe: bool) -> Writer:
+def _text_writer(file: IO[str], request: Request) -> Writer:
     def lines(rows: pa.Table, added: pa.Table) -> Iterator[tuple[Any, ...]]:
         values = [cells(table, name) for table in (rows, added) for name in table.column_names]
         return zip(*values, strict=True)
 
-    def as_json(value: Any) -> str:  # dates and decimal numbers are text
-        return to_json(value, ensure_ascii=False, default=str)
-
-    if suffix == ".jsonl":
+    if request.suffix == ".jsonl":
         return lambda rows, added: file.writelines(
-            as_json(dict(zip(columns, line, strict=True))) + "\n" for line in lines(rows, added)
+            _as_json(dict(zip(request.columns, line, strict=True))) + "\n"
+            for line in lines(rows, added)
         )
     # the writer quotes fields that hold a character of its line end; a newline alone is written
     newlines = SimpleNamespace(write=lambda line: file.write(line.removesuffix("\r\n") + "\n"))
-    table = csv.writer(newlines, delimiter=SEPARATORS[suffix], lineterminator="\r\n")
-    escape = escape_formula if csv_safe else lambda cell: cell
-    table.writerow(map(escape, columns))
+    table = csv.writer(newlines, delimiter=SEPARATORS[request.suffix], lineterminator="\r\n")
+    escape = escape_formula if request.options.csv_safe else lambda cell: cell
+    table.writerow(map(escape, request.columns))
     return lambda rows, added: table.writerows(
-        [escape(as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]
+        [escape(_as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]
         for line in lines(rows, added)
     )
 
 
-def _parquet_writer(path: Path, stack: contextlib.ExitStack) -> Writer:
+def _as_json(value: Any) -> str:
+    """Return JSON: dates and decimals as texts, NaN as null; infinity as Python and pandas do."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if "NaN" in text:
+        value = json.loads(text, parse_constant=lambda name: None if name == "NaN" else float(name))
+        text = json.dumps(value, ensure_ascii=False)
+    return text
+
+
+def _parquet_writer(
+    path: Path, maps: Mapping[str, pa.DataType], stack: contextlib.ExitStack
+) -> Writer:
     file: pq.ParquetWriter | None = None
 
     def write(rows: pa.Table, added: pa.Table) -> None:
         nonlocal file
-        columns = [  # JSON is text
-            column.cast(pa.string()) if column.type == pa.json_() else column
-            for column in (*rows.columns, *added.columns)
-        ]
+        columns = dict(zip(rows.column_names, rows.columns, strict=True))
+        for name, column in columns.items():
+            if name in maps:
+                columns[name] = pa.array(column.to_pylist(), maps[name])
+            elif column.type == pa.json_():  # texts as they are, everything else as JSON
+                values = cells(rows, name)
+                texts = [v if isinstance(v, (str, NoneType)) else _as_json(v) for v in values]
+                columns[name] = pa.array(texts, pa.string())
         # without the metadata of the input, in which `datasets` would miss the new columns
-        table = pa.table(columns, names=[*rows.column_names, *added.column_names])
+        columns |= dict(zip(added.column_names, added.columns, strict=True))
+        table = pa.table(columns)
         file = file or stack.enter_context(pq.ParquetWriter(path, table.schema))
         file.write_table(table)
 
     return write
-
-
-def refuse_bytes(rows: pa.Table) -> None:
-    """Raise a ``UserError`` for a column of bytes, which a file of text cannot hold."""
-    for column in rows.schema:
-        if re.search(r"binary(?!:)", str(column.type)):  # a field of a structure may be called so
-            raise UserError(
-                f"the column '{column.name}' holds bytes: write parquet, e.g. --output "
-                "predicted.parquet"
-            )
 
 
 def _flush(path: Path) -> None:

@@ -41,9 +41,7 @@ _Outputs = tuple[np.ndarray, np.ndarray]
 
 
 class Predictor:
-    """The model of a run, ready to predict; ``batch_tokens`` are those of a batch, padding
-    included, and None is the default of the device.
-    """
+    """The model of a run, ready to predict; None for the default ``batch_tokens`` of the device."""
 
     def __init__(self, run: Run, bf16: bool, batch_tokens: int | None, cpu_kernels: str) -> None:
         self._recipe = run.recipe(scores=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -18,21 +19,25 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from finetune.data import images, read
 from finetune.data.columns import parse_names
 from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.read_text import ReadOptions, refuse_half_characters
-from finetune.errors import UserError, counted, suggestion
+from finetune.errors import Report, UserError, counted, suggestion
+from finetune.models import cpu
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.predictor import Predictor, device
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import formats, hardware
+from finetune.runtime.formats import QUOTING
 
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
 CHUNK_ROWS = 1024
+CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
 _LONGEST_READ = 2**16  # bytes
 Rows: TypeAlias = pa.Table | pd.DataFrame
 
@@ -60,37 +65,50 @@ class Request:
 
     Attributes:
         kind: The suffix of a file; ``-``, ``frame``, or ``folder`` of images or a single one.
+        suffix: Of the output: ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet``.
         rows: Those of the input; of standard input there are none.
+        maps: Types of the columns of a Parquet file with maps, which are lists in ``rows``.
         total: The number of rows; None for standard input.
         columns_read: The input columns that the model reads.
         added: Names of the added columns, none of which the input has.
     """
 
-    def __init__(self, run: Run, source: str | Path | pd.DataFrame, options: Options) -> None:
+    def __init__(
+        self,
+        run: Run,
+        source: str | Path | pd.DataFrame,
+        options: Options,
+        output: Path | None = None,
+        report: Report | None = None,
+    ) -> None:
+        """Read the source; raise all errors, those that are in ``report`` already as well."""
+        report = report or Report()
         run.require_model()
         self.run = run
         self.options = options
         self._task = run.kind
         self._recipe = run.recipe(scores=False)
         self._facts: list[str] = []  # about how the file is read
-        self.rows: Rows
+        self.rows: Rows = pa.table({})
+        self.maps: dict[str, pa.DataType] = {}
         if isinstance(source, pd.DataFrame):
-            if repeated := source.columns[source.columns.duplicated()].tolist():
-                raise UserError(f"the data has two columns named {repeated[0]!r}: rename one")
             self.kind, self._name = "frame", "the data"
-            self.rows = source.reset_index(drop=True)
-            self._names = list(source.columns)
         elif str(source) == STANDARD_INPUT:
             self.kind, self._name = STANDARD_INPUT, "the standard input"
-            self.rows = pa.table({})
-            self._names = text_names(self._recipe, options)
         else:
-            self._name = str(Path(source).expanduser())
-            self.kind, self.rows = self._open(str(source))
-            self._names = self.rows.column_names
+            path = Path(source).expanduser()
+            self._name = str(path)
+            suffix = formats.suffix(path)
+            self.kind = suffix if suffix in read.READABLE and not path.is_dir() else "folder"
+        by_default = {".jsonl": ".jsonl", "frame": "a frame"}
+        by_default |= dict.fromkeys((".tsv", ".txt", STANDARD_INPUT), ".tsv")
+        self.suffix = output.suffix if output else by_default.get(self.kind, ".csv")
+        self._refuse_options(report)
+        with report.collect():
+            self._names = self._read(source)
+            self.columns_read = self._choose_columns()
+        report.raise_errors()
         self.total = None if self.kind == STANDARD_INPUT else len(self.rows)
-        self._refuse_options()
-        self.columns_read = self._choose_columns()
         no_rows = np.zeros((0, self._task.width), np.float32)
         self.added = [*self._task.predicted(no_rows, 1.0, all_labels=options.all_probabilities)]
         for number, name in enumerate(self.added):
@@ -107,14 +125,20 @@ class Request:
         trained_with = run.manifest.arguments.get("cpu_kernels", "auto")
         self._cpu_kernels = options.cpu_kernels or trained_with
 
-    def _open(self, name: str) -> tuple[str, pa.Table]:
-        """Return the kind and the rows of a file, which is read into the cache, or of images."""
-        path = read.existing(name)
-        kind = formats.suffix(path)
+    def _read(self, source: str | Path | pd.DataFrame) -> list[str]:
+        """Set the rows, those of a file from the cache, and return the names of the columns."""
         options = self.options
-        if kind in read.READABLE and not path.is_dir():
+        if isinstance(source, pd.DataFrame):
+            if repeated := source.columns[source.columns.duplicated()].tolist():
+                raise UserError(f"the data has two columns named {repeated[0]!r}: rename one")
+            self.rows = source.reset_index(drop=True)
+            return list(source.columns)
+        if self.kind == STANDARD_INPUT:
+            return text_names(self._recipe, options)
+        path = read.existing(str(source))
+        if self.kind != "folder":
             quoting = options.csv_quoting
-            if kind in formats.SEPARATORS:
+            if self.kind in formats.SEPARATORS:
                 quoting = quoting or self.run.manifest.options.get("csv_quoting")
             reading = ReadOptions(
                 quoting=str(quoting or "auto"),
@@ -124,7 +148,17 @@ class Request:
             )
             file = read.read_file(path, reading)
             self._facts = [f"{path.name}: {fact}" for fact in file.facts]
-            return kind, file.rows.data.table
+            self.rows = file.rows.data.table
+            for column in self.rows.schema if self.suffix != ".parquet" else ():
+                if re.search(r"binary(?!:)", str(column.type)):  # a field may be called so
+                    raise UserError(
+                        f"the column '{column.name}' holds bytes: write parquet, e.g. --output "
+                        "predicted.parquet"
+                    )
+            if self.kind == ".parquet":
+                types = {field.name: field.type for field in pq.read_schema(path)}
+                self.maps = {name: kind for name, kind in types.items() if "map<" in str(kind)}
+            return list(self.rows.column_names)
         folder = path if path.is_dir() else path.parent
         pictures = [
             str(file.relative_to(folder))
@@ -132,30 +166,34 @@ class Request:
             if file.suffix.lower() in IMAGES
         ]
         if pictures and not isinstance(self._recipe, TextRecipe):
-            return "folder", pa.table({"file": sorted(pictures)})
+            self.rows = pa.table({"file": sorted(pictures)})
+            return ["file"]
         raise UserError(
-            f"cannot read {name}: expected a file ending in {', '.join(read.READABLE)}, - for "
+            f"cannot read {source}: expected a file ending in {', '.join(read.READABLE)}, - for "
             "standard input, or, for a model of images, an image or a folder of images "
             f"({', '.join(IMAGES)})"
         )
 
-    def _refuse_options(self) -> None:
-        """Refuse options of which this input or this model has no use."""
+    def _refuse_options(self, report: Report) -> None:
         options = self.options
+        for name, choices in CHOICES.items():
+            if (value := getattr(options, name)) not in (None, *choices):
+                report.error(f"--{name} {value}: expected {' or '.join(choices)}")
+        if options.batch_tokens is not None and options.batch_tokens < 1:
+            report.error(f"--batch_tokens {options.batch_tokens}: expected 1 or more")
         is_image = isinstance(self._recipe, ImageRecipe)
         columns = ("image_column",) if is_image else ("text_column", "text_columns")
         useful = {"frame": columns, STANDARD_INPUT: columns, "folder": ()}
         names = {*READING} - {*useful.get(self.kind, (*columns, *FILES))}
-        mistakes = []
         if flags := [f"--{name}" for name in READING if name in names and getattr(options, name)]:
             subject = f"{self._name} and the model of {self.run.path}"
-            mistakes.append(f"{', '.join(flags)}: not for {subject}")
+            report.error(f"{', '.join(flags)}: not for {subject}")
+        if options.csv_safe and self.suffix not in formats.SEPARATORS:
+            report.error(f"--csv_safe: the output is {self.suffix}; expected .csv or .tsv")
         if options.all_probabilities and not self._task.has_probabilities:
-            mistakes.append("--all_probabilities: the run predicts a number, it has no classes")
+            report.error("--all_probabilities: the run predicts a number, it has no classes")
         if options.calibrated and self.run.manifest.temperature is None:
-            mistakes.append(f"--calibrated: {self.run.path} has no temperature")
-        if mistakes:
-            raise UserError(*mistakes)
+            report.error(f"--calibrated: {self.run.path} has no temperature")
 
     def _choose_columns(self) -> list[str]:
         """Return those asked for, else those of the run if the input has them, else usual ones."""
@@ -326,7 +364,6 @@ def _read_lines(columns: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _stamp(paths: Iterable[Path]) -> str:
-    """Return a stamp that changes when a file changes."""
     files = [path for path in sorted(paths) if path.is_file()]
     facts = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

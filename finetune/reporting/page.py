@@ -80,13 +80,13 @@ def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
 
 
 def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
-    figures = []
-    for place, name in enumerate(run.labels[:_TARGETS] or [""]):
-        suffix = f"_{place + 1}" if name else ""
-        true = rows.targets[:, place]
-        predicted = rows.outputs[:, place]
-        figures.append(plots.numbers(true, predicted, name or "value", suffix))
-    return [figures]
+    columns = zip(run.labels or [""], rows.targets.T, rows.outputs.T, strict=True)
+    return [
+        [
+            plots.numbers(true, predicted, name or "value", f"_{number}" * bool(name))
+            for number, (name, true, predicted) in enumerate(itertools.islice(columns, _TARGETS), 1)
+        ]
+    ]
 
 
 def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
@@ -97,7 +97,6 @@ def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 
 
 def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
-    """Show how well each of any number of labels of a row is found, and confident mistakes."""
     blocks: list[Any] = [*tables.classes(run.statistics)]
     if run.statistics.thresholds:
         blocks.append(
@@ -147,7 +146,6 @@ def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
 
 
 def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
-    """Show the most confident mistakes, and labels that may be wrong."""
     wrong = mistakes.most_confident(rows)
     suspects = suspicion(run, rows)
     suspected = suspects.rows if suspects else np.array([], dtype=np.int64)

@@ -28,7 +28,7 @@ from finetune.training.manifest import Manifest
 #: Nearly those of Okabe and Ito (2008), which colour-blind readers can tell apart; each has a
 #: contrast of 3 to 1 on white and on the page's dark background.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#BC5E92", "#A87400", "#3C8FC4")
-BLUE, ORANGE, *_ = COLOURS
+BLUE = COLOURS[0]
 GREY = "#7F7F7F"
 INK = "#010203"  # stands for the colour of the page's text, whichever it is
 #: Shares from nothing, which is the background, to a blue on which text of either mode is legible.
@@ -103,9 +103,7 @@ def learning_curves(manifest: Manifest) -> list[Plot]:
 
 
 def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
-    """Plot true by predicted class, counts of shape ``(classes, classes)``, as shares of each true
-    class.
-    """
+    """Plot shares of each true class, from counts of shape ``(true, predicted)``."""
     shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
     classes = len(names)
     is_numbered = classes <= _MOST_CLASSES_WITH_NUMBERS
@@ -172,13 +170,12 @@ def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
     after = calibration.get("after")
     if sum(row["rows"] for row in bins) < _FEWEST_ROWS:
         return []
-    curves = [("uncalibrated", bins, BLUE, "o")]
+    curves = {"uncalibrated": bins}
     if after:
-        label = f"temperature {calibration['temperature']:.2f}"
-        curves.append((label, after["bins"], ORANGE, "s"))
+        curves[f"temperature {calibration['temperature']:.2f}"] = after["bins"]
     figure, (axes,) = _panels(1, height=4.0)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")
-    for label, points, colour, marker in curves:
+    for (label, points), colour, marker in zip(curves.items(), COLOURS, "os", strict=False):
         x, y = zip(*((point["confidence"], point["accuracy"]) for point in points), strict=True)
         axes.plot(x, y, color=colour, marker=marker, label=label)
     axes.set_ylim(0, 1.02)

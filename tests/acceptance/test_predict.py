@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -441,6 +442,72 @@ def test_columns_that_parquet_cannot_hold(single_label_run: finetune.Run, tmp_pa
         assert predictions["label"].notna().all()
 
 
+MAPS = pa.map_(pa.string(), pa.int64())
+IDS = b'{"text": "a", "id": "A1"}\n{"text": "b", "id": 7}\n{"text": "c", "id": "007"}\n'
+INFINITE = b'{"text": "a", "x": Infinity, "y": [-Infinity]}\n{"text": "b", "x": 1.5, "y": null}\n'
+
+
+@pytest.mark.contract("E4", "E8")
+@pytest.mark.parametrize(
+    ("source", "output", "column", "values"),
+    [
+        (IDS, "out.parquet", "id", ["A1", "7", "007"]),
+        (IDS, "out.csv", "id", ["A1", "7", "007"]),
+        (IDS, "out.jsonl", "id", ["A1", 7, "007"]),
+        (INFINITE, "out.jsonl", "x", [np.inf, 1.5]),
+        (INFINITE, "out.jsonl", "y", [[-np.inf], None]),
+        (INFINITE, "out.csv", "y", ["[-Infinity]", ""]),
+        (pa.array([[("k", 1), ("j", 2)], None, []], MAPS), "out.parquet", "column", None),
+        (pa.array([{"m": [("k", 1)]}], pa.struct([("m", MAPS)])), "out.parquet", "column", None),
+    ],
+)
+def test_values_and_types_of_the_input_are_kept(
+    single_label_run: finetune.Run,
+    tmp_path: Path,
+    source: bytes | pa.Array,
+    output: str,
+    column: str,
+    values: list[Any] | None,
+) -> None:
+    """Ids of mixed types, infinity, and maps, which stay maps in parquet (`values` is None)."""
+    path = tmp_path / ("in.jsonl" if isinstance(source, bytes) else "in.parquet")
+    if isinstance(source, bytes):
+        path.write_bytes(source)
+    else:
+        pq.write_table(pa.table({"text": ["a"] * len(source), "column": source}), path)
+    finetune.predict_file(single_label_run, path, tmp_path / output)
+    if isinstance(source, bytes):
+        assert [row[column] for row in read_table(tmp_path / output)] == values
+    else:
+        assert pq.read_table(tmp_path / output)[column].combine_chunks().equals(source)
+
+
+@pytest.mark.contract("E4", "E8")
+@pytest.mark.parametrize("kind", [list, datasets.Dataset.from_list], ids=["list", "Dataset"])
+def test_integers_beside_missing_ones_stay_exact_in_python(
+    single_label_run: finetune.Run, kind: Callable[..., Any]
+) -> None:
+    """As those of polars do: pandas alone would make fractions of them."""
+    rows = [{"text": "a", "id": 1234567890123456789, "x": 0.5}, {"text": "b"}]
+    frame = finetune.predict(single_label_run, kind(rows))
+    assert frame["id"].tolist() == [1234567890123456789, None]
+    assert frame["x"].dtype == np.float64
+
+
+@pytest.mark.contract("E4", "F4")
+def test_rows_that_are_written_to_an_open_file_cannot_be_resumed(
+    single_label_run: finetune.Run, tmp_path: Path
+) -> None:
+    """Nor those of standard input; no row is written."""
+    source = write_table(tmp_path / "in.csv", TABLE)
+    file = io.StringIO(newline="")
+    with pytest.raises(finetune.UserError, match="--resume"):
+        finetune.predict_file(single_label_run, source, file, resume=True)
+    assert file.getvalue() == ""
+    with pytest.raises(finetune.UserError, match="--resume"):
+        finetune.predict_file(single_label_run, "-", tmp_path / "out.csv", resume=True)
+
+
 @pytest.mark.contract("E4", "F4")
 @pytest.mark.parametrize(
     ("words", "fragments"),
@@ -453,6 +520,13 @@ def test_columns_that_parquet_cannot_hold(single_label_run: finetune.Run, tmp_pa
         (["in.csv", "--text", "a text"], ["--text", "INPUT"]),
         (["in.csv", "--resume"], ["--resume", "--output"]),
         (["in.csv", "--batch_tokens", "0"], ["--batch_tokens", "0"]),
+        (["--text", "a text", "--resume"], ["--resume", "INPUT"]),
+        (["gone.csv", "--output", "a.csv", "--batch_tokens", "0"], ["gone.csv", "--batch_tokens"]),
+        (["in.csv", "--output", "none/a.csv", "--text_column", "txt"], ["none/a.csv", "'txt'"]),
+        (
+            ["in.csv", "--image_column", "a", "--csv_separator", ";;", "--encoding", "foo"],
+            ["--image_column", "--csv_separator ;;", "--encoding foo"],
+        ),
         ([], ["INPUT", "--text"]),
         (["late.csv", "--output", "out.csv"], ["late.csv", "line 4"]),
         (

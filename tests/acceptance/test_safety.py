@@ -1164,6 +1164,13 @@ def test_escapes_in_train_and_compare_are_shown(
 
 
 @pytest.mark.contract("F5")
+def test_escapes_in_the_prediction_of_a_text_are_shown(hostile_run: finetune.Run, cli: Cli) -> None:
+    """The classes that `predict --text` prints are escaped."""
+    finished = cli("predict", hostile_run.path, "--text", "a text")
+    assert_visible(finished.stdout, escaped(LABELS["bad"]))
+
+
+@pytest.mark.contract("F5")
 def test_escapes_in_refusals_are_shown(
     cli: Cli, tmp_path: Path, hostile_directory: Path, hostile_words: list[object]
 ) -> None:
