@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from finetune.config.settings import Settings
 from finetune.data.labels import list_names
-from finetune.errors import UserError, counted
+from finetune.errors import counted
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline import resumption
@@ -208,13 +208,8 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
         if values is not None:
             if not isinstance(recipe, TextRecipe) or recipe.long_texts == "cut":
                 training_steps.require_a_step(values, len(rows))
-            if values.label_smoothing_factor and not recipe.kind.has_one_class:
-                flag = "--label_smoothing_factor"
-                raise UserError(f"{flag} needs one class a row; this is {recipe.kind.name}")
-            if values.class_sampling == "balanced":
-                training_steps.require_classes(recipe.targets("train"))
-            if recipe.weights is not None:
-                training_steps.refuse_weights(values)
+            has_weights = recipe.weights is not None
+            training_steps.refuse_options(values, recipe.kind.has_one_class, has_weights)
         if not has_model:  # the library would ask for it for half a minute
             return
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:

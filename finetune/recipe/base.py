@@ -230,6 +230,7 @@ class Recipe(RecipeOptions):
             UserError: If an argument is unknown, or if the data cannot be trained on.
         """
         from finetune.training.arguments import argument_values
+        from finetune.training.steps import refuse_options
         from finetune.training.trainer import build_trainer
 
         argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
@@ -237,6 +238,7 @@ class Recipe(RecipeOptions):
         _ = self.splits  # which may decide the task, and so what the best model is chosen by
         defaults = self.training_defaults(training_arguments)
         arguments = argument_values(defaults, training_arguments).build()
+        refuse_options(arguments, self.kind.has_one_class, self.weights is not None)
         trainer = build_trainer(self.trainer_kwargs, arguments, self.adapt)
         trainer.moves_runs_aside = True
         return trainer

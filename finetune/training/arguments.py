@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any, Literal, get_type_hints
@@ -99,8 +99,7 @@ class FinetuneArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         if self.disable_tqdm is None:  # the library would go by how quiet its log is
-            watched = sys.stderr.isatty() or is_in_notebook()
-            self.disable_tqdm = distributed.ranks().rank != 0 or not watched
+            self.disable_tqdm = not (sys.stderr.isatty() or is_in_notebook())
         hardware.use_threads(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
@@ -147,46 +146,40 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     names = training_names()
     hints = get_type_hints(FinetuneArguments)
     merged = {**defaults, **user_options}
-    unknown = [name for name in merged if name not in names]
-    mistakes = [options.describe_unknown(f"'{name}'", names) for name in unknown]
-    for name in merged if not unknown else ():
-        mistakes.append(options.find_type_mistake(f"--{name}", merged[name], hints[name]))
+    mistakes = [
+        options.find_type_mistake(f"--{name}", value, hints[name])
+        if name in names
+        else options.describe_unknown(f"'{name}'", names)
+        for name, value in merged.items()
+    ]
     sizes = [name for name in options.BATCH_SIZES if user_options.get(name) is not None]
     if len(sizes) > 1:
         mistakes.append(f"--{' and --'.join(sizes)} are mutually exclusive: give one")
     if mistakes := list(filter(None, mistakes)):
         raise UserError(*mistakes)
-    defaults = {**defaults, **_matching_strategies(user_options)}
+    defaults = {**defaults}
+    strategy_names = "eval_strategy", "save_strategy"
+    strategies = [user_options[name] for name in strategy_names if user_options.get(name)]
+    if "no" in strategies:
+        defaults["load_best_model_at_end"] = False
+    elif len(strategies) == 1 and strategies != ["best"]:  # the best one must have been saved
+        defaults |= dict.fromkeys(strategy_names, strategies[0])
+        if steps := user_options.get("eval_steps", user_options.get("save_steps")):
+            defaults |= {"eval_steps": steps, "save_steps": steps}
     if "max_tokens_per_batch" in sizes:
         defaults["train_sampling_strategy"] = "group_by_length"
     best = merged.get("metric_for_best_model")
     if DIRECTIONS.get(str(best).removeprefix("eval_")) == -1:  # the library goes by "loss" alone
         defaults.setdefault("greater_is_better", False)
-    values = ArgumentValues(include_for_metrics=[])  # of the others the defaults are values
-    for argument in fields(FinetuneArguments):
-        if argument.default is not MISSING:
-            setattr(values, argument.name, argument.default)
+    values = ArgumentValues(include_for_metrics=[])  # the others have a default on the class
+    for name in names - {"include_for_metrics"}:
+        setattr(values, name, getattr(FinetuneArguments, name))
     vars(values).update(options.merge_options(defaults, user_options))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
     if mistakes := list(_find_mistakes(values)):
         raise UserError(*mistakes)
     _resolve(values)
     return values
-
-
-def _matching_strategies(user_options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return defaults that let the model be evaluated when it is saved, where the user changes one
-    of the two: only then can the best one be kept.
-    """
-    names = "eval_strategy", "save_strategy"
-    strategies = [user_options[name] for name in names if user_options.get(name) is not None]
-    if "no" in strategies:
-        return {"load_best_model_at_end": False}
-    if len(strategies) != 1 or strategies == ["best"]:
-        return {}
-    steps = user_options.get("eval_steps", user_options.get("save_steps"))
-    defaults = dict.fromkeys(names, strategies[0])
-    return defaults | ({} if steps is None else {"eval_steps": steps, "save_steps": steps})
 
 
 def shards(values: FinetuneArguments | ArgumentValues) -> bool:

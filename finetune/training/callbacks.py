@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -86,7 +87,8 @@ class ModelSelection(TrainerCallback):
         evaluations = [entry for entry in state.log_history if name in entry]
         if not evaluations:
             return
-        best = max(evaluations, key=lambda entry: sign * entry[name])
+        # NaN is worse than every number
+        best = max(evaluations, key=lambda entry: (not math.isnan(entry[name]), sign * entry[name]))
         count = len(evaluations) - 1 - evaluations.index(best)
         if count == 0 and args.save_strategy == SaveStrategy.EPOCH and args.load_best_model_at_end:
             control.should_save = True

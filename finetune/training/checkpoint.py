@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import torch
 import xxhash
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.checkpoint import metadata as sharding
 from torch.serialization import get_unsafe_globals_in_checkpoint
 from transformers.trainer_pt_utils import safe_globals
 
@@ -33,12 +33,8 @@ from finetune.training.manifest import MANIFEST, Record
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
 #: Files that the libraries may load from a checkpoint; an editor or a system adds others.
 _LOADED = re.compile(r"(.*/)?(\.metadata|[^./][^/]*\.(pt|pth|bin|safetensors|json|distcp))")
-_MODULE = "torch.distributed.checkpoint.metadata"
-#: What the pickle `.metadata` is made of.
+#: What the pickle `.metadata` is made of, besides data types and the classes of its module.
 _IN_METADATA = {
-    *(f"{_MODULE}.{name}" for name in ("Metadata", "MetadataIndex", "_MEM_FORMAT_ENCODING")),
-    *(f"{_MODULE}.{name}" for name in ("TensorStorageMetadata", "BytesStorageMetadata")),
-    *(f"{_MODULE}.{name}" for name in ("StorageMeta", "ChunkStorageMetadata", "TensorProperties")),
     *("torch.distributed.checkpoint.filesystem._StorageInfo", "torch.serialization._get_layout"),
     *("torch.Size", "pathlib.PosixPath", "collections.OrderedDict"),
 }
@@ -46,30 +42,20 @@ _IN_METADATA = {
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(Record):
-    """``checkpoint.json``.
-
-    Attributes:
-        step: Optimizer steps that are done.
-        world_size: Processes of the training that saved it.
-        files: By path in the checkpoint: ``{"bytes": ..., "xxh3_128": ...}``.
-        configuration: What a training that resumes from here has to share; see
-            :mod:`finetune.pipeline.resumption`.
-        pending: The loss of each process since the last log, and the step of that.
-    """
+    """``checkpoint.json``."""
 
     NAME = "checkpoint.json"
 
-    step: int
-    world_size: int
-    files: dict[str, dict[str, Any]]
-    configuration: dict[str, Any]
-    pending: dict[str, Any] = field(default_factory=dict)
+    step: int  # of the optimizer, the last one that is done
+    files: dict[str, dict[str, Any]]  # by path: ``{"bytes": ..., "xxh3_128": ...}``
+    configuration: dict[str, Any]  # that a resume has to share, see `pipeline/resumption.py`
+    pending: dict[str, Any] = field(default_factory=dict)  # losses since the last log, its step
     schema: int = 1
 
 
 def complete(path: Path, **facts: Any) -> None:
-    """Flush a checkpoint that all processes have written to the disk, and describe it; ``facts``
-    are the other fields of :class:`Checkpoint`.
+    """Flush a checkpoint that all processes have written to the disk, and describe it, with the
+    other ``facts`` of a :class:`Checkpoint`.
     """
     names = sorted(_files(path))
     for name in names:
@@ -228,7 +214,7 @@ def _find_globals_of_shards(path: Path) -> list[str]:
         metadata = _Metadata(file).load()
     names: list[str] = []
     for index, place in metadata.storage_data.items():
-        if isinstance(metadata.state_dict_metadata[index.fqn], BytesStorageMetadata):
+        if isinstance(metadata.state_dict_metadata[index.fqn], sharding.BytesStorageMetadata):
             with (path.parent / place.relative_path).open("rb") as shard:
                 shard.seek(place.offset)
                 names += _find_globals(io.BytesIO(shard.read(place.length)))
@@ -240,7 +226,9 @@ class _Metadata(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
-        if not is_dtype and f"{module}.{name}" not in _IN_METADATA:
+        member = vars(sharding).get(name) if module == sharding.__name__ else None
+        is_allowed = is_dtype or getattr(member, "__module__", None) == sharding.__name__
+        if not is_allowed and f"{module}.{name}" not in _IN_METADATA:
             raise pickle.UnpicklingError(f"{module}.{name}")
         return super().find_class(module, name)
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_args, get_type_hints
+from typing import Any, ClassVar, Self, get_type_hints
 
 from finetune.errors import UserError
 from finetune.runtime.files import to_json, write_whole
@@ -36,14 +36,12 @@ class Record:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Return the record of some content, without the names that it does not have."""
-        values = dict[str, Any]()
-        hints = get_type_hints(cls)
+        kinds = get_type_hints(cls)
         names = {option.name for option in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        for name in names & content.keys():
-            values[name] = content[name]
-            for kind in (hints[name], *get_args(hints[name])) if content[name] is not None else ():
-                if isinstance(kind, type) and issubclass(kind, Record):
-                    values[name] = kind.from_json(content[name])
+        values = {name: content[name] for name in names & content.keys()}
+        for name, value in values.items():
+            if isinstance(kinds[name], type) and issubclass(kinds[name], Record):
+                values[name] = kinds[name].from_json(value)
         return cls(**values)
 
     @classmethod

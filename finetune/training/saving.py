@@ -77,8 +77,7 @@ class CheckpointTrainer(transformers.Trainer):
                     "loss_by_process": distributed.gather(self._tr_loss.item()),
                 }
                 if self.args.should_save:
-                    facts = {"world_size": self.args.world_size, "pending": pending}
-                    checkpoint.complete(path, configuration=self.configuration, **facts)
+                    checkpoint.complete(path, configuration=self.configuration, pending=pending)
         finally:
             self.args.save_total_limit = limit
             if self.args.should_save and not (path / Checkpoint.NAME).exists():
@@ -153,8 +152,7 @@ class CheckpointTrainer(transformers.Trainer):
         """
         model = self.model_wrapped
         state = self.state
-        is_ours = self.args.device.type == "cpu" and self.args.cpu_kernels == "auto"
-        if isinstance(model, DistributedDataParallel) and is_ours:
+        if isinstance(model, DistributedDataParallel) and self.args.cpu_kernels == "auto":
             exchange.use(model)  # gradients, in memory
         # the intervals of logging, evaluating and saving are those of this start
         state.compute_steps(self.args, state.max_steps)  # type: ignore[no-untyped-call]

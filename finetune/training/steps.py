@@ -1,4 +1,4 @@
-"""Steps of *global* batches: which rows they have, and their loss; and the order of an evaluation.
+"""Steps of *global* batches: which rows they have, and their loss.
 
 Each epoch is one order of the rows, from its number and the seed alone, cut into global batches,
 these into micro-batches, and these into the shares of the processes. So every step sees the same
@@ -12,6 +12,7 @@ The random order is that of torch's ``DistributedSampler`` and accelerate's
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,9 @@ from typing import TYPE_CHECKING, Any
 import datasets
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
-from transformers import EvalPrediction
 
-from finetune.data import batches, encoding
+from finetune.data import batches
 from finetune.errors import UserError
 from finetune.runtime import distributed
 
@@ -146,30 +145,28 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
         self.strategy = arguments.train_sampling_strategy
         self.lengths = batches.lengths_of(dataset, arguments.length_column_name)
-        self._steps: tuple[int, list[np.ndarray]] = (-1, [])  # of the epoch that was asked for last
+        self._steps_of = functools.lru_cache(maxsize=1)(self._draw_steps)  # of an epoch
         if self.strategy == "group_by_length" and self.lengths is None:
             column = f"the rows have no column '{arguments.length_column_name}'"
             raise UserError(f"--train_sampling_strategy group_by_length: {column}")
         self._rows_by_class: list[np.ndarray] | None = None
         if arguments.class_sampling == "balanced":
             classes = read_labels(dataset)
-            require_classes(classes)
             order = np.argsort(classes, kind="stable")
             self._rows_by_class = np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
         if self.global_batch_size is not None:
             self.sizes = [self.global_batch_size] * (self.rows // self.global_batch_size)
         else:
-            devices = distributed.devices_in_training(arguments.use_cpu)
-            self.sizes = self._cut_by_tokens(arguments.max_tokens_per_batch or 0, devices)
+            shares = distributed.devices_in_training(arguments.use_cpu) * self.accumulation
+            self.sizes = self._cut_by_tokens(arguments.max_tokens_per_batch or 0, shares)
 
-    def _cut_by_tokens(self, max_tokens: int, devices: int) -> list[int]:
+    def _cut_by_tokens(self, max_tokens: int, shares: int) -> list[int]:
         assert self.lengths is not None
         longest_first = np.sort(batches.padded(self.lengths))[::-1]
         sizes = batches.cut(longest_first, max_tokens)
         if len(sizes) > 1 and sizes[-1] < sizes[-2]:  # it may be a row or two
             total = sum(sizes[-2:])
             sizes[-2:] = [total - total // 2, total // 2]
-        shares = devices * self.accumulation
         if min(sizes) < shares:
             raise UserError(
                 f"--max_tokens_per_batch {max_tokens} makes a step of {min(sizes)} rows, for "
@@ -194,11 +191,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """Return the rows of an optimizer step over all processes; the first step is 0."""
         epoch, index = divmod(step, len(self.sizes))
         return self._steps_of(epoch)[index]
-
-    def _steps_of(self, epoch: int) -> list[np.ndarray]:
-        if self._steps[0] != epoch:
-            self._steps = epoch, self._draw_steps(epoch)
-        return self._steps[1]
 
     def _share(self, rows: np.ndarray) -> np.ndarray:
         """Deal the longest to one process after the other, there and back again."""
@@ -258,42 +250,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return np.concatenate(chosen)
 
 
-def restore_rows(
-    order: np.ndarray | None,
-    documents: np.ndarray | None,
-    pooling: str | None,
-    prediction: EvalPrediction,
-) -> EvalPrediction:
-    """Return arrays in the order of the data, one row a document, of lists of batches.
-
-    They are concatenated once: the container of the library concatenates at every batch, which is
-    quadratic in rows x classes.
-
-    Args:
-        order: The row of the data at each place of the evaluation; None if it is the same.
-        documents: The document of each row of the data; None where rows are documents.
-        pooling: ``mean`` or ``max`` of the outputs for the windows of a document.
-        prediction: Its arrays are lists.
-    """
-
-    def concatenate(arrays: Any) -> Any:
-        if not arrays:
-            return None
-        if len({array.shape[1:] for array in arrays}) > 1:  # inputs, filled up with -100
-            tensors = [torch.as_tensor(row) for array in arrays for row in array]
-            arrays = [pad_sequence(tensors, batch_first=True, padding_value=-100).numpy()]
-        rows = np.concatenate(arrays)
-        return rows if order is None else rows[np.argsort(order)]
-
-    lists = (prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses)
-    outputs, labels, inputs, losses = map(concatenate, lists)
-    if documents is not None and pooling is not None:
-        outputs = encoding.pooled(outputs, documents, pooling)
-        first = np.unique(documents, return_index=True)[1]
-        labels, inputs = (None if rows is None else rows[first] for rows in (labels, inputs))
-    return EvalPrediction(outputs, labels, inputs, losses)
-
-
 def read_labels(dataset: datasets.Dataset) -> np.ndarray:
     """Return the targets of prepared rows, shape ``(rows,)`` or ``(rows, outputs)``."""
     # where rows are collated without being prepared, it is still the raw column
@@ -301,17 +257,18 @@ def read_labels(dataset: datasets.Dataset) -> np.ndarray:
     return np.asarray(dataset.with_format("numpy")[column][:])
 
 
-def require_classes(labels: np.ndarray) -> None:
-    """Raise a ``UserError`` if rows with these targets do not have one class each."""
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+def refuse_options(
+    arguments: FinetuneArguments | ArgumentValues, has_one_class: bool, has_weights: bool
+) -> None:
+    """Raise a ``UserError`` for what needs one class a row, or no weights of classes."""
+    is_balanced = arguments.class_sampling == "balanced"
+    if is_balanced and has_weights:
+        raise UserError("--class_weights and --class_sampling balanced are mutually exclusive")
+    if is_balanced and not has_one_class:
         flags = "leave it out (several labels a row: --class_weights balanced)"
         raise UserError(f"--class_sampling balanced needs one class a row; {flags}")
-
-
-def refuse_weights(arguments: FinetuneArguments | ArgumentValues) -> None:
-    """Raise a ``UserError`` if classes that have weights are drawn equally often as well."""
-    if arguments.class_sampling == "balanced":
-        raise UserError("--class_weights and --class_sampling balanced are mutually exclusive")
+    if arguments.label_smoothing_factor and not has_one_class:
+        raise UserError("--label_smoothing_factor needs one class a row: leave it out")
 
 
 def require_a_step(arguments: FinetuneArguments | ArgumentValues, rows: int) -> None:

@@ -18,6 +18,7 @@ import datasets
 import numpy as np
 import torch
 from accelerate.data_loader import prepare_data_loader
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers import EvalPrediction, set_seed
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
@@ -75,7 +76,6 @@ class Trainer(CheckpointTrainer):
         self._sampler = self.throughput.sampler = GlobalBatchSampler(self.args, rows)
         self._row_weights = np.ones(len(rows))
         if self.row_loss.class_weights:
-            steps.refuse_weights(self.args)
             self._row_weights = self.row_loss.row_weights(steps.read_labels(rows))
         names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
         names.append("multiprocessing_context")
@@ -133,6 +133,8 @@ class Trainer(CheckpointTrainer):
                 path = str(newest)
             elif path and (reason := checkpoint.problem(Path(path))):
                 raise UserError(f"{path} is damaged: {reason}")
+            if path:
+                checkpoint.refuse_code(path)
             if self.args.should_save:
                 is_new = not path and (directory / MANIFEST).exists()
                 if moved := occupy(directory, moves_aside=is_new):
@@ -169,13 +171,38 @@ class Trainer(CheckpointTrainer):
         lengths = batches.lengths_of(dataset, self.args.length_column_name)
         order = None if lengths is None else np.argsort(-lengths, kind="stable")
         documents = encoding.documents_of(dataset) if self.row_loss.pooling else None
-        if order is not None:
-            dataset = dataset.select(order)
         options["sampler_fn"] = SequentialSampler  # the library's would permute predictions
-        loader: Any = super()._get_dataloader(dataset, *args, **options)
-        pooling = self.row_loss.pooling
-        loader.restore_rows = functools.partial(steps.restore_rows, order, documents, pooling)
+        rows = dataset if order is None else dataset.select(order)
+        loader: Any = super()._get_dataloader(rows, *args, **options)
+        loader.restore_rows = functools.partial(self._restore_rows, order, documents)
         return loader
+
+    def _restore_rows(
+        self, order: np.ndarray | None, documents: np.ndarray | None, prediction: EvalPrediction
+    ) -> EvalPrediction:
+        """Return arrays in the order of the data, one row a document.
+
+        They are concatenated once: the container of the library concatenates at every batch, which
+        is quadratic in rows x classes.
+        """
+
+        def concatenate(arrays: Any) -> Any:
+            if not arrays:
+                return None
+            if len({array.shape[1:] for array in arrays}) > 1:  # inputs, filled up with -100
+                tensors = [torch.as_tensor(row) for array in arrays for row in array]
+                arrays = [pad_sequence(tensors, batch_first=True, padding_value=-100).numpy()]
+            rows = np.concatenate(arrays)
+            return rows if order is None else rows[np.argsort(order)]
+
+        lists = (prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses)
+        outputs, labels, inputs, losses = map(concatenate, lists)
+        if documents is not None:
+            assert self.row_loss.pooling is not None
+            outputs = encoding.pooled(outputs, documents, self.row_loss.pooling)
+            first = np.unique(documents, return_index=True)[1]
+            labels, inputs = (None if rows is None else rows[first] for rows in (labels, inputs))
+        return EvalPrediction(outputs, labels, inputs, losses)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
         """Compute loss and metrics of the rows in the order of the data, each counted once.
@@ -186,6 +213,7 @@ class Trainer(CheckpointTrainer):
         restore: Callable[[EvalPrediction], EvalPrediction] = dataloader.restore_rows
         compute_metrics = self.compute_metrics
         restored: list[EvalPrediction] = []
+        options["prediction_loss_only"] = False  # the library would, without metrics
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
             restored.append(prediction := restore(batches))
@@ -194,14 +222,14 @@ class Trainer(CheckpointTrainer):
             return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}
 
         self.compute_metrics = compute
-        rows = f"batches of {self.args.per_device_eval_batch_size} rows"
+        work = f"an evaluation, with batches of {self.args.per_device_eval_batch_size} rows"
         try:
-            with explained(self.args, f"an evaluation, with {rows}"):
+            with explained(self.args, work):
                 output: Any = super().evaluation_loop(dataloader, *args, **options)
         finally:
             self.compute_metrics = compute_metrics
-        if not restored:  # without labels, or of the loss only
-            restored = [restore(EvalPrediction(output.predictions, output.label_ids))]
+        if not restored:  # without labels
+            restored.append(restore(EvalPrediction(output.predictions, output.label_ids)))
         outputs, labels = restored[0].predictions, restored[0].label_ids
         result: EvalLoopOutput = output._replace(predictions=outputs, label_ids=labels)
         return result

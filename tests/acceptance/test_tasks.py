@@ -836,13 +836,20 @@ def test_two_processes_train_a_focal_loss_with_balanced_sampling_as_one(
 
 
 @pytest.mark.contract("B3")
+@pytest.mark.parametrize("has_metrics", [True, False])
 def test_the_loss_of_an_evaluation_is_neither_weighted_nor_focal(
-    rare: Path, bert: Path, tmp_path: Path
+    has_metrics: bool, rare: Path, bert: Path, tmp_path: Path
 ) -> None:
+    """It is the mean over the rows, also where the last batch is smaller."""
     options = dict(text_column="text", label_column="label", class_weights="good=7")
     recipe = Text(dataset=str(rare), model=str(bert), loss_function="focal", **options)
-    trainer = recipe.trainer(output_dir=str(tmp_path / "run"), **STEP)
+    trainer = recipe.trainer(
+        output_dir=str(tmp_path / "run"), **STEP | dict(per_device_eval_batch_size=6)
+    )
+    if not has_metrics:
+        trainer.compute_metrics = None
     rows = recipe.splits["validation"]
+    assert len(rows) % 6
     model = classifier(bert, num_labels=2)
     model.load_state_dict(trainer.model.state_dict())
     logits = torch.tensor(logits_of(model, bert, rows["text"][:]))
@@ -1251,6 +1258,41 @@ def test_the_best_checkpoint_is_kept_and_the_training_stops_after_patience(
     stored = load_file(tmp_path / "run" / f"checkpoint-{steps[best]}" / "model.safetensors")
     weights = trainer.model.state_dict()
     assert all(torch.equal(weights[name], stored[name]) for name in stored)
+
+
+class Undefined(Text):
+    """A metric that is NaN at first, and better each time."""
+
+    own_metrics = ("gain",)
+
+    def compute_metrics(self, prediction: Any) -> dict[str, float]:
+        self.gain = getattr(self, "gain", -1.0) + 1
+        return {"gain": self.gain or float("nan")}
+
+
+@pytest.mark.contract("B6")
+def test_a_metric_that_is_undefined_at_first_is_not_the_best(
+    reviews: Path, bert: Path, tmp_path: Path
+) -> None:
+    recipe = Undefined(dataset=str(reviews), model=str(bert), max_length=64)
+    training = dict(max_steps=8, eval_strategy="steps", eval_steps=2, early_stopping_patience=1)
+    training |= dict(metric_for_best_model="gain", global_batch_size=8)
+    trainer = recipe.trainer(output_dir=str(tmp_path / "run"), **training)
+    trainer.train()
+    assert trainer.state.global_step == 8
+    assert trainer.state.best_global_step == 8
+
+
+@pytest.mark.contract("B3")
+def test_smoothing_and_balanced_sampling_need_one_class_in_python_too(
+    rare: Path, bert: Path, tmp_path: Path
+) -> None:
+    recipe = Text(dataset=str(rare), model=str(bert), text_column="text", label_column="tags")
+    for options in (dict(label_smoothing_factor=0.1), dict(class_sampling="balanced")):
+        with pytest.raises(
+            finetune.UserError, match=f"--{next(iter(options))}.* needs one class a row"
+        ):
+            recipe.trainer(output_dir=str(tmp_path / "run"), **STEP | options)
 
 
 DRAW = np.random.default_rng(7)
