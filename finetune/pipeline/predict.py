@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 
 from finetune.data import arrow, memory
+from finetune.data.corrections import FILE
 from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
@@ -220,7 +221,7 @@ def _check(
         if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
             expected = f"a file ending in {', '.join(SUFFIXES)}, in a folder that exists"
             mistakes.append(f"--output {output}: expected {expected}")
-        elif is_input or (output.name == PREDICTIONS and (folder / MANIFEST).exists()):
+        elif is_input or (output.name in (PREDICTIONS, FILE) and (folder / MANIFEST).exists()):
             mistakes.append(f"--output {output} is the input or part of a run: name another file")
     if mistakes:
         raise UserError(*mistakes)
