@@ -28,7 +28,7 @@ USER_COLUMNS = "user_columns"
 #: The toolkit's columns of raw rows, of several texts a row also ``texts``; and what follows the
 #: names of the user's columns there that are called so.
 _OF_ROWS = (ROW, "text", "texts", LABEL)
-_OF_DATA = " (data)"
+OF_DATA = " (data)"
 
 
 def probability_of(name: str) -> str:
@@ -70,8 +70,8 @@ def set_aside(
     for split, rows in dataset.items():
         others = [name for name in rows.column_names if name not in read]
         # `text (data)` gets a suffix too, so that it is not taken for `text`
-        clashes = [name for name in others if name.split(_OF_DATA)[0] in names]
-        new_names = {name: f"{name}{_OF_DATA}" for name in clashes}
+        clashes = [name for name in others if name.split(OF_DATA)[0] in names]
+        new_names = {name: f"{name}{OF_DATA}" for name in clashes}
         renamed[split] = rows.rename_columns(new_names) if clashes else rows
     return renamed
 
@@ -82,16 +82,20 @@ def user_table(rows: Dataset, input_column: str) -> pa.Table:
     Without the one that the model reads and the label, which the toolkit has. JSON of mixed types
     and objects without a key, which Parquet does not have, are JSON text; texts in it are plain.
     """
+    stored = [
+        name
+        for name, feature in rows.features.items()
+        if name not in _OF_ROWS and (name != input_column or isinstance(feature, Value))
+    ]
+    table = rows.select_columns(stored).with_format("arrow")[:] if stored else pa.table({})
     columns = {}
-    for name, feature in rows.features.items():
-        if name not in _OF_ROWS and (name != input_column or isinstance(feature, Value)):
-            column = rows.select_columns([name]).with_format("arrow")[:].column(0)
-            if column.type == pa.json_() or "struct<>" in str(column.type):
-                texts = map(json_text, column.to_pylist())
-                plain = (json.loads(text) if text and text[0] == '"' else text for text in texts)
-                column = pa.array(plain, pa.string())
-            is_clash = name.split(_OF_DATA)[0] in _OF_ROWS
-            columns[name.removesuffix(_OF_DATA) if is_clash else name] = column
+    for name, column in zip(stored, table.columns, strict=True):
+        if column.type == pa.json_() or "struct<>" in str(column.type):
+            texts = map(json_text, column.to_pylist())
+            plain = (json.loads(text) if text and text[0] == '"' else text for text in texts)
+            column = pa.array(plain, pa.string())
+        is_clash = name.split(OF_DATA)[0] in _OF_ROWS
+        columns[name.removesuffix(OF_DATA) if is_clash else name] = column
     return pa.table(columns)
 
 

@@ -82,11 +82,11 @@ def _write_suspects(run: Run) -> Path | None:
     further = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
     reasons |= dict.fromkeys(further[:_MISTAKES], "confident mistake")
     user = without_bytes(run.user_rows)
-    written = []
+    suspects = []
     for number, reason in reasons.items():
         row = table.iloc[number]
         text = row.get("text")
-        written.append(
+        suspects.append(
             {
                 "split": run.manifest.data.tested_in,
                 "text": row.get("file") if text is None else text,
@@ -98,9 +98,7 @@ def _write_suspects(run: Run) -> Path | None:
                 "user": {name: user[name][number].as_py() for name in user.column_names},
             }
         )
-    if not written:
-        return None
-    return corrections.write_suspects(path, written, user.column_names)
+    return corrections.write_suspects(path, suspects, user.column_names) if suspects else None
 
 
 def write_last(run: Run, progress: Progress) -> None:

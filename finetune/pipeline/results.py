@@ -31,7 +31,6 @@ from finetune.data.prediction_columns import (
     user_table,
 )
 from finetune.errors import UserError
-from finetune.models.pretrained import commit
 from finetune.pipeline.events import SPEED, Noted, Progress
 from finetune.recipe import Recipe, TextRecipe, scoring
 from finetune.recipe.scoring import without_counted
@@ -59,13 +58,6 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
         options["dataset"] = str(dataset.resolve())
     if recipe.metrics:
         options["metrics"] = scoring.with_absolute_paths(recipe.metrics)
-    model = options.get("model")
-    process = Process(
-        host=platform.node(),
-        pid=os.getpid(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        job=distributed.job(),
-    )
     return Manifest(
         status="running",
         recipe=settings.name,
@@ -96,10 +88,15 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
         ),
         versions=versions(),
         git_revision=_git_revision(),
-        process=process,
+        process=Process(
+            host=platform.node(),
+            pid=os.getpid(),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            job=distributed.job(),
+        ),
         task=recipe.kind.name,
         task_facts=recipe.kind.facts,
-        model_revision=commit(model, options.get("model_revision")) if model else None,
+        model_revision=configuration["commit"],
         configuration=configuration,
     )
 
@@ -194,9 +191,8 @@ def write(
             baseline_scores[name] = computed
         except Exception as error:  # of a recipe's own metrics; the run has its own scores
             notes.append(baselines.failed(name, error))
-    for note in (*notes, outcome["stopped_early"]):
-        if note:
-            progress(Noted(note))
+    for note in filter(None, (*notes, outcome["stopped_early"])):
+        progress(Noted(note))
     Metrics(
         validation=validation_scores,
         test=test_scores,

@@ -1045,6 +1045,22 @@ def test_verbs_read_the_columns_of_the_toolkit(own_columns_run: finetune.Run) ->
     assert {*comparison.tables[0]["label"]} == {"bad", "good"}
 
 
+@pytest.mark.contract("C7", "E8")
+@pytest.mark.parametrize("column", ["text", "label"])
+def test_groups_of_a_column_called_like_one_of_the_toolkit(
+    bert: Path, tmp_path: Path, column: str
+) -> None:
+    """No group is in two splits."""
+    sentences = data.labelled_sentences(240)
+    rows = [(text, label, f"group {n // 12}") for n, (text, label) in enumerate(sentences)]
+    path = data.write_csv(tmp_path / "groups.csv", ["body", "queue", column], rows)
+    options = dict(dataset=str(path), text_column="body", label_column="queue", model=str(bert))
+    splits = finetune.TextRecipe(**options, group_column=column).splits
+    group_of = {text: group for text, _, group in rows}
+    groups = [{group_of[text] for text in part["text"]} for part in splits.values()]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 20
+
+
 @pytest.mark.contract("E8")
 def test_columns_of_the_user_keep_their_types(bert: Path, tmp_path: Path) -> None:
     """As Arrow has them; bytes are not in `suspects.csv`, which is text."""
