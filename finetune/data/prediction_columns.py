@@ -68,11 +68,13 @@ def set_aside(
     """
     renamed = DatasetDict()
     for split, rows in dataset.items():
-        others = [name for name in rows.column_names if name not in read]
-        # `text (data)` gets a suffix too, so that it is not taken for `text`
-        clashes = [name for name in others if name.split(OF_DATA)[0] in names]
-        new_names = {name: f"{name}{OF_DATA}" for name in clashes}
-        renamed[split] = rows.rename_columns(new_names) if clashes else rows
+        new_names = {
+            name: f"{name}{OF_DATA}"
+            for name in rows.column_names
+            # `text (data)` gets a suffix too, so that it is not taken for `text`
+            if name not in read and name.split(OF_DATA)[0] in names
+        }
+        renamed[split] = rows.rename_columns(new_names) if new_names else rows
     return renamed
 
 
@@ -91,9 +93,9 @@ def user_table(rows: Dataset, input_column: str) -> pa.Table:
     columns = {}
     for name, column in zip(stored, table.columns, strict=True):
         if column.type == pa.json_() or "struct<>" in str(column.type):
-            texts = map(json_text, column.to_pylist())
-            plain = (json.loads(text) if text and text[0] == '"' else text for text in texts)
-            column = pa.array(plain, pa.string())
+            texts = [json_text(value) for value in column.to_pylist()]
+            texts = [json.loads(text) if text and text[0] == '"' else text for text in texts]
+            column = pa.array(texts, pa.string())
         is_clash = name.split(OF_DATA)[0] in _OF_ROWS
         columns[name.removesuffix(OF_DATA) if is_clash else name] = column
     return pa.table(columns)

@@ -151,8 +151,8 @@ class Run:
         ``file`` may be of the data.
         """
         table = self.predictions
-        others = {*table.attrs.get(USER_COLUMNS, [])} - {"id", "file"}
-        return table.drop(columns=others).rename(columns=usual_name)
+        user_columns = {*table.attrs.get(USER_COLUMNS, [])} - {"id", "file"}
+        return table.drop(columns=user_columns).rename(columns=usual_name)
 
     @property
     def user_rows(self) -> pa.Table:
