@@ -132,9 +132,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the user's own columns of text are left out of predictions.parquet",
-        "finetune/pipeline/results.py",
-        "and isinstance(rows.features[name], Value)",
-        'and rows.features[name] == Value("int64")',
+        "finetune/data/prediction_columns.py",
+        "if name not in _OF_ROWS and",
+        'if name not in _OF_ROWS and feature != Value("string") and',
         ("E8",),
     ),
     Mutation(

@@ -98,21 +98,6 @@ def describe_columns(rows: Dataset, column: str) -> str:
     return f"{suggestion(column, names)} (available: {', '.join(names)})"
 
 
-def drop_own_columns(dataset: DatasetDict, columns: Sequence[str], report: Report) -> DatasetDict:
-    """Return ``dataset`` without columns that the toolkit writes, unless they are ``columns``."""
-    splits = DatasetDict()
-    for split, rows in dataset.items():
-        names = [name for name in ("text", "texts", "label") if name not in columns]
-        clashes = [name for name in names if name in rows.column_names]
-        splits[split] = rows.remove_columns(clashes)
-        if clashes:
-            report.info(
-                f"dropped from the data: {list_names(clashes)} (the toolkit writes columns of "
-                "these names; rename to keep)"
-            )
-    return splits
-
-
 def read_label_columns(
     dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Report
 ) -> dict[str, list[LabelColumn]]:

@@ -23,7 +23,7 @@ from datasets import Dataset, DatasetDict, List
 
 from finetune.data import arrow, digests, targets
 from finetune.data.labels import list_names, parse_list, parse_number
-from finetune.data.prediction_columns import PREFIX, free_name
+from finetune.data.prediction_columns import PREFIX, free_name, json_text
 from finetune.data.read import existing, read_file
 from finetune.data.read_text import ReadOptions
 from finetune.data.sources import Source
@@ -51,7 +51,8 @@ def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seque
         for row in rows:
             user = row.get("user", {})
             cells = [*(row.get(name) for name in COLUMNS), *(user.get(name) for name in columns)]
-            writer.writerow([escape_formula(cell) for cell in cells])
+            texts = (json_text(c) if isinstance(c, (list, dict)) else c for c in cells)
+            writer.writerow(map(escape_formula, texts))
     return path
 
 

@@ -1,10 +1,17 @@
-"""The names of the columns that the toolkit writes: of rows, of ``predictions.parquet``, and what
-``predict`` adds.
+"""The columns that the toolkit writes: into rows, ``predictions.parquet``, and what ``predict``
+adds; and the user's own columns beside them.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection
+
+import pyarrow as pa
+from datasets import Dataset, DatasetDict, Value
+
+from finetune.data import ROW
 
 LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
 #: That of the probability of the true class, where there is no column for every class.
@@ -16,9 +23,12 @@ MOST_COLUMNS, MOST_PROBABLE = 50, 5
 DIGEST, THUMBNAIL = "digest", "thumbnail"
 #: What the toolkit's columns are prefixed with where the data has a column of that name.
 PREFIX = "model_"
-#: In the attributes of ``predictions.parquet``: the columns that came with the data, and the names
-#: of the toolkit's columns that are prefixed.
-USER_COLUMNS, RENAMED = "user_columns", "renamed"
+#: In the attributes of ``predictions.parquet``: the columns that came with the data.
+USER_COLUMNS = "user_columns"
+#: The toolkit's columns of raw rows, of several texts a row also ``texts``; and what follows the
+#: names of the user's columns there that are called so.
+_OF_ROWS = (ROW, "text", "texts", LABEL)
+OF_DATA = " (data)"
 
 
 def probability_of(name: str) -> str:
@@ -45,10 +55,61 @@ def free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def is_predicted(name: str) -> bool:
-    """Return whether the toolkit writes a column of this name into ``predictions.parquet``."""
-    ranked = {of_rank(c, n + 1) for c in (PREDICTION, PROBABILITY) for n in range(MOST_PROBABLE)}
-    names = {"id", "text", "texts", "tokens", "length", DIGEST, THUMBNAIL}
-    names |= {LABEL, "labels", LABEL_PROBABILITY} | ranked
-    beginnings = (of_target(column, "") for column in (LABEL, PREDICTION, PROBABILITY))
-    return name in names or name.startswith(tuple(beginnings))
+def usual_name(name: str) -> str:
+    """Return the name of a column of the toolkit without the prefixes of :func:`free_name`."""
+    return re.sub(f"^({PREFIX})+", "", name)
+
+
+def set_aside(
+    dataset: DatasetDict, names: Collection[str] = _OF_ROWS[1:], read: Collection[str] = ()
+) -> DatasetDict:
+    """Return raw rows in which the user's columns called like ``names``, the toolkit's, are called
+    ``NAME (data)``, unless they are ``read``; :func:`user_table` has them under their own names.
+    """
+    renamed = DatasetDict()
+    for split, rows in dataset.items():
+        new_names = {
+            name: f"{name}{OF_DATA}"
+            for name in rows.column_names
+            # `text (data)` gets a suffix too, so that it is not taken for `text`
+            if name not in read and name.split(OF_DATA)[0] in names
+        }
+        renamed[split] = rows.rename_columns(new_names) if new_names else rows
+    return renamed
+
+
+def user_table(rows: Dataset, input_column: str) -> pa.Table:
+    """Return the columns that came with the data, under their names and in their types there.
+
+    Without the one that the model reads and the label, which the toolkit has. JSON of mixed types
+    and objects without a key, which Parquet does not have, are JSON text; texts in it are plain.
+    """
+    stored = [
+        name
+        for name, feature in rows.features.items()
+        if name not in _OF_ROWS and (name != input_column or isinstance(feature, Value))
+    ]
+    table = rows.select_columns(stored).with_format("arrow")[:] if stored else pa.table({})
+    columns = {}
+    for name, column in zip(stored, table.columns, strict=True):
+        if column.type == pa.json_() or "struct<>" in str(column.type):
+            texts = [json_text(value) for value in column.to_pylist()]
+            texts = [json.loads(text) if text and text[0] == '"' else text for text in texts]
+            column = pa.array(texts, pa.string())
+        is_clash = name.split(OF_DATA)[0] in _OF_ROWS
+        columns[name.removesuffix(OF_DATA) if is_clash else name] = column
+    return pa.table(columns)
+
+
+def without_bytes(table: pa.Table) -> pa.Table:
+    """Return the columns that a file of text can hold."""
+    kinds = {field.name: str(field.type) for field in table.schema}
+    # a field of a structure may be called so
+    return table.select([name for name in kinds if not re.search("binary(?!:)", kinds[name])])
+
+
+def json_text(value: object) -> str | None:
+    """Return a value as JSON; a text and a missing value as they are."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -20,6 +20,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from finetune.data import ROW, embedded, memory, read
 from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
+from finetune.data.prediction_columns import set_aside
 from finetune.data.read import line_numbers, read_file
 from finetune.data.read_text import ReadOptions
 from finetune.errors import SHOWN_PLACES, Report, UserError
@@ -107,11 +108,7 @@ class Source:
             splits = {split: stored[name] for split, name in chosen.items()}
         for fact in facts:
             report.info(fact)
-        for split, rows in splits.items():
-            if ROW in rows.column_names:
-                report.info(f"left out the column '{ROW}' of the {split} data: rename it")
-                splits[split] = rows.remove_columns(ROW)
-        return number_rows(DatasetDict(splits))
+        return number_rows(set_aside(DatasetDict(splits), [ROW]))
 
     def locate(self, split: str, rows: Sequence[int]) -> str:
         """Return where rows are: ``lines 5, 9``, ``a.csv line 3; b.csv line 2``, ``position 0``.

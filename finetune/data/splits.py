@@ -30,6 +30,7 @@ from scipy.sparse.csgraph import connected_components
 from finetune.data import arrow, targets
 from finetune.data.columns import describe_columns, similar_names
 from finetune.data.digests import drop_repeated
+from finetune.data.prediction_columns import OF_DATA
 from finetune.data.targets import refuse_or_drop, report_rows
 from finetune.errors import Report, UserError, counted
 
@@ -80,6 +81,8 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
         return index
     flag = f"--{kind}_column {column}"
     train = dataset["train"]
+    if f"{column}{OF_DATA}" in train.column_names:
+        column += OF_DATA
     if column not in train.column_names:
         columns = describe_columns(train, column)
         raise UserError(f"{flag}: no column '{column}' in the train data{columns}")

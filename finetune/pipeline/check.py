@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from datasets import Value
-
 from finetune.checking.rows import check_deep
 from finetune.config.settings import Settings
-from finetune.data import ROW, corrections, targets
+from finetune.data import corrections, targets
+from finetune.data.prediction_columns import user_table, without_bytes
 from finetune.errors import Finding, Severity, Suspect, UserError
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
@@ -142,33 +141,29 @@ def write_suspects(path: Path, findings: Sequence[Finding], recipe: Recipe) -> i
         rows = recipe.source[split]
         positions = {row: place for place, row in enumerate(targets.source_rows(rows).tolist())}
         numbers = [row for row in of_split if row in positions]  # the others were not loaded
-        suspected = rows.select([positions[row] for row in numbers])
-        own_columns = [
-            name
-            for name, feature in rows.features.items()
-            if name not in (ROW, "label", "text")
-            if isinstance(feature, Value) and "binary" not in feature.dtype
-        ]
-        user_columns |= dict.fromkeys(own_columns)
-        columns = [name for name in ("text", "label", *own_columns) if name in rows.column_names]
-        contents = suspected.select_columns(columns)
-        keys = corrections.row_digests(suspected, recipe.input_column)
+        rows = rows.select([positions[row] for row in numbers])
+        user = without_bytes(user_table(rows, recipe.input_column))
+        user_columns |= dict.fromkeys(user.column_names)
+        own_values = user.to_pylist() or [{}] * len(rows)
+        texts = rows["text"] if "text" in rows.column_names else [v.get("file") for v in own_values]
+        keys = corrections.row_digests(rows, recipe.input_column)
         places = [f"row {number + 1}" for number in numbers]
         if recipe.row_source is not None:
             places = recipe.row_source.list_places(split, numbers)
-        for row, content, digest, place in zip(numbers, contents, keys, places, strict=True):
+        values = zip(numbers, texts, rows["label"], own_values, keys, places, strict=True)
+        for row, text, label, own, digest, place in values:
             best = next((suspect for _, suspect in of_split[row] if suspect.suggested), None)
             written.append(
                 {
                     "split": split,
                     "place": place,
-                    "text": content.get("text", content.get("file")),
-                    "label": corrections.label_text(rows, content["label"]),
+                    "text": text,
+                    "label": corrections.label_text(rows, label),
                     "suggested": best and best.suggested,
                     "probability": best and best.score,
                     "why": "; ".join(dict.fromkeys(reason for reason, _ in of_split[row])),
                     "digest": digest,
-                    "user": content,
+                    "user": own,
                 }
             )
     path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 
 from finetune.data import arrow, memory
+from finetune.data.corrections import FILE
 from finetune.errors import Report, UserError
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import Options
@@ -209,5 +210,5 @@ def _check_output(output: Path, source: str | Path, report: Report) -> None:
     if output.suffix not in SUFFIXES or output.is_dir() or not folder.is_dir():
         expected = f"a file ending in {', '.join(SUFFIXES)}, in a folder that exists"
         report.error(f"--output {output}: expected {expected}")
-    elif is_input or (output.name == PREDICTIONS and (folder / MANIFEST).exists()):
+    elif is_input or (output.name in (PREDICTIONS, FILE) and (folder / MANIFEST).exists()):
         report.error(f"--output {output} is the input or part of a run: name another file")

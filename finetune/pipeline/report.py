@@ -15,7 +15,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from finetune.data import corrections
-from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION, USER_COLUMNS
+from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION, without_bytes
 from finetune.data.targets import MOST_SUSPECTS
 from finetune.errors import RunError, UserError, counted
 from finetune.pipeline.events import Finished, Interrupted, Progress
@@ -81,13 +81,12 @@ def _write_suspects(run: Run) -> Path | None:
     reasons = dict.fromkeys(suspected, "label may be wrong")
     further = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
     reasons |= dict.fromkeys(further[:_MISTAKES], "confident mistake")
-    data = run.predictions
-    written = []
+    user = without_bytes(run.user_rows)
+    suspects = []
     for number, reason in reasons.items():
         row = table.iloc[number]
-        user_values = data.iloc[number]
         text = row.get("text")
-        written.append(
+        suspects.append(
             {
                 "split": run.manifest.data.tested_in,
                 "text": row.get("file") if text is None else text,
@@ -96,12 +95,10 @@ def _write_suspects(run: Run) -> Path | None:
                 "probability": round(float(rows.summary.confidence[number]), 4),
                 "why": reason,
                 "digest": f"x{row[DIGEST]}" if text is None else corrections.text_digest(text),
-                "user": user_values.where(user_values.notna(), None),
+                "user": {name: user[name][number].as_py() for name in user.column_names},
             }
         )
-    if not written:
-        return None
-    return corrections.write_suspects(path, written, data.attrs.get(USER_COLUMNS, []))
+    return corrections.write_suspects(path, suspects, user.column_names) if suspects else None
 
 
 def write_last(run: Run, progress: Progress) -> None:
@@ -139,7 +136,7 @@ class Comparison:
     settings: dict[str, list[str]]  # what is not the same in all, by name
     #: Indices of rows with different predictions, the most confident ones first; shape ``(rows,)``.
     disagreements: np.ndarray
-    tables: list[pd.DataFrame]  # `predictions.parquet` of each
+    tables: list[pd.DataFrame]  # `Run.predicted_rows` of each
     #: For each run but the first, whether it is better. Of several comparisons, the chance of a
     #: single wrong "better" or "worse" is 5% (Holm, 1979).
     verdicts: list[str]

@@ -15,18 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
-from datasets import Dataset, Image, Value
+import pyarrow.parquet as pq
+from datasets import Image
 from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
 from finetune.config.settings import Settings
 from finetune.data import ROW, arrow, digests, images, sources
 from finetune.data.comma_list import join_values
-from finetune.data.prediction_columns import DIGEST, RENAMED, THUMBNAIL, USER_COLUMNS, free_name
+from finetune.data.prediction_columns import (
+    DIGEST,
+    THUMBNAIL,
+    USER_COLUMNS,
+    free_name,
+    user_table,
+)
 from finetune.errors import UserError
-from finetune.models.pretrained import commit
 from finetune.pipeline.events import SPEED, Noted, Progress
 from finetune.recipe import Recipe, TextRecipe, scoring
 from finetune.recipe.scoring import without_counted
@@ -55,13 +60,6 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
         paths = scoring.files_of(recipe.known_scoring)
         names = [str(paths.get(name, name)) for name in recipe.known_scoring]
         options["metrics"] = join_values(names)
-    model = options.get("model")
-    process = Process(
-        host=platform.node(),
-        pid=os.getpid(),
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
-        job=distributed.job(),
-    )
     return Manifest(
         status="running",
         recipe=settings.name,
@@ -92,10 +90,15 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
         ),
         versions=versions(),
         git_revision=_git_revision(),
-        process=process,
+        process=Process(
+            host=platform.node(),
+            pid=os.getpid(),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            job=distributed.job(),
+        ),
         task=recipe.kind.name,
         task_facts=recipe.kind.facts,
-        model_revision=commit(model, options.get("model_revision")) if model else None,
+        model_revision=configuration["commit"],
         configuration=configuration,
     )
 
@@ -190,9 +193,8 @@ def write(
             baseline_scores[name] = computed
         except Exception as error:  # of a recipe's own metrics; the run has its own scores
             notes.append(baselines.failed(name, error))
-    for note in (*notes, outcome["stopped_early"]):
-        if note:
-            progress(Noted(note))
+    for note in filter(None, (*notes, outcome["stopped_early"])):
+        progress(Noted(note))
     Metrics(
         validation=validation_scores,
         test=test_scores,
@@ -206,8 +208,8 @@ def write(
 def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndarray:
     """Write the test rows with what the model predicted; return its outputs as the files have them.
 
-    Of many classes ``logits.npy`` has the outputs. The columns of the data keep their names; one of
-    the toolkit's that would have the same gets the prefix ``model_``, which
+    Of many classes ``logits.npy`` has the outputs. The columns of the data keep names, types and
+    values; one of the toolkit's that would have the same name gets the prefix ``model_``, which
     :attr:`Run.predicted_rows` takes off again.
     """
     task = recipe.kind
@@ -218,12 +220,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
         logits = to_float16(logits)
         with files.replacing(directory / LOGITS) as new, new.open("wb") as file:
             np.lib.format.write_array(file, logits, allow_pickle=False)
-    user_columns = [
-        name
-        for name in rows.column_names
-        if name not in (ROW, "text", "label") and isinstance(rows.features[name], Value)
-    ]
-    columns: dict[str, object] = {}
+    columns: dict[str, Any] = {}
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]
     else:  # digests tell rows without a text apart
@@ -242,23 +239,19 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
             for number in wrong.tolist():
                 thumbnails[number] = images.thumbnail(undecoded[number]["image"])
         columns[THUMBNAIL] = thumbnails
-    new_names = {name: free_name(name, user_columns) for name in columns}
-    table = {"id": _values(rows, "id" if "id" in user_columns else ROW)}
-    table |= {new_names[name]: values for name, values in columns.items()}
-    frame = pd.DataFrame(table | {name: _values(rows, name) for name in user_columns})
-    frame.attrs[USER_COLUMNS] = user_columns
-    frame.attrs[RENAMED] = {name: new for name, new in new_names.items() if name != new}
+    user = user_table(rows, recipe.input_column)
+    data = dict(zip(user.column_names, user.columns, strict=True))
+    ours = {free_name(name, data): pa.array(values) for name, values in columns.items()}
+    table = pa.table({"id": data.get("id", arrow.column(rows, ROW)), **ours, **data})
+    # what pandas is told of the types: integers beside missing ones stay integers there
+    frame = table.slice(0, 0).to_pandas()
+    partial = [name for name in frame.select_dtypes("integer") if table.column(name).null_count]
+    frame = frame.astype(frame[partial].convert_dtypes().dtypes)
+    frame.attrs[USER_COLUMNS] = user.column_names
+    metadata = pa.Schema.from_pandas(frame, preserve_index=False).metadata
     with files.replacing(directory / PREDICTIONS) as new:
-        frame.to_parquet(new, index=False)
+        pq.write_table(table.replace_schema_metadata(metadata), new)
     return logits
-
-
-def _values(rows: Dataset, name: str) -> Any:
-    """Return the values of a column; integers beside missing ones stay integers."""
-    column = arrow.column(rows, name)
-    if pa.types.is_integer(column.type) and column.null_count:
-        return column.to_pandas(integer_object_nulls=True).convert_dtypes()
-    return rows[name][:]
 
 
 def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) -> dict[str, float]:

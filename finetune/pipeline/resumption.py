@@ -229,7 +229,11 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "commit": commit(model, options.get("model_revision")),  # of a model on the Hub
         "recipe": settings.name,
         "recipe_file": read_source(file, "recipe")[1] if file.is_absolute() else None,
-        **_hash_model_files(directory),
+        **{  # of the files of a local model but its weights, which a checkpoint has
+            path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+            for path in sorted(directory.glob("*"))
+            if path.suffix in (".json", ".txt", ".model") and path.name not in (MANIFEST, METRICS)
+        },
         "metric_files": {
             name: read_source(path, "metric")[1]
             for name, path in scoring.files_of(recipe.known_scoring).items()
@@ -245,15 +249,6 @@ def configuration(settings: Settings) -> dict[str, Any]:
     text = to_json(entries, default=lambda value: getattr(value, "value", None) or str(value))
     canonical: dict[str, Any] = json.loads(text)
     return canonical
-
-
-def _hash_model_files(directory: Path) -> dict[str, str]:
-    """Return hashes of the files of a local model but its weights, which a checkpoint has."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        for path in sorted(directory.glob("*"))
-        if path.suffix in (".json", ".txt", ".model") and path.name not in (MANIFEST, METRICS)
-    }
 
 
 def refuse_changes(
@@ -277,27 +272,18 @@ def refuse_changes(
         allowed.update(_LENGTH)
     # what was accepted when the run was continued before, and is in no checkpoint yet
     accepted = {} if resumption.manifest is None else resumption.manifest.configuration
-    changes = resumption.changes(current)
-    refused = {
-        name: (old, new)
-        for name, (old, new) in changes.items()
-        if name not in allowed | _ANNOUNCED and accepted.get(name, old) != new
-    }
-    lines = [
-        f"{resumption.path or resumption.directory} was trained with {name} {_shorten(old)}, now "
-        f"it is {_shorten(new)}"
-        for name, (old, new) in refused.items()
-    ]
-    if lines:
-        lines[-1] += (
-            "\nhint: to resume, restore them, or train on with the new ones: "
-            f"--allow_changed {','.join(refused)}"
-        )
-        raise UserError(*lines)
-    texts = [
-        f"{name}: {_shorten(new)} instead of {_shorten(old)}"
-        for name, (old, new) in changes.items()
-    ]
+    refused = {}
+    texts = []
+    for name, (old, new) in resumption.changes(current).items():
+        before, now = _shorten(old), _shorten(new)
+        texts.append(f"{name}: {now} instead of {before}")
+        if name not in allowed | _ANNOUNCED and accepted.get(name, old) != new:
+            trained = f"{resumption.path or resumption.directory} was trained with {name}"
+            refused[name] = f"{trained} {before}, now it is {now}"
+    if refused:
+        hint = "hint: to resume, restore them, or train on with the new ones: --allow_changed"
+        *lines, last = refused.values()
+        raise UserError(*lines, f"{last}\n{hint} {','.join(refused)}")
     return f"resumed with {', '.join(texts)}" if texts else None
 
 

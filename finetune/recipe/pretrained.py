@@ -46,7 +46,7 @@ class TextRecipe(Recipe, TextOptions):
         """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
         several columns of text, ``texts`` has the parts. Other columns stay.
         """
-        from finetune.data import columns, tokenize
+        from finetune.data import columns, prediction_columns, tokenize
         from finetune.tasks import kinds
 
         texts = self.columns_read()
@@ -57,7 +57,7 @@ class TextRecipe(Recipe, TextOptions):
             "--label_columns" if self.label_columns else "--label_column": labels,
         }
         columns.require_columns(dataset, flags, self.report)
-        dataset = columns.drop_own_columns(dataset, [*texts, *labels], self.report)
+        dataset = prediction_columns.set_aside(dataset, read=[*texts, *labels])
         options = self.label_options()
         is_open = self.task == kinds.AUTO
         label_columns = columns.read_label_columns(dataset, texts, options, self.report)
@@ -276,13 +276,13 @@ class ImageRecipe(Recipe, ImageOptions):
         """
         from datasets import DatasetDict
 
-        from finetune.data import columns, images, labels
+        from finetune.data import columns, images, labels, prediction_columns
         from finetune.tasks import kinds
 
         image, label = self.image_column, self.label_column
         flags = {"--image_column": [image], "--label_column": [label]}
         columns.require_columns(dataset, flags, self.report)
-        dataset = columns.drop_own_columns(dataset, [image, label], self.report)
+        dataset = prediction_columns.set_aside(dataset, read=[image, label])
         dataset = DatasetDict(
             {name: images.with_images(part, image, self.dataset) for name, part in dataset.items()}
         )

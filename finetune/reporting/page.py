@@ -15,8 +15,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
-from finetune.data.prediction_columns import LABEL, PREDICTION, THUMBNAIL
+from finetune.data.prediction_columns import LABEL, PREDICTION, THUMBNAIL, without_bytes
 from finetune.reporting import plots, tables
 from finetune.reporting.card import provenance
 from finetune.reporting.tables import Cell, Table, estimates, excerpt
@@ -132,6 +133,10 @@ def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
 
 
 def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+    user = without_bytes(run.user_rows)
+    kinds = {field.name: field.type for field in user.schema}
+    flat = user.select([name for name in kinds if not pa.types.is_nested(kinds[name])])
+    slices = mistakes.worst_slices(rows, table.get("tokens"), flat.to_pandas(), _SLICES)
     cells = [
         [
             Cell(part["name"]),
@@ -139,7 +144,7 @@ def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
             *estimates(part, ["accuracy"]),
             Cell("lower than on all rows" * part["lower"], kind="bad"),
         ]
-        for part in mistakes.worst_slices(rows, table, _SLICES)
+        for part in slices
     ]
     caption = "Slices of at least 20 rows with the lowest accuracy; some are low by chance"
     return [Table(caption, ["rows with", "rows", "accuracy", ""], cells)] if cells else []

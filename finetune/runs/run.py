@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finetune.data.prediction_columns import LABEL, RENAMED
+from finetune.data.prediction_columns import LABEL, USER_COLUMNS, usual_name
 from finetune.errors import RunError, UserError, suggestion
 from finetune.runtime import lock
 from finetune.runtime.importing import read_source
@@ -32,6 +32,7 @@ from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Sta
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
     import torch
     from transformers import EvalPrediction
 
@@ -135,26 +136,35 @@ class Run:
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """The test rows with what the model predicted."""
-        import pandas as pd
+        """The test rows with what the model predicted, and the columns of the data."""
+        table: pd.DataFrame = self._predictions.to_pandas()
+        return table
+
+    @property
+    def _predictions(self) -> pa.Table:
+        import pyarrow.parquet as pq
 
         path = self.path / PREDICTIONS
         try:
-            return pd.read_parquet(path)
+            return pq.read_table(path)
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"{path} cannot be read, {reason}: {self._state}") from error
 
     @property
     def predicted_rows(self) -> pd.DataFrame:
-        """:attr:`predictions` with the toolkit's columns under their usual names.
-
-        A column of the data with such a name is called ``NAME (data)`` here.
+        """The toolkit's columns of :attr:`predictions`, under their usual names; ``id`` and
+        ``file`` may be of the data.
         """
         table = self.predictions
-        renamed = table.attrs.get(RENAMED, {})
-        of_data = {name: f"{name} (data)" for name in renamed}
-        return table.rename(columns=of_data | {new: name for name, new in renamed.items()})
+        user_columns = {*table.attrs.get(USER_COLUMNS, [])} - {"id", "file"}
+        return table.drop(columns=user_columns).rename(columns=usual_name)
+
+    @property
+    def user_rows(self) -> pa.Table:
+        """The columns of the data in ``predictions.parquet``, in their own types."""
+        table = self._predictions
+        return table.select(table.slice(0, 0).to_pandas().attrs.get(USER_COLUMNS, []))
 
     def update(self, **changes: Any) -> None:
         """Change fields of ``run.json``; a ``RunError`` if it was removed."""

@@ -13,7 +13,6 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit
 from scipy.stats import chi2
 
-from finetune.data.prediction_columns import is_predicted
 from finetune.statistics.estimates import Estimate, share
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
 
@@ -59,14 +58,16 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
     return Suspicion(suspected, confident, share(len(suspected), confident))
 
 
-def worst_slices(rows: ScoredRows, table: pd.DataFrame, most: int) -> list[dict[str, Any]]:
-    """Return the slices with the lowest accuracy: by length, by columns of the data that have 2 to
-    30 values, by class; of each, of 20 rows or more, the name, rows, accuracy, and whether that is
-    surely lower than that of all rows.
+def worst_slices(
+    rows: ScoredRows, tokens: pd.Series[int] | None, table: pd.DataFrame, most: int
+) -> list[dict[str, Any]]:
+    """Return the slices with the lowest accuracy: by length, by columns of the data, a ``table``,
+    that have 2 to 30 values, by class; of each, of 20 rows or more, the name, rows, accuracy, and
+    whether that is surely lower than that of all rows.
     """
-    names = [_by_length(table["tokens"])] if "tokens" in table else []  # the slice of each row
+    names = [] if tokens is None else [_by_length(tokens)]  # the slice of each row
     for column in table.columns:
-        if not is_predicted(column) and 1 < table[column].nunique() <= 30:
+        if 1 < table[column].nunique() <= 30:
             names.append(f"{column} = " + table[column].astype("string"))
     names.append(pd.Series([f"true class '{rows.names[label]}'" for label in rows.labels]))
     slices: list[dict[str, Any]] = []
