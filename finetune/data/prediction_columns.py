@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-
-import pyarrow as pa
-from datasets import Dataset, DatasetDict, Value
+from typing import TYPE_CHECKING
 
 from finetune.data import ROW
+
+if TYPE_CHECKING:  # a run is opened before the libraries are imported
+    import pyarrow as pa
+    from datasets import Dataset, DatasetDict
 
 LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
 #: That of the probability of the true class, where there is no column for every class.
@@ -66,6 +68,8 @@ def set_aside(
     """Return raw rows in which the user's columns called like ``names``, the toolkit's, are called
     ``NAME (data)``, unless they are ``read``; :func:`user_table` has them under their own names.
     """
+    from datasets import DatasetDict
+
     renamed = DatasetDict()
     for split, rows in dataset.items():
         new_names = {
@@ -84,6 +88,9 @@ def user_table(rows: Dataset, input_column: str) -> pa.Table:
     Without the one that the model reads and the label, which the toolkit has. JSON of mixed types
     and objects without a key, which Parquet does not have, are JSON text; texts in it are plain.
     """
+    import pyarrow as pa
+    from datasets import Value
+
     stored = [
         name
         for name, feature in rows.features.items()

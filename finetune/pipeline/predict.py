@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,7 +70,8 @@ def predict(
     Raises:
         UserError: If the data or the options are not what the run can predict.
     """
-    checked = Options(**options)
+    errors = Report()
+    checked = _options(options, errors)
     loaded = Run.load(run, trust_recipe=trust_recipe)
     if isinstance(data, pd.DataFrame):
         frame = data.copy()
@@ -80,7 +81,7 @@ def predict(
         frame = _frame(data, text_names(loaded.recipe(scores=False), checked))
         if isinstance(data, pd.Series):
             frame.index = data.index
-    request = Request(loaded, frame, checked)
+    request = Request(loaded, frame, checked, report=errors)
     chunks = request.predict(lambda rows: progress(Predicted(rows, request.total)))
     tables = [added for *_, added in chunks]
     for name in request.added:
@@ -131,7 +132,7 @@ def predict_file(
                 "--resume, and several processes, need --output and an INPUT that can be read again"
             )
         loaded = Run.load(run, trust_recipe=trust_recipe)
-        request = Request(loaded, source, Options(**options), path, errors)
+        request = Request(loaded, source, _options(options, errors), path, errors)
         if resumable is None:
             return request, None, {}
         parts = Parts(resumable, request)
@@ -201,6 +202,14 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
             expected = f"a tuple of texts ({', '.join(columns)}), found {reprlib.repr(row)}"
             raise UserError(f"the data, row {number}: expected {expected}")
     return pd.DataFrame(rows, columns=columns, dtype=object)
+
+
+def _options(values: dict[str, Any], report: Report) -> Options:
+    """Return the options, without unknown ones, which are reported."""
+    names = [option.name for option in fields(Options)]
+    if unknown := [name for name in values if name not in names]:
+        report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
+    return Options(**{name: value for name, value in values.items() if name in names})
 
 
 def _check_output(output: Path, source: str | Path, report: Report) -> None:

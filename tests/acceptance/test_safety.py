@@ -803,7 +803,7 @@ T --learning_rte 1 --bf16 maybe --seed=-1 --max_length long --warmup_ratio 0.1 -
 T --config unknown.yaml --label_column lable --max_length 4096 --output_dir mine -> \
     unknown.yaml | --label_column | --max_length | --output_dir
 text D --model ./none --text_column a --label_column b -> ./none | 'a' | 'b'
-predict runs/reviews reviews.csv --output a.doc --batch_tokens 0 -> a.doc | --batch_tokens 0
+predict runs/reviews reviews.csv --output a.doc --batch_tokens 0 -> runs/reviews/run.json
 """
 TYPED = {"D": "--dataset reviews.csv", "M": "--model model"}
 TYPED["T"] = f"text {TYPED['D']} {TYPED['M']}"

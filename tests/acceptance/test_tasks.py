@@ -1068,7 +1068,7 @@ def test_a_text_with_the_token_at_which_t5_reads_it_is_refused(tmp_path: Path) -
     with pytest.raises(
         finetune.UserError, match=r"the text 'place \d+ was <s>dull</s>' has '</s>'"
     ):
-        finetune.train("text", dataset=rows, model=str(base), output_dir=str(tmp_path / "run"))
+        finetune.train("text", dataset=rows, model=str(base), global_batch_size=8)
 
 
 @pytest.mark.contract("B5")
@@ -1440,7 +1440,8 @@ def test_a_head_of_the_same_labels_is_continued_by_name(
     """Before the first step the model gives every label the logit that the base gives it."""
     run: finetune.Run = request.getfixturevalue(f"{task}_run")
     base = write_permuted(run, order, tmp_path / "base")
-    options = {name: getattr(run.recipe(), name) for name in ("task", "label_order")}
+    names = ("task", "label_order", "label_column")
+    options = {name: getattr(run.recipe(), name) for name in names}
     recipe = Text(dataset=run.manifest.options["dataset"], model=str(base), **options)
     model = recipe.trainer_kwargs()["model"]
     assert list(model.config.id2label.values()) == run.labels

@@ -1471,7 +1471,9 @@ def test_memory_that_runs_out_in_an_evaluation_names_its_batch(
 
 
 @pytest.mark.contract("D6", "D9")
-@pytest.mark.parametrize("fault", ["", "step 8,wait,0"], ids=["first", "after the SIGTERM"])
+@pytest.mark.parametrize(
+    "fault", ["", pytest.param("step 8,wait,0", marks=pytest.mark.slow, id="after the SIGTERM")]
+)
 def test_a_rank_that_is_killed_ends_the_job_and_one_process_resumes_it(
     command: Commands, train: Train, faulty: dict[str, str], tmp_path: Path, fault: str
 ) -> None:
