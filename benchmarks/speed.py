@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
 from trees import ROOT, TORCHRUN, Finished, processor, run
 
 from finetune.data import embedded
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the names of the cases")
     options = parser.parse_args()
     trees = {THIS: ROOT, **({OTHER: options.tree} if options.tree else {})}
+    datasets.disable_progress_bars()
     print(processor())
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(Path(scratch), trees)

@@ -72,8 +72,11 @@ def main() -> None:
 
         stock.Clock = StopAtFirstStep  # type: ignore[assignment, misc]
         stock.train(options.stock, str(embedded.model_directory()), MAX_LENGTH, output_dir="stock")
+    import datasets
+
     from finetune.data.sources import Source
 
+    datasets.disable_progress_bars()
     print(processor())
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
