@@ -29,6 +29,8 @@ def show(event: events.Event) -> None:
             pass  # the bar tells it
         case events.Finished():
             _end(event)
+        case events.Interrupted(has_run=False):
+            console.tell(str(event))
         case events.MovedAside() | events.Interrupted():
             console.say(f"\n{event}\n")
         case _:

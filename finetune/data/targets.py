@@ -138,10 +138,20 @@ def report_rows(
     )
 
 
-def refuse_or_drop(report: Report, description: str, fix: str, *rows: Any, drop: bool) -> None:
+def refuse_or_drop(
+    report: Report,
+    description: str,
+    fix: str,
+    positions: Any,
+    rows: Dataset,
+    split: str,
+    drop: bool,
+) -> None:
     """Report rows that cannot be used, as :func:`report_rows` does: an error, or a warning if they
-    are left out.
+    are left out. None of them is a suspect: there is no label to correct.
     """
-    how: Any = dict(suspects=[[]], severity="warning" if drop else "error")  # none to correct
     name = "dropped_rows" if drop else "refused"
-    report_rows(report, name, description, "left out" if drop else fix, *rows, **how)
+    severity: Severity = "warning" if drop else "error"
+    fix = "left out" if drop else fix
+    place = (positions, rows, split)
+    report_rows(report, name, description, fix, *place, severity=severity, suspects=[[]])

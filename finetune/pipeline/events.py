@@ -55,8 +55,11 @@ class MovedAside(Noted):
     """A run that was in the directory is now in another."""
 
 
+@dataclass(frozen=True)
 class Interrupted(Noted):
     """A signal ended the work: the sentence says how to go on."""
+
+    has_run: bool = True  # whether a run had begun
 
 
 @dataclass(frozen=True)

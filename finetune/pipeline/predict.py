@@ -16,17 +16,20 @@ import torch
 from finetune.data import arrow, memory
 from finetune.data.corrections import FILE
 from finetune.errors import Report, UserError
+from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import Options
 from finetune.predicting.output import Parts, open_writer
 from finetune.predicting.request import STANDARD_INPUT, Request, text_names
 from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
+from finetune.runtime.formats import QUOTING
 from finetune.training.manifest import MANIFEST
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 #: Suffixes of the files that can be written.
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,13 @@ def predict_file(
             errors.error(
                 "--resume, and several processes, need --output and an INPUT that can be read again"
             )
-        loaded = Run.load(run, trust_recipe=trust_recipe)
-        request = Request(loaded, source, _options(options, errors), path, errors)
+        checked = _options(options, errors)
+        try:
+            loaded = Run.load(run, trust_recipe=trust_recipe)
+            request = Request(loaded, source, checked, path, errors)
+        except UserError as error:  # of the run alone, or with the others
+            mistakes = dict.fromkeys([*errors.sentences("error"), *error.mistakes])
+            raise UserError(*mistakes) from error
         if resumable is None:
             return request, None, {}
         parts = Parts(resumable, request)
@@ -205,10 +213,15 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
 
 
 def _options(values: dict[str, Any], report: Report) -> Options:
-    """Return the options, without unknown ones, which are reported."""
+    """Return the options, without unknown ones; these and impossible values are reported."""
     names = [option.name for option in fields(Options)]
     if unknown := [name for name in values if name not in names]:
         report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
+    for name, choices in CHOICES.items():
+        if values.get(name) not in (None, *choices):
+            report.error(f"--{name} {values[name]}: expected {' or '.join(choices)}")
+    if (tokens := values.get("batch_tokens")) is not None and tokens < 1:
+        report.error(f"--batch_tokens {tokens}: expected 1 or more")
     return Options(**{name: value for name, value in values.items() if name in names})
 
 

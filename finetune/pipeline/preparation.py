@@ -195,8 +195,11 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
     recipe = settings.recipe
     report = settings.report
+    # an unknown option may be meant to say where data and model are
+    has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
+    options = {} if has_unknown else vars(recipe)
     with report.collect():
-        hub.require(vars(recipe), embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
+        hub.require(options, embedded=bool(recipe.embedded), packaged=recipe.packaged_model)
     has_model = not (report.sentences("error") and hub.missing({**vars(recipe), "dataset": None}))
     if has_model:
         with report.collect():

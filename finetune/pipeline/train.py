@@ -282,7 +282,7 @@ class _Recording:
                     hint = f"to resume at step {step:,}: {self.settings.resuming}"
             reason = f"interrupted by {stop}" if isinstance(stop, Stopped) else "interrupted"
             stop.args = (f"{reason}; {hint}",)
-            self.progress(Interrupted(*stop.args))
+            self.progress(Interrupted(*stop.args, has_run=self.run is not None))
             raise
         except BaseException as error:  # the process group stays: leaving it waits for the others
             if self.run is not None:

@@ -26,18 +26,15 @@ from finetune.data.columns import parse_names
 from finetune.data.files_of_splits import IMAGES, files_below
 from finetune.data.read_text import ReadOptions, refuse_half_characters
 from finetune.errors import Report, UserError, counted, suggestion
-from finetune.models import cpu
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.predictor import Predictor, device
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import formats, hardware
-from finetune.runtime.formats import QUOTING
 
 STANDARD_INPUT = "-"
 #: Enough rows to sort by length, few enough to hold in memory and to predict again.
 CHUNK_ROWS = 1024
-CHOICES = {"csv_quoting": QUOTING, "precision": ("fp32", "bf16"), "cpu_kernels": cpu.CHOICES}
 _LONGEST_READ = 2**16  # bytes
 Rows: TypeAlias = pa.Table | pd.DataFrame
 
@@ -176,11 +173,6 @@ class Request:
 
     def _refuse_options(self, report: Report) -> None:
         options = self.options
-        for name, choices in CHOICES.items():
-            if (value := getattr(options, name)) not in (None, *choices):
-                report.error(f"--{name} {value}: expected {' or '.join(choices)}")
-        if options.batch_tokens is not None and options.batch_tokens < 1:
-            report.error(f"--batch_tokens {options.batch_tokens}: expected 1 or more")
         is_image = isinstance(self._recipe, ImageRecipe)
         columns = ("image_column",) if is_image else ("text_column", "text_columns")
         useful = {"frame": columns, STANDARD_INPUT: columns, "folder": ()}

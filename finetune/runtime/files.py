@@ -49,7 +49,10 @@ def write_whole(path: Path, text: str) -> None:
 def refuse_link(directory: Path) -> None:
     """Refuse to write into a directory that is a link: a run may come from somebody else."""
     if directory.is_symlink():
-        raise UserError(f"{directory} is a link to {os.readlink(directory)}: remove the link")
+        raise UserError(
+            f"{directory} is a link to {os.readlink(directory)}, where nothing is written: remove "
+            "the link"
+        )
 
 
 def reserve(directory: Path) -> None:

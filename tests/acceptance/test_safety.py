@@ -724,7 +724,7 @@ T --epochs 1 -> --epochs --num_train_epochs
 T --max_lenght 3 --sede 1 -> --max_lenght --max_length | --sede --seed
 T --batch_size 8 -> --batch_size --global_batch_size
 T --batch-size 8 -> --batch-size --global_batch_size
-mnist --max_length 3 -> --max_length mnist | 'ylecun/mnist' --embedded
+mnist --max_length 3 -> --max_length mnist
 image D M --max_length 3 -> --max_length image | --model bert | --image_column
 T --warmup_ratio 0.1 -> --warmup_ratio --warmup_steps
 T sentiment -> 'sentiment'
@@ -803,7 +803,7 @@ T --learning_rte 1 --bf16 maybe --seed=-1 --max_length long --warmup_ratio 0.1 -
 T --config unknown.yaml --label_column lable --max_length 4096 --output_dir mine -> \
     unknown.yaml | --label_column | --max_length | --output_dir
 text D --model ./none --text_column a --label_column b -> ./none | 'a' | 'b'
-predict runs/reviews reviews.csv --output a.doc --batch_tokens 0 -> runs/reviews/run.json
+predict runs/reviews r.csv --output a.doc --batch_tokens 0 -> a.doc | --batch_tokens 0 | run.json
 """
 TYPED = {"D": "--dataset reviews.csv", "M": "--model model"}
 TYPED["T"] = f"text {TYPED['D']} {TYPED['M']}"
