@@ -8,7 +8,8 @@ contradicts it, each from a model that did not see the row (docs/decisions/suspe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +20,11 @@ import pyarrow.compute as pc
 from datasets import ClassLabel, Dataset, DatasetDict
 
 from finetune.checking import texts
-from finetune.data import ROW, arrow, digests, targets
+from finetune.data import ROW, arrow, digests, encoding, targets
 from finetune.data.digests import drop_repeated
 from finetune.data.splits import Plan, build_index
 from finetune.data.targets import RELABEL, report_rows
-from finetune.errors import Report, counted
+from finetune.errors import Report, UserError, counted
 from finetune.runtime import activity
 from finetune.statistics import baselines, mistakes
 from finetune.statistics.estimates import share, wilson
@@ -57,6 +58,46 @@ def check_rows(
     for split, rows in source.items():
         texts.find_damaged_texts(rows, split, columns, report)
     _find_class_problems(splits["train"], splits["test"], report)
+
+
+def require_splits(dataset: Any, step: str, names: Iterable[str] = ("train",)) -> None:
+    """Refuse what a ``step`` of a recipe returned, unless it is a dict with splits of these names.
+
+    Raises:
+        UserError: It names the step.
+    """
+    if not isinstance(dataset, dict) or not {*names} <= {*dataset}:
+        raise UserError(
+            f"{step}() returned {reprlib.repr(dataset)}: expected a DatasetDict with "
+            f"{', '.join(names)}"
+        )
+
+
+def require_all_rows(
+    prepared: Any, splits: DatasetDict, targets_of: Callable[[str], np.ndarray]
+) -> None:
+    """Refuse features that are not those of all rows in their order, by their labels.
+
+    Raises:
+        UserError: For each split whose number of rows, or labels, differ.
+    """
+    require_splits(prepared, "prepare", splits)
+    mistakes = []
+    for name, rows in splits.items():
+        features = prepared[name]
+        documents = encoding.documents_of(features)
+        places = np.arange(len(features)) if documents is None else documents
+        _, first = np.unique(places, return_index=True)
+        if len(first) != len(rows):
+            mistakes.append(f"prepare() returned {len(first):,} of the {len(rows):,} {name} rows")
+        elif "labels" in features.column_names:
+            labels = np.asarray(features.with_format("numpy")["labels"][:])[first]
+            if not np.array_equal(labels, targets_of(name).astype(labels.dtype)):
+                mistakes.append(
+                    f"prepare() returned other labels, or another order, of {name} rows"
+                )
+    if mistakes:
+        raise UserError(*mistakes)
 
 
 def check_deep(

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
+from transformers import EvalPrediction
 
 from finetune.config.settings import Settings
 from finetune.data.labels import list_names
-from finetune.errors import counted
+from finetune.errors import UserError, counted
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline import resumption
 from finetune.pipeline.events import Noted, Progress
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
+from finetune.recipe.catalog import display_name, origin
 from finetune.runtime import distributed, hub
+from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
@@ -82,6 +87,8 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
     configuration = resumption.configuration(settings)
     differences = resumption.refuse_changes(resumed, configuration, values)
     is_done = resumed.finished and not resumed.extended_by(configuration)
+    if not is_done:
+        resumed.require_state()
     if differences and not is_done and not settings.dry_run:
         progress(Noted(differences))
     if is_done and not values.save_on_each_node:  # another machine may have to go on
@@ -106,7 +113,32 @@ def look(settings: Settings) -> ArgumentValues | None:
     _check_sources(settings, values)
     if settings.report.sentences("error") or "splits" not in vars(recipe):
         return values
-    return _check_values(replace(settings))  # the task, which the data decides, has defaults too
+    values = _check_values(replace(settings))  # the task, which the data decides, has defaults too
+    if values is not None and not recipe.known_scoring and not values.include_for_metrics:
+        with settings.report.collect():
+            _try_metrics(recipe, str(values.metric_for_best_model or "loss"))
+    return values
+
+
+def _try_metrics(recipe: Recipe, chosen: str) -> None:
+    """Call a recipe's own ``compute_metrics`` before the training, with random outputs.
+
+    Raises:
+        UserError: If it fails, or returns no numbers, or not the one that chooses checkpoints.
+    """
+    targets = recipe.targets("validation")
+    shape = (len(targets), recipe.kind.width)
+    outputs = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    step = f"compute_metrics() of {display_name(type(recipe))}"
+    try:
+        scores = recipe.compute_metrics(EvalPrediction(outputs, targets))
+    except Exception as error:
+        raise UserError(describe_error(error, Path(origin(type(recipe))), step)) from error
+    if not isinstance(scores, dict) or not all(isinstance(s, Real) for s in scores.values()):
+        raise UserError(f"{step} returned {scores!r:.200}: expected a dict of numbers by name")
+    if (name := chosen.removeprefix("eval_")) not in {*scores, "loss"}:
+        names = ", ".join(scores)
+        raise UserError(f"{step} returned {names}: --metric_for_best_model {name} is not among it")
 
 
 def count_steps(values: ArgumentValues, rows: Dataset) -> int:

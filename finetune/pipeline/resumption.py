@@ -69,9 +69,26 @@ class Resumption:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end and has its results."""
+        """Whether the run came to its end and has its results; not if an earlier checkpoint of it
+        was asked for.
+        """
         is_ended = self.manifest is not None and self.manifest.status == "finished"
-        return is_ended and (self.directory / METRICS).exists()
+        is_newest = self.path in (None, *checkpoint.list_checkpoints(self.directory)[:1])
+        return is_ended and is_newest and (self.directory / METRICS).exists()
+
+    def require_state(self) -> None:
+        """Raise a ``UserError`` if nothing can be trained from this."""
+        if self.path is None and self.finished:
+            raise UserError(
+                f"--resume: {self.directory} is finished and has no checkpoint to go on from: "
+                "leave --resume out to start again (the run is moved aside)"
+            )
+        if self.path is not None and "scheduler.pt" not in Checkpoint.read(self.path).files:
+            raise UserError(
+                f"{self.path} was saved with --save_only_model: it has no optimizer state, so "
+                f"nothing can be resumed from it; its model can be trained further as --model "
+                f"{self.path}"
+            )
 
     def changes(self, current: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Return the entries that differ in another configuration: before and now, by name."""
@@ -194,11 +211,6 @@ def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
 
 def _continue_from(path: Path, directory: Path, notes: list[str]) -> Resumption:
     saved = Checkpoint.read(path)
-    if "scheduler.pt" not in saved.files:
-        raise UserError(
-            f"{path} was saved with --save_only_model: it has no optimizer state, so nothing can "
-            f"be resumed from it; its model can be trained further as --model {path}"
-        )
     best = json.loads((path / checkpoint.STATE).read_text(encoding="utf-8"))["best_global_step"]
     if best and not (directory / f"checkpoint-{best}" / Checkpoint.NAME).exists():
         gone = f"the best checkpoint so far, checkpoint-{best}, is gone or not complete: unless a "
@@ -284,7 +296,9 @@ def refuse_changes(
         hint = "hint: to resume, restore them, or train on with the new ones: --allow_changed"
         *lines, last = refused.values()
         raise UserError(*lines, f"{last}\n{hint} {','.join(refused)}")
-    return f"resumed with {', '.join(texts)}" if texts else None
+    longer = "; it differs from a training of that length in one go, as the schedule does"
+    is_longer = resumption.extended_by(current)
+    return f"resumed with {', '.join(texts)}{longer * is_longer}" if texts else None
 
 
 def _shorten(value: Any) -> str:

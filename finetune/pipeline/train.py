@@ -277,7 +277,8 @@ class _Recording:
             hint = "to train, start it again"
             if self.run is not None:
                 self.run.update(status="interrupted", stopped_by=str(stop) or None)
-                if checkpoints := checkpoint.list_checkpoints(self.run.path):
+                checkpoints = checkpoint.list_checkpoints(self.run.path)
+                if checkpoints and not self.settings.values.save_only_model:
                     step = checkpoint.number(checkpoints[0])
                     hint = f"to resume at step {step:,}: {self.settings.resuming}"
             reason = f"interrupted by {stop}" if isinstance(stop, Stopped) else "interrupted"

@@ -248,10 +248,13 @@ class Recipe(RecipeOptions):
     @functools.cached_property
     def source(self) -> DatasetDict:
         """The data as it was read, labelled, before any row is left out or split off."""
+        from finetune.checking.rows import require_splits
         from finetune.data import columns, sources
 
         hub.require({**vars(self), "model": None}, embedded=bool(self.embedded))
-        dataset = sources.number_rows(self.load())
+        dataset = self.load()
+        require_splits(dataset, "load")
+        dataset = sources.number_rows(dataset)
         columns.require_labelled(dataset, self.input_column, self.report)
         columns.require_rows(dataset, self.label_sources, self.report)
         return dataset
@@ -259,13 +262,14 @@ class Recipe(RecipeOptions):
     @functools.cached_property
     def splits(self) -> DatasetDict:
         """The raw splits, corrected and checked, with the rows in the order of the source."""
-        from finetune.checking.rows import check_rows
+        from finetune.checking.rows import check_rows, require_splits
         from finetune.data import columns, corrections
 
         source = self.source
         columns.check_names(source, self.unmapped_labels, self.report)
         self.report.raise_errors()
         dataset = self.split(source)
+        require_splits(dataset, "split", ("train", "validation", "test"))
         if any((files := self.correction_files()).values()):
             dataset, self.corrections = corrections.apply(
                 dataset, source, self.input_column, files, self.report
@@ -277,8 +281,12 @@ class Recipe(RecipeOptions):
     @functools.cached_property
     def prepared(self) -> DatasetDict:
         """:attr:`splits`, prepared for the model."""
+        from finetune.checking.rows import require_all_rows
+
         self.check()
-        return self.prepare(self.splits)
+        prepared = self.prepare(self.splits)
+        require_all_rows(prepared, self.splits, self.targets)
+        return prepared
 
     def columns_read(self) -> list[str]:
         """Return the columns of the data that the model reads, in their order."""

@@ -89,6 +89,8 @@ class Scoring:
             options = {MODULE: word} if is_path(word) else _VARIANTS.get(word, {})
             if arguments.setdefault(name, options) != options:
                 raise UserError(f"--metrics: two metrics have the name '{name}': rename {word}")
+        if not arguments:
+            raise UserError(f"--metrics {names}: expected names, separated by commas")
         return cls(**arguments)
 
     def __call__(

@@ -1605,3 +1605,51 @@ def test_compute_metrics_replaces_the_metrics(custom_run: finetune.Run) -> None:
     share = (custom_run.predictions["prediction"] == "good").mean()
     assert {name for name in test if name != "loss"} == {"share_good"}
     assert test["share_good"] == pytest.approx(share)
+
+
+PREPARE = """def prepare(self, dataset):
+        made = super().prepare(dataset)
+        {}
+        return made"""
+METRICS = "own_metrics = ('m',)\n    def compute_metrics(self, prediction):\n        return {}"
+
+
+@pytest.mark.contract("B8", "F4")
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (
+            "def load(self):\n        return None",
+            "load() returned None: expected a DatasetDict with",
+        ),
+        (
+            "def split(self, dataset):\n        return {'train': dataset['train']}",
+            "expected a DatasetDict with train, validation, test",
+        ),
+        (
+            PREPARE.format("made['train'] = made['train'].select(range(9))"),
+            "prepare() returned 9 of the 115 train rows",
+        ),
+        (
+            PREPARE.format("made['test'] = made['test'].select(range(31, -1, -1))"),
+            "prepare() returned other labels, or another order, of test rows",
+        ),
+        ("def prepare(self, dataset):\n        return None", "prepare() returned None: expected"),
+        (METRICS.format("{'m': 'good'}"), "returned {'m': 'good'}: expected a dict of numbers"),
+        (METRICS.format("None"), "returned None: expected a dict of numbers by name"),
+        (METRICS.format("prediction.logits"), "line 8: AttributeError"),
+        (METRICS.format("{'n': 1.0}"), "returned n: --metric_for_best_model m is not among it"),
+    ],
+)
+def test_what_a_step_returns_is_checked_before_the_training(
+    step: str, message: str, bert: Path, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "mine.py"
+    source = f"from finetune import TextRecipe\n\n\nclass Mine(TextRecipe):\n\n    {step}\n"
+    recipe.write_text(source, encoding="utf-8")
+    data.write_csv(tmp_path / "a.csv", ["text", "label"], data.labelled_sentences(160))
+    options = TRAINING | dict(dataset=str(tmp_path / "a.csv"), model=str(bert))
+    with pytest.raises(finetune.UserError) as error:
+        finetune.train(str(recipe), output_dir=str(tmp_path / "run"), **options)
+    assert message in str(error.value)
+    assert not (tmp_path / "run").exists()
