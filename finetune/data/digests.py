@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import xxhash
-from datasets import Dataset, DatasetDict, Image, concatenate_datasets
+from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from finetune.data import arrow, images, targets
 from finetune.data.targets import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows, source_rows
@@ -55,15 +55,9 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
     Where ``text`` is made of several columns, their parts are hashed, not how they are joined.
     With ``normalize`` texts that differ in white space only have the same hash.
     """
-    name = stored_column(rows, column)
-    rows = rows.select_columns([name])
-    if isinstance(rows.features[name], Image):
-        rows = rows.cast_column(name, Image(decode=False))
     hashes = np.empty(len(rows), dtype=object)
-    count = 0
-    for numbers, values in arrow.pieces(rows, name):
-        activity.advance("hashing", count, len(rows))
-        count += len(numbers)
+    for numbers, values in arrow.pieces(rows, stored_column(rows, column)):
+        activity.advance("hashing", int(numbers[0]), len(rows))
         contents = (_content(value, normalize) for value in values.to_pylist())
         hashes[numbers] = [hashlib.blake2b(part, digest_size=16).digest() for part in contents]
     return list(hashes)
@@ -230,15 +224,13 @@ def _find_similar(
 
     signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)
     blank = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32")
-    count = 0
     for numbers, values in arrow.pieces(rows, column):
-        activity.advance("looking for near duplicates", count, len(rows))
+        activity.advance("looking for near duplicates", int(numbers[0]), len(rows))
         for row, value in zip(numbers.tolist(), values.to_pylist(), strict=True):
             sketch = blank.copy()
             for part, pairs in enumerate(_word_pairs(value)):
                 sketch.update_batch([(part + pair) & (2**32 - 1) for pair in pairs])
             signatures[row] = sketch.hashvalues
-        count += len(numbers)
     # the number of each band that a row shares with others, else -1
     bands = np.full((len(rows), _BANDS), -1)
     for place, columns in enumerate(np.split(signatures, _BANDS, axis=1)):

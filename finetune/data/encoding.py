@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, Literal
@@ -23,13 +23,11 @@ from typing import Any, Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from finetune.errors import UserError
+from finetune.errors import UserError, counted
 
 Truncation = Literal["head", "tail", "head_tail"]
 #: What the model reads of a row: a text, or its parts.
 Read = str | Sequence[str]
-#: Returns it for the rows of these numbers.
-Rows = Callable[[np.ndarray], Sequence[Read]]
 #: A row as the tokenizer returns it: ``input_ids``, ``attention_mask`` and the like.
 Columns = dict[str, list[int]]
 #: ``head_tail`` keeps a quarter of the tokens from the beginning (Sun et al., 2019, "How to
@@ -39,8 +37,8 @@ _HEAD = 4
 #: have 3 to 6 a token, and a text of 5 MB takes 4 s.
 _CHARACTERS_PER_TOKEN = 32
 _FEWEST_CHARACTERS = 2**14
-#: Characters that are tokenized in one call, about: a tokenizer needs 100 times as many bytes.
-_CHARACTERS_PER_CALL = 2**20
+#: Texts that are tokenized in one call: a tokenizer needs 100 times as many bytes.
+_TEXTS_PER_CALL = 64
 #: The column of prepared rows with the number of their document in its split.
 COLUMN = "document"
 _SAMPLE = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
@@ -57,20 +55,12 @@ def is_pair(tokenizer: PreTrainedTokenizerBase, columns: int) -> bool:
     return columns == 2 and special(pair=True) > special(pair=False)
 
 
-def separator(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return what joins parts that are no pair: a special token, or a line break without any."""
-    return str(tokenizer.sep_token or tokenizer.eos_token or "\n")
-
-
-def token_ids(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: Any
-) -> Iterator[list[int]]:
-    """Yield the tokens of texts without special tokens and truncation, a megabyte in a call."""
-    for name in ("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose"):
-        options[name] = False
-    calls = (np.cumsum([len(text) for text in texts]) // _CHARACTERS_PER_CALL).tolist()
-    for _, group in itertools.groupby(zip(calls, texts, strict=True), key=lambda pair: pair[0]):
-        yield from tokenizer([text for _, text in group], **options)["input_ids"]
+def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Yield the tokens of texts without special tokens and truncation."""
+    names = ("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose")
+    options: dict[str, Any] = dict.fromkeys(names, False)
+    for start in range(0, len(texts), _TEXTS_PER_CALL):
+        yield from tokenizer(texts[start : start + _TEXTS_PER_CALL], **options)["input_ids"]
 
 
 class Frame:
@@ -117,26 +107,26 @@ class Encoder:
         max_length: Longer rows are truncated to this many tokens, special tokens included.
         truncation: ``head_tail`` keeps the first quarter of them and the rest from the end.
         reads_end: Whether the head reads a text at its end token, as those of encoder-decoders do.
+        parts: How many texts a row has.
+
+    Raises:
+        UserError: If ``max_length`` has no room for a token of each part.
     """
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     truncation: Truncation = "head"
     reads_end: bool = False
+    parts: int = 1
 
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
-        """Return the outputs of the tokenizer for rows, all of the same number of parts."""
-        columns = [[self._clip(text) for text in column] for column in _columns(rows)]
+        """Return the outputs of the tokenizer for rows."""
+        columns = [[self._clip(text) for text in column] for column in self._columns(rows)]
         self.refuse_end_tokens(itertools.chain(*columns))
-        if len(columns) == 1 and self.truncation != "head_tail":
+        if self.parts == 1 and self.truncation != "head_tail":
             return dict(self.tokenizer(*columns, truncation=True, max_length=self.max_length))
         # a fast tokenizer would make all combinations of what it truncates of both texts of a pair
-        are_pair = is_pair(self.tokenizer, len(columns))
-        frame = Frame(self.tokenizer, 2) if are_pair else self.frame
-        room = self.max_length - self._frame_size(len(columns))
-        encoded_rows = [
-            frame.row(*self._cut(parts, room, are_pair)) for parts in self._tokens(columns)
-        ]
+        encoded_rows = [self.frame.row(*self._cut(texts)) for texts in self._tokens(columns)]
         return {name: [row[name] for row in encoded_rows] for name in encoded_rows[0]}
 
     def refuse_end_tokens(self, texts: Iterable[str]) -> None:
@@ -150,20 +140,18 @@ class Encoder:
                     "this model: take it out of the texts"
                 )
 
-    def refuse_too_short(self, parts: int) -> None:
-        """Refuse a ``max_length`` that has no room for a token of each of several parts."""
-        fewest = self._frame_size(parts) + parts
+    def __post_init__(self) -> None:
+        fewest = self._special_tokens + self.parts
         if self.max_length < fewest:
             raise UserError(
-                f"--max_length {self.max_length}: {parts} columns, with the special tokens around "
-                f"and between them, need {fewest} tokens or more"
+                f"--max_length {self.max_length}: {counted(self.parts, 'text')} of a row, and "
+                f"special tokens, take {fewest} tokens or more"
             )
 
     def whole_lengths(self, rows: Sequence[Read]) -> np.ndarray:
         """Return how many tokens rows have, special ones too, not truncated, shape ``(rows,)``."""
-        columns = _columns(rows)
-        frame_size = self._frame_size(len(columns))
-        return np.array([frame_size + sum(map(len, parts)) for parts in self._tokens(columns)])
+        counts = [sum(map(len, texts)) for texts in self._tokens(self._columns(rows))]
+        return np.array(counts, dtype=np.int64) + self._special_tokens
 
     def _clip(self, text: str) -> str:
         """Return a long text without most of what truncation leaves out; the whole text if the rest
@@ -179,19 +167,38 @@ class Encoder:
         return clipped if len(ids) >= 2 * self.max_length else text
 
     @functools.cached_property
-    def frame(self) -> Frame:
-        """The special tokens around a text."""
-        return Frame(self.tokenizer)
+    def _is_pair(self) -> bool:
+        return is_pair(self.tokenizer, self.parts)
 
     @functools.cached_property
-    def _separator(self) -> list[int]:
-        (ids,) = token_ids(self.tokenizer, [separator(self.tokenizer)], split_special_tokens=False)
-        return ids
+    def frame(self) -> Frame:
+        """The special tokens around a text, or those of a pair."""
+        return Frame(self.tokenizer, 2 if self._is_pair else 1)
 
-    def _frame_size(self, parts: int) -> int:
-        are_pair = is_pair(self.tokenizer, parts)
-        separators = 0 if parts == 1 or are_pair else (parts - 1) * len(self._separator)
-        return int(self.tokenizer.num_special_tokens_to_add(pair=are_pair)) + separators
+    @functools.cached_property
+    def _separator(self) -> tuple[str, list[int]]:
+        """What joins parts that are no pair, a special token or a line break, and its tokens."""
+        if self.parts == 1 or self._is_pair:
+            return "", []
+        text = str(self.tokenizer.sep_token or self.tokenizer.eos_token or "\n")
+        return text, next(token_ids(self.tokenizer, [text]))
+
+    @property
+    def _special_tokens(self) -> int:
+        around = self.tokenizer.num_special_tokens_to_add(pair=self._is_pair)
+        return int(around) + (self.parts - 1) * len(self._separator[1])
+
+    def _columns(self, rows: Sequence[Read]) -> list[Sequence[str]]:
+        """Return the texts of rows, or each of their parts, as columns."""
+        columns: list[Sequence[str]] = [
+            *zip(*([row] if isinstance(row, str) else row for row in rows), strict=True)
+        ]
+        if columns and len(columns) != self.parts:
+            raise UserError(
+                f"the recipe loads rows of {len(columns)} texts and reads {self.parts}: it needs "
+                "--text_columns, and a load() that calls labelled()"
+            )
+        return columns
 
     def _tokens(self, columns: Sequence[Sequence[str]]) -> Iterator[list[list[int]]]:
         """Yield the tokens of the parts of each row, without special tokens and truncation.
@@ -199,24 +206,22 @@ class Encoder:
         Of parts that are joined, all but the first are tokenized behind the separator: a tokenizer
         of SentencePiece marks the beginning of the first part only.
         """
-        are_joined = len(columns) > 1 and not is_pair(self.tokenizer, len(columns))
-        prefix = separator(self.tokenizer) if are_joined else ""
-        size = len(self._separator) if are_joined else 0
-        options: dict[str, Any] = {"split_special_tokens": False} if are_joined else {}
-        texts = [*columns[:1], *([prefix + text for text in column] for column in columns[1:])]
-        parts = [token_ids(self.tokenizer, column, **options) for column in texts]
+        separator, ids_of_separator = self._separator
+        texts = [*columns[:1], *([separator + text for text in column] for column in columns[1:])]
+        parts = [token_ids(self.tokenizer, column) for column in texts]
         for first, *rest in zip(*parts, strict=True):
-            yield [first, *(ids[size:] for ids in rest)]
+            yield [first, *(ids[len(ids_of_separator) :] for ids in rest)]
 
-    def _cut(self, parts: Sequence[list[int]], room: int, are_pair: bool) -> list[list[int]]:
-        """Return the two parts of a pair, or all joined, with ``room`` tokens in all. The longest
-        is truncated first; of equally long ones the last has more, as with fast tokenizers.
+    def _cut(self, parts: Sequence[list[int]]) -> list[list[int]]:
+        """Return the two parts of a pair, or all joined, cut to ``max_length``. The longest is
+        truncated first; of equally long ones the last has more, as with fast tokenizers.
         """
+        room = self.max_length - self._special_tokens
         if self.truncation == "head_tail":  # of one text
             (ids,) = parts
             head = self.max_length // _HEAD
             return [ids[:head] + ids[max(head, len(ids) - room + head) :]]
-        lengths = [len(ids) if are_pair else min(len(ids), room) for ids in parts]
+        lengths = [len(ids) if self._is_pair else min(len(ids), room) for ids in parts]
         shortened = [*parts]
         for place, number in enumerate(sorted(range(len(parts)), key=lengths.__getitem__)):
             ids = parts[number]
@@ -224,16 +229,10 @@ class Encoder:
             is_left = self.tokenizer.truncation_side == "left"
             shortened[number] = ids[len(ids) - share :] if is_left else ids[:share]
             room -= share
-        if are_pair:
+        if self._is_pair:
             return shortened
         first, *rest = shortened
-        return [[*itertools.chain(first, *([*self._separator, *ids] for ids in rest))]]
-
-
-def _columns(rows: Sequence[Read]) -> list[Sequence[str]]:
-    """Return the texts of rows, or each of their parts, as columns."""
-    parts = ([row] if isinstance(row, str) else row for row in rows)
-    return [*zip(*parts, strict=True)]
+        return [[*itertools.chain(first, *([*self._separator[1], *ids] for ids in rest))]]
 
 
 class Windows:
@@ -247,11 +246,11 @@ class Windows:
         self.encoder = encoder
         self.room = encoder.max_length - special  # tokens of text
         self.shared = min(encoder.max_length // 4, self.room - 1) if stride is None else stride
-        limit = f"--max_length {encoder.max_length}, {special} of them special tokens"
-        if self.room < 1:
-            raise UserError(f"{limit}: leaves no room for text in a window")
         if not 0 <= self.shared < self.room:
-            raise UserError(f"--stride {stride}: expected 0 to {self.room - 1} with {limit}")
+            raise UserError(
+                f"--stride {stride}: expected 0 to {self.room - 1} with --max_length "
+                f"{encoder.max_length}, {special} of them special tokens"
+            )
 
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
         """Yield the number of its text for each window, and what the tokenizer returns for it."""

@@ -323,9 +323,9 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
     numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}
     if unknown := targets.counts(rows).keys() - numbers.keys():
         listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
+        expected = f"(it knows: {list_names(names)})"
         report.fail(
-            f"the data has labels that the model does not know: {listing} (it knows: "
-            f"{list_names(names)})",
+            f"the data has labels that the model does not know: {listing} {expected}",
             split=split,
             rows=targets.first_row(rows, unknown),
             fix="--label_map OLD=NEW renames labels",
@@ -335,8 +335,8 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
         sorted(numbers[number] for number in label) if is_set else numbers[label]
         for label in targets.values(rows)
     ]
-    feature: Any = ClassLabel(names=[*names])
-    feature = List(feature) if is_set else feature
+    label = ClassLabel(names=[*names])
+    feature: Any = List(label) if is_set else label
     return rows.remove_columns("label").add_column("label", labels, feature=feature)
 
 
@@ -359,17 +359,13 @@ def encode_numbers(
         parsed = []
         for column in group:
             values = np.array([*map(parse_number, column.values), None], dtype=float)
-            with np.errstate(over="ignore"):
-                numbers = values.astype(np.float32)[column.codes]  # -1 is the last one: missing
-            numbers[~np.isfinite(numbers)] = np.nan
+            values[np.abs(values) > np.finfo(np.float32).max] = np.nan
+            numbers = values.astype(np.float32)[column.codes]  # -1 is the last one: missing
             parsed.append(numbers)
             invalid = np.flatnonzero(np.isnan(numbers) & (column.codes >= 0))
             if len(invalid):
                 example = column.values[column.codes[invalid[0]]]
-                description = (
-                    f"with a value that is not a finite number in '{column.name}', such as "
-                    f"'{example}'"
-                )
+                description = f"with no finite number in '{column.name}', such as '{example}'"
                 fix = f"{EXPECTED.format(separator=';')}; --drop_invalid leaves these rows out"
                 drop = options.drop_invalid
                 refuse_or_drop(report, description, fix, invalid, column.rows, split, drop=drop)

@@ -144,7 +144,7 @@ class TextRecipe(Recipe, TextOptions):
     def check(self) -> None:
         _ = self.model_config, self.windows
         if self.text_columns:
-            self.encoder().refuse_too_short(len(self.columns_read()))
+            self.encoder()
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -214,7 +214,8 @@ class TextRecipe(Recipe, TextOptions):
 
         config = self.model_config
         reads_end = config is not None and config.is_encoder_decoder
-        return Encoder(self.processing_class(), self.max_length, self.truncation, reads_end)
+        parts = len(self.columns_read())
+        return Encoder(self.processing_class(), self.max_length, self.truncation, reads_end, parts)
 
     @property
     def windows(self) -> Windows | None:
@@ -224,10 +225,9 @@ class TextRecipe(Recipe, TextOptions):
         return None if self.long_texts == "cut" else Windows(self.encoder(), self.stride)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data.tokenize import refuse_others, tokenize
+        from finetune.data.tokenize import tokenize
         from finetune.tasks import kinds
 
-        refuse_others(dataset, several=self.text_columns is not None)
         return tokenize(
             dataset,
             self.encoder(),
