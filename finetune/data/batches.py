@@ -41,11 +41,6 @@ def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
     return sizes
 
 
-def split(order: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Split ``order`` into batches of these sizes."""
-    return np.split(order, np.cumsum(sizes)[:-1]) if sizes else []
-
-
 def lengths_of(rows: Any, column: str) -> np.ndarray | None:
     """Return the column that holds the length of each row, shape ``(rows,)``; None without one."""
     if column not in (getattr(rows, "column_names", None) or ()):

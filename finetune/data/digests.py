@@ -44,6 +44,8 @@ _PERMUTATIONS, _BANDS = 128, 32
 #: Rows of a band that the next one is compared with, and pairs that are verified, at most.
 _MOST_IN_BAND, _MOST_VERIFIED = 100, 50
 _MOST_SETS = 1024  # rows whose word pairs are in memory
+#: What is not the single space between two words.
+_BLANKS = ("  ", "\n", "\r", "\t", "\xa0")
 #: Scripts without spaces between words: each letter is a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
@@ -68,10 +70,7 @@ def _content(value: Any, normalize: bool) -> bytes:
         return images.read_bytes(value)
     if isinstance(value, str):
         # few texts need the split, which takes five times as long as looking for its reasons
-        if normalize and (
-            value != value.strip()
-            or ("  " in value or "\n" in value or "\r" in value or "\t" in value or "\xa0" in value)
-        ):
+        if normalize and (value != value.strip() or any(map(value.__contains__, _BLANKS))):
             return " ".join(value.split()).encode()
         return value.encode()
     if isinstance(value, list) and value and isinstance(value[0], str):

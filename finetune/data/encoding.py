@@ -33,20 +33,11 @@ Columns = dict[str, list[int]]
 #: ``head_tail`` keeps a quarter of the tokens from the beginning (Sun et al., 2019, "How to
 #: fine-tune BERT for text classification": 128 of 512).
 _HEAD = 4
-#: A text is cut to so many characters a token, and no fewer in all, before it is tokenized: most
-#: have 3 to 6 a token, and a text of 5 MB takes 4 s.
-_CHARACTERS_PER_TOKEN = 32
-_FEWEST_CHARACTERS = 2**14
 #: Texts that are tokenized in one call: a tokenizer needs 100 times as many bytes.
 _TEXTS_PER_CALL = 64
 #: The column of prepared rows with the number of their document in its split.
 COLUMN = "document"
 _SAMPLE = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
-
-
-def characters(text: Read) -> int:
-    """Return how many characters a text has, or its parts together."""
-    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def is_pair(tokenizer: PreTrainedTokenizerBase, columns: int) -> bool:
@@ -121,7 +112,7 @@ class Encoder:
 
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
         """Return the outputs of the tokenizer for rows."""
-        columns = [[self._clip(text) for text in column] for column in self._columns(rows)]
+        columns = self._columns(rows)
         self.refuse_end_tokens(itertools.chain(*columns))
         if self.parts == 1 and self.truncation != "head_tail":
             return dict(self.tokenizer(*columns, truncation=True, max_length=self.max_length))
@@ -152,19 +143,6 @@ class Encoder:
         """Return how many tokens rows have, special ones too, not truncated, shape ``(rows,)``."""
         counts = [sum(map(len, texts)) for texts in self._tokens(self._columns(rows))]
         return np.array(counts, dtype=np.int64) + self._special_tokens
-
-    def _clip(self, text: str) -> str:
-        """Return a long text without most of what truncation leaves out; the whole text if the rest
-        has so few tokens that others might be kept.
-        """
-        size = max(_CHARACTERS_PER_TOKEN * self.max_length, _FEWEST_CHARACTERS)
-        if len(text) <= 2 * size:
-            return text
-        clipped = text[-size:] if self.tokenizer.truncation_side == "left" else text[:size]
-        if self.truncation == "head_tail":
-            clipped = f"{text[:size]} {text[-size:]}"
-        (ids,) = token_ids(self.tokenizer, [clipped])
-        return clipped if len(ids) >= 2 * self.max_length else text
 
     @functools.cached_property
     def _is_pair(self) -> bool:

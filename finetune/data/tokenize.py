@@ -103,8 +103,8 @@ def tokenize(
         rows = rows.select_columns(read)
         work = f"tokenizing {split}"
         key = Hasher.hash([fingerprint(dataset, "text"), split, str(rows.features), *facts])
-        # texts, of which one may have many windows
-        options = dict(batch_size=1000 if windows is None else 100, new_fingerprint=key)
+        # few texts at once: one may have megabytes, or many windows
+        options = dict(batch_size=100, new_fingerprint=key)
         if not rows.cache_files and len(rows) <= _FEW:
             tokenized[split] = _map(rows, encode, work, keep_in_memory=True, **options)
             continue

@@ -335,7 +335,7 @@ LONG = [
 def test_long_texts_have_the_tokens_of_the_whole_text(
     family: str, cut: str, tmp_path: Path
 ) -> None:
-    """Of texts of which most is cut before they are tokenized; pairs as `longest_first`."""
+    """Pairs as `longest_first`."""
     base, size = write(family, tmp_path / "base"), 1500 if cut == "pair" else 40_000
     rows = [
         {"text": f"{text[:size]} {n}", "second": f"{n} {other[:size]}", "label": "ab"[n % 2]}
