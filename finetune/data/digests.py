@@ -92,17 +92,17 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
     if key not in _FINGERPRINTS:
         total = hashlib.sha256()
         for name in names:
-            hashes = hash_rows(dataset[name], column)
             labels = (str(label).encode() for label in targets.values(dataset[name]))
-            total.update(name.encode() + b"".join(map(bytes.__add__, hashes, labels)))
+            contents = map(bytes.__add__, hash_rows(dataset[name], column), labels)
+            total.update(name.encode() + b"".join(contents))
         _FINGERPRINTS[key] = total.hexdigest()[:16]
     return _FINGERPRINTS[key]
 
 
 def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
     """Return which rows are also in ``reference``, white space aside, shape ``(rows,)``."""
-    known = {*hash_rows(reference, column, normalize=True)}
-    return np.array([digest in known for digest in hash_rows(rows, column, normalize=True)], bool)
+    hashes = pd.Series(hash_rows(rows, column, normalize=True), dtype=object)
+    return hashes.isin(hash_rows(reference, column, normalize=True)).to_numpy()
 
 
 def drop_repeated(
@@ -125,8 +125,7 @@ def drop_repeated(
 
     def report_part(name: str, description: str, fix: str, rows: pd.DataFrame, **how: Any) -> None:
         for split, positions in rows.sort_index().groupby("split", observed=True)["row"]:
-            how |= dict(rows=dataset[split], split=split)
-            report_rows(report, name, description, fix, positions, **how)
+            report_rows(report, name, description, fix, positions, dataset[split], split, **how)
 
     earliest = index.groupby("digest", sort=False)["split"].transform("min")
     leaked = index[index["split"] > earliest]
@@ -179,12 +178,9 @@ def _find_near(
     if index.empty:
         return index.index
     name = stored_column(dataset["train"], column)
-    texts = concatenate_datasets(
-        [
-            dataset[split].select_columns([name]).select(rows)
-            for split, rows in index.groupby("split", observed=True)["row"]
-        ]
-    )
+    parts = index.groupby("split", observed=True)["row"]
+    selected = [dataset[split].select_columns([name]).select(rows) for split, rows in parts]
+    texts = concatenate_datasets(selected)
     matches = _find_similar(texts, name, index["split"].to_numpy(), deduplicate=deduplicate)
     index = index.assign(match=matches)
     similar = index[matches >= 0].sort_index()

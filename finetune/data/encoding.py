@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any, Literal
 
 import numpy as np
@@ -72,20 +71,16 @@ class Frame:
                 f"{type(tokenizer).__name__} does not put its special tokens around those of the "
                 "text: use --long_texts cut, --truncation head, one --text_column"
             )
-        self._spans = [(start, start + size) for start in starts]  # of the texts in the example
+        self._spans = [slice(start, start + size) for start in starts]  # of texts in the example
         self.size = len(ids) - texts * size
 
     def row(self, *texts: list[int]) -> Columns:
         """Return the row of the tokens of as many texts."""
-        row = {}
-        for name, values in self._example.items():
-            column: list[int] = []
-            position = 0
-            for text, (begin, end) in zip(texts, self._spans, strict=True):
-                column += values[position:begin]
-                column += text if name == "input_ids" else [values[begin]] * len(text)
-                position = end
-            row[name] = column + values[position:]
+        row = {name: [*values] for name, values in self._example.items()}
+        spans = zip(texts, self._spans, strict=True)
+        for text, span in reversed([*spans]):  # so that the places of those before stay
+            for name, values in row.items():
+                values[span] = text if name == "input_ids" else values[span][:1] * len(text)
         return row
 
 
@@ -97,7 +92,6 @@ class Encoder:
         tokenizer: Of the model; its ``truncation_side`` says which end of a text is lost.
         max_length: Longer rows are truncated to this many tokens, special tokens included.
         truncation: ``head_tail`` keeps the first quarter of them and the rest from the end.
-        reads_end: Whether the head reads a text at its end token, as those of encoder-decoders do.
         parts: How many texts a row has.
 
     Raises:
@@ -107,29 +101,16 @@ class Encoder:
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     truncation: Truncation = "head"
-    reads_end: bool = False
     parts: int = 1
 
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
         """Return the outputs of the tokenizer for rows."""
         columns = self._columns(rows)
-        self.refuse_end_tokens(itertools.chain(*columns))
         if self.parts == 1 and self.truncation != "head_tail":
             return dict(self.tokenizer(*columns, truncation=True, max_length=self.max_length))
         # a fast tokenizer would make all combinations of what it truncates of both texts of a pair
         encoded_rows = [self.frame.row(*self._cut(texts)) for texts in self._tokens(columns)]
         return {name: [row[name] for row in encoded_rows] for name in encoded_rows[0]}
-
-    def refuse_end_tokens(self, texts: Iterable[str]) -> None:
-        """Refuse a text in which the tokenizer finds the end token: the head would read there."""
-        end = self.tokenizer.eos_token
-        suspects = [text for text in texts if self.reads_end and end in text]
-        for text, ids in zip(suspects, token_ids(self.tokenizer, suspects), strict=True):
-            if self.tokenizer.eos_token_id in ids:
-                raise UserError(
-                    f"the text '{shorten(text, 60)}' has '{end}', the token that ends a text for "
-                    "this model: take it out of the texts"
-                )
 
     def __post_init__(self) -> None:
         fewest = self._special_tokens + self.parts
@@ -232,7 +213,6 @@ class Windows:
 
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
         """Yield the number of its text for each window, and what the tokenizer returns for it."""
-        self.encoder.refuse_end_tokens(texts)
         for number, ids in enumerate(token_ids(self.encoder.tokenizer, texts)):
             starts = range(0, len(ids) - self.room, self.room - self.shared)
             for start in (*starts, max(0, len(ids) - self.room)):

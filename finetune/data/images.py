@@ -125,14 +125,13 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
             for batch in images.iter(512):  # that are in memory, not decoded
                 activity.advance(f"decoding images of {split}", len(results), len(rows), "images")
                 results += pool.map(check, batch["image"])
-        if problems := {row: result for row, result in enumerate(results) if result}:
-            readable = np.flatnonzero([not result for result in results])
-            splits[split] = rows.select(readable)
-            examples = "; ".join([*problems.values()][:5])
+        if (is_unusable := np.array(results, dtype=object) != "").any():
+            splits[split] = rows.select(np.flatnonzero(~is_unusable))
+            examples = "; ".join([*filter(None, results)][:5])
             description = f"with an image that cannot be used, such as {examples}"
             fix = "--drop_invalid leaves them out"
-            numbers = np.array([*problems])
-            can_drop = drop and readable.size > 0
+            numbers = np.flatnonzero(is_unusable)
+            can_drop = drop and len(numbers) < len(rows)
             refuse_or_drop(report, description, fix, numbers, rows, split, drop=can_drop)
     report.raise_errors()
     return splits

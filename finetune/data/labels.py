@@ -148,13 +148,6 @@ def natural_key(name: str) -> tuple[bool, float, str]:
     return not is_number, float(name) if is_number else 0.0, name
 
 
-def have_order(names: Sequence[str], ordered: Sequence[str]) -> bool:
-    """Return whether the order of classes is known: all are in ``ordered``, or numbers ascend."""
-    are_numbers = not any(is_word for is_word, _, _ in map(natural_key, names))
-    ascend = are_numbers and list(names) == sorted(names, key=natural_key)
-    return set(names) <= set(ordered) or ascend
-
-
 def parse_label_map(text: str | None) -> dict[str, str]:
     """Return the new names in ``--label_map``, by the labels that they stand for.
 

@@ -145,11 +145,10 @@ def _encode(
 
 def _lock(directory: Path) -> contextlib.AbstractContextManager[Any]:
     lock = FileLock(directory / ".lock")
-    try:
+    with contextlib.suppress(Timeout):
         return lock.acquire(timeout=1)
-    except Timeout:
-        activity.say("another run is tokenizing the same rows; waiting for it")
-        return lock.acquire()
+    activity.say("another run is tokenizing the same rows; waiting for it")
+    return lock.acquire()
 
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:
@@ -200,5 +199,4 @@ def _end_with_parent() -> None:
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_end_with_parent)
+os.register_at_fork(after_in_child=_end_with_parent)

@@ -212,10 +212,9 @@ class TextRecipe(Recipe, TextOptions):
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
 
-        config = self.model_config
-        reads_end = config is not None and config.is_encoder_decoder
+        _ = self.model_config  # which may reduce max_length
         parts = len(self.columns_read())
-        return Encoder(self.processing_class(), self.max_length, self.truncation, reads_end, parts)
+        return Encoder(self.processing_class(), self.max_length, self.truncation, parts)
 
     @property
     def windows(self) -> Windows | None:

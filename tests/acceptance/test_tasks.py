@@ -1062,16 +1062,6 @@ def test_a_family_trains_resumes_and_predicts(family: str, tmp_path: Path) -> No
 
 
 @pytest.mark.contract("B5")
-def test_a_text_with_the_token_at_which_t5_reads_it_is_refused(tmp_path: Path) -> None:
-    base = write("t5", tmp_path / "base")
-    rows = [{"text": f"place {n} was <s>dull</s>", "label": "ab"[n % 2]} for n in range(40)]
-    with pytest.raises(
-        finetune.UserError, match=r"the text 'place \d+ was <s>dull</s>' has '</s>'"
-    ):
-        finetune.train("text", dataset=rows, model=str(base), global_batch_size=8)
-
-
-@pytest.mark.contract("B5")
 def test_the_documented_families_are_those_tested() -> None:
     page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| ([\w-]+) \| \w+ForSequenceClassification", page, re.MULTILINE)
