@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from transformers import BaseImageProcessor, TrainerCallback
 
-from finetune.data import ROW
 from finetune.data.images import decode
 from finetune.errors import UserError
 
@@ -127,8 +126,7 @@ class Collator:
         }
 
     def _pixels(self, row: dict[str, Any]) -> np.ndarray:
-        number = row.get(DRAWN_FROM, row.get(ROW))
-        image = decode(row["image"], f"row {number}")
+        image = decode(row["image"])
         if DRAWN_FROM in row:
             image = self.augmentation(image, row[DRAWN_FROM])
         return np.asarray(self.processor(image)["pixel_values"][0], dtype=np.float32)

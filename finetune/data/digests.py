@@ -125,7 +125,8 @@ def drop_repeated(
 
     def report_part(name: str, description: str, fix: str, rows: pd.DataFrame, **how: Any) -> None:
         for split, positions in rows.sort_index().groupby("split", observed=True)["row"]:
-            report_rows(report, name, description, fix, positions, dataset[split], split, **how)
+            how |= dict(rows=dataset[split], split=split)
+            report_rows(report, name, description, fix, positions, **how)
 
     earliest = index.groupby("digest", sort=False)["split"].transform("min")
     leaked = index[index["split"] > earliest]

@@ -23,12 +23,11 @@ from finetune.errors import Report, UserError
 from finetune.runtime import activity
 
 
-def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Image.Image:
-    """Return an image as RGB; refuse one that cannot be decoded, by its path or ``name``.
+def decode(image: Mapping[str, Any], *, is_draft: bool = False) -> Image.Image:
+    """Return an image as RGB; refuse one that cannot be decoded, by its path if it has one.
 
     Args:
         image: Its ``bytes``, or else its ``path``, as ``datasets.Image(decode=False)`` has them.
-        name: For the message, if the image has no path.
         is_draft: Whether an eighth of the pixels of a JPEG do, of the whole file.
     """
     try:
@@ -41,7 +40,7 @@ def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Im
     except Exception as error:  # Pillow raises many kinds, depending on the file
         reason = str(error).partition("\n")[0] or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else reason
-        place = image.get("path") or name
+        place = image.get("path") or "an image"
         raise UserError(f"{place} cannot be decoded as an image: {reason}") from error
 
 
@@ -59,7 +58,7 @@ def _convert(image: Image.Image) -> Image.Image:
 
 def thumbnail(image: Mapping[str, Any]) -> bytes:
     """Return a JPEG of an image, at most 64 pixels wide and high."""
-    small = decode(image, "an image")
+    small = decode(image)
     buffer = io.BytesIO()
     small.thumbnail((64, 64))
     small.save(buffer, "JPEG", quality=85)
@@ -111,7 +110,7 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
         if not image or not (image["bytes"] or image["path"]):
             return "no image"
         try:
-            decode(image, "an image", is_draft=True)
+            decode(image, is_draft=True)
         except UserError as error:
             return str(error)
         return ""
