@@ -116,10 +116,8 @@ class Collator:
         """Return the batch of prepared rows; refuse images that do not get the same size."""
         pixels = [self._pixels(row) for row in rows]
         if len({image.shape for image in pixels}) > 1:
-            raise UserError(
-                f"{type(self.processor).__name__} does not bring images to one size: expected an "
-                "image processor with do_resize"
-            )
+            name = type(self.processor).__name__
+            raise UserError(f"{name} does not bring images to one size: expected do_resize")
         return {
             "pixel_values": torch.from_numpy(np.stack(pixels)),
             "labels": torch.from_numpy(self.targets([row["label"] for row in rows])),

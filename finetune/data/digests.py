@@ -43,7 +43,6 @@ _SIMILARITY = 0.8
 _PERMUTATIONS, _BANDS = 128, 32
 #: Rows of a band that the next one is compared with, and pairs that are verified, at most.
 _MOST_IN_BAND, _MOST_VERIFIED = 100, 50
-_MOST_SETS = 1024  # rows whose word pairs are in memory
 #: What is not the single space between two words.
 _BLANKS = ("  ", "\n", "\r", "\t", "\xa0")
 #: Scripts without spaces between words: each letter is a word.
@@ -236,7 +235,7 @@ def _find_similar(
     candidates = np.flatnonzero((bands >= 0).any(axis=1))
     members: dict[int, list[int]] = defaultdict(list)  # rows by band
     matches = np.full(len(rows), -1)
-    read_pairs = lru_cache(_MOST_SETS)(lambda row: _word_pairs(rows[row][column]))
+    read_pairs = lru_cache(1024)(lambda row: _word_pairs(rows[row][column]))
     for count, row in enumerate(candidates.tolist()):
         activity.advance("comparing", count, len(candidates))
         bands_of_row = bands[row][bands[row] >= 0].tolist()

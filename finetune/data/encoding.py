@@ -54,7 +54,7 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Itera
 
 
 class Frame:
-    """The ``size`` special tokens that a tokenizer puts around a text, or those of a pair.
+    """The special tokens that a tokenizer puts around a text, or those of a pair.
 
     Raises:
         UserError: If the tokens of a text are not among those with special tokens.
@@ -67,12 +67,10 @@ class Frame:
         size = len(sample)
         starts = [n for n in range(len(ids)) if ids[n : n + size] == sample] if size else []
         if len(starts) != texts:
-            raise UserError(
-                f"{type(tokenizer).__name__} does not put its special tokens around those of the "
-                "text: use --long_texts cut, --truncation head, one --text_column"
-            )
+            name = type(tokenizer).__name__
+            hint = "use --long_texts cut, --truncation head, one --text_column"
+            raise UserError(f"{name} does not put special tokens around those of a text: {hint}")
         self._spans = [slice(start, start + size) for start in starts]  # of texts in the example
-        self.size = len(ids) - texts * size
 
     def row(self, *texts: list[int]) -> Columns:
         """Return the row of the tokens of as many texts."""
@@ -103,6 +101,12 @@ class Encoder:
     truncation: Truncation = "head"
     parts: int = 1
 
+    def __post_init__(self) -> None:
+        fewest = self.special_tokens + self.parts
+        if self.max_length < fewest:
+            texts = f"{counted(self.parts, 'text')} and special tokens"
+            raise UserError(f"--max_length {self.max_length}: {texts} take {fewest} or more")
+
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
         """Return the outputs of the tokenizer for rows."""
         columns = self._columns(rows)
@@ -112,18 +116,10 @@ class Encoder:
         encoded_rows = [self.frame.row(*self._cut(texts)) for texts in self._tokens(columns)]
         return {name: [row[name] for row in encoded_rows] for name in encoded_rows[0]}
 
-    def __post_init__(self) -> None:
-        fewest = self._special_tokens + self.parts
-        if self.max_length < fewest:
-            raise UserError(
-                f"--max_length {self.max_length}: {counted(self.parts, 'text')} of a row, and "
-                f"special tokens, take {fewest} tokens or more"
-            )
-
     def whole_lengths(self, rows: Sequence[Read]) -> np.ndarray:
         """Return how many tokens rows have, special ones too, not truncated, shape ``(rows,)``."""
         counts = [sum(map(len, texts)) for texts in self._tokens(self._columns(rows))]
-        return np.array(counts, dtype=np.int64) + self._special_tokens
+        return np.array(counts, dtype=np.int64) + self.special_tokens
 
     @functools.cached_property
     def _is_pair(self) -> bool:
@@ -143,20 +139,18 @@ class Encoder:
         return text, next(token_ids(self.tokenizer, [text]))
 
     @property
-    def _special_tokens(self) -> int:
+    def special_tokens(self) -> int:
+        """How many a row has, those between its parts too."""
         around = self.tokenizer.num_special_tokens_to_add(pair=self._is_pair)
         return int(around) + (self.parts - 1) * len(self._separator[1])
 
-    def _columns(self, rows: Sequence[Read]) -> list[Sequence[str]]:
+    def _columns(self, rows: Sequence[Read]) -> list[list[str]]:
         """Return the texts of rows, or each of their parts, as columns."""
-        columns: list[Sequence[str]] = [
-            *zip(*([row] if isinstance(row, str) else row for row in rows), strict=True)
-        ]
+        parts = ([row] if isinstance(row, str) else row for row in rows)
+        columns = [*map(list, zip(*parts, strict=True))]
         if columns and len(columns) != self.parts:
-            raise UserError(
-                f"the recipe loads rows of {len(columns)} texts and reads {self.parts}: it needs "
-                "--text_columns, and a load() that calls labelled()"
-            )
+            hint = "it needs --text_columns, and a load() that calls labelled()"
+            raise UserError(f"the recipe loads rows of {len(columns)} texts: {hint}")
         return columns
 
     def _tokens(self, columns: Sequence[Sequence[str]]) -> Iterator[list[list[int]]]:
@@ -175,7 +169,7 @@ class Encoder:
         """Return the two parts of a pair, or all joined, cut to ``max_length``. The longest is
         truncated first; of equally long ones the last has more, as with fast tokenizers.
         """
-        room = self.max_length - self._special_tokens
+        room = self.max_length - self.special_tokens
         if self.truncation == "head_tail":  # of one text
             (ids,) = parts
             head = self.max_length // _HEAD
@@ -201,15 +195,12 @@ class Windows:
     """
 
     def __init__(self, encoder: Encoder, stride: int | None = None) -> None:
-        special = encoder.frame.size
         self.encoder = encoder
-        self.room = encoder.max_length - special  # tokens of text
+        self.room = encoder.max_length - encoder.special_tokens  # tokens of text
         self.shared = min(encoder.max_length // 4, self.room - 1) if stride is None else stride
         if not 0 <= self.shared < self.room:
-            raise UserError(
-                f"--stride {stride}: expected 0 to {self.room - 1} with --max_length "
-                f"{encoder.max_length}, {special} of them special tokens"
-            )
+            limit = f"expected 0 to {self.room - 1} with --max_length {encoder.max_length}"
+            raise UserError(f"--stride {stride}: {limit}")
 
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
         """Yield the number of its text for each window, and what the tokenizer returns for it."""

@@ -82,10 +82,8 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     has_images = isinstance(feature, datasets.Image) or is_struct or "binary" in dtype
     is_free = column == "image" or "image" not in rows.column_names
     if not is_free or not (has_images or "string" in dtype):
-        raise UserError(
-            f"--image_column {column}: expected images or paths, and no other column 'image'; "
-            f"found {feature}"
-        )
+        expected = "expected images or paths, and no other column 'image'"
+        raise UserError(f"--image_column {column}: {expected}; found {feature}")
     if not has_images:
         path = Path(dataset).expanduser().absolute()
         folder = path if path.is_dir() else path.parent

@@ -159,10 +159,8 @@ def make_splits(
         reasons = (finding.message for finding in report.findings if finding.split == "train")
         raise UserError(f"no training rows are left: {'; '.join(reasons)}")
     if plan.time_column and {*HELD_OUT} <= dataset.keys():
-        report.info(
-            f"--time_column {plan.time_column}: the data has validation and test splits, so that "
-            "no rows are split off by time"
-        )
+        reason = "the data has all splits, no rows are split off by time"
+        report.info(f"--time_column {plan.time_column}: {reason}")
     if not targets.are_classes(dataset["train"]):
         index = _join_texts(index)
     strata = {name: targets.strata(rows) for name, rows in dataset.items()}

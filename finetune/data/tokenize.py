@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, List, Value, arrow_dataset
 from datasets.fingerprint import Hasher
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from joblib import cpu_count
 
 from finetune.data import caches
@@ -113,7 +112,7 @@ def tokenize(
         num_proc = count if count > 1 else None  # 1 would start another process
         options |= dict(num_proc=num_proc, cache_file_name=f"{directory}/rows.arrow")
         try:
-            with _lock(directory):
+            with FileLock(directory / ".lock"):
                 with contextlib.suppress(pa.ArrowInvalid, OSError):
                     tokenized[split] = _map(rows, encode, work, **options)
                 if split not in tokenized or len(first_lengths(tokenized[split])) != len(rows):
@@ -141,14 +140,6 @@ def _encode(
         columns[COLUMN] = np.asarray(numbers)[[*places]]
         labels = labels[[*places]]
     return {**columns, "labels": labels, "length": [*map(len, columns["input_ids"])]}
-
-
-def _lock(directory: Path) -> contextlib.AbstractContextManager[Any]:
-    lock = FileLock(directory / ".lock")
-    with contextlib.suppress(Timeout):
-        return lock.acquire(timeout=1)
-    activity.say("another run is tokenizing the same rows; waiting for it")
-    return lock.acquire()
 
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:
