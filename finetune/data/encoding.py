@@ -141,8 +141,8 @@ class Encoder:
     @property
     def special_tokens(self) -> int:
         """How many a row has, those between its parts too."""
-        around = self.tokenizer.num_special_tokens_to_add(pair=self._is_pair)
-        return int(around) + (self.parts - 1) * len(self._separator[1])
+        special = self.tokenizer.num_special_tokens_to_add(pair=self._is_pair)
+        return int(special) + (self.parts - 1) * len(self._separator[1])
 
     def _columns(self, rows: Sequence[Read]) -> list[list[str]]:
         """Return the texts of rows, or each of their parts, as columns."""
