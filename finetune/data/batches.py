@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from transformers import BaseImageProcessor, TrainerCallback
 
-from finetune.data import ROW
 from finetune.data.images import decode
 from finetune.errors import UserError
 
@@ -39,11 +38,6 @@ def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
         sizes.append(min(max(1, budget // max(1, int(lengths[start]))), len(lengths) - start))
         start += sizes[-1]
     return sizes
-
-
-def split(order: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Split ``order`` into batches of these sizes."""
-    return np.split(order, np.cumsum(sizes)[:-1]) if sizes else []
 
 
 def lengths_of(rows: Any, column: str) -> np.ndarray | None:
@@ -122,18 +116,15 @@ class Collator:
         """Return the batch of prepared rows; refuse images that do not get the same size."""
         pixels = [self._pixels(row) for row in rows]
         if len({image.shape for image in pixels}) > 1:
-            raise UserError(
-                f"{type(self.processor).__name__} does not bring images to one size: expected an "
-                "image processor with do_resize"
-            )
+            name = type(self.processor).__name__
+            raise UserError(f"{name} does not bring images to one size: expected do_resize")
         return {
             "pixel_values": torch.from_numpy(np.stack(pixels)),
             "labels": torch.from_numpy(self.targets([row["label"] for row in rows])),
         }
 
     def _pixels(self, row: dict[str, Any]) -> np.ndarray:
-        number = row.get(DRAWN_FROM, row.get(ROW))
-        image = decode(row["image"], f"row {number}")
+        image = decode(row["image"])
         if DRAWN_FROM in row:
             image = self.augmentation(image, row[DRAWN_FROM])
         return np.asarray(self.processor(image)["pixel_values"][0], dtype=np.float32)

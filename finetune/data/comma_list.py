@@ -52,9 +52,8 @@ def format_option(value: Any, form: str, flag: str) -> Any:
     are_named = "=" in form and not any("=" in str(name) for name in pairs)
     is_valid = words and are_plain and all(str(word).strip() for word in words)
     if not is_valid or isinstance(value, set | frozenset) or (pairs and not are_named):
-        raise UserError(
-            f"{flag}: expected {form}, or a list or mapping of texts and numbers, found {value!r}"
-        )
+        expected = f"expected {form}, or a list or mapping of texts and numbers"
+        raise UserError(f"{flag}: {expected}, found {value!r}")
     if pairs:
         return join_values(f"{name}={word}" for name, word in pairs.items())
     return join_values(map(str, words))

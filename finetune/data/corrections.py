@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from datasets import Dataset, DatasetDict, List
 
-from finetune.data import arrow, digests, targets
+from finetune.data import digests, targets
 from finetune.data.labels import list_names, parse_list, parse_number
 from finetune.data.prediction_columns import PREFIX, free_name, json_text
 from finetune.data.read import existing, read_file
@@ -74,8 +74,7 @@ def read_suspects(path: Path) -> pd.DataFrame:
                 f"a {FILE} of report or check, of which only 'new_label' is edited"
             )
         texts = pd.Series(["" if value is None else str(value) for value in rows[column][:]])
-        is_label = name in ("label", "new_label")  # whose blanks count
-        lines[name] = texts.where(texts.str.strip() != "", "") if is_label else texts.str.strip()
+        lines[name] = texts.where(texts.str.strip() != "", "")  # blanks around a label count
     return lines
 
 
@@ -93,10 +92,8 @@ def row_digests(rows: Dataset, column: str) -> list[str]:
     """Return the digests by which rows are found again; ``column`` is what the model reads."""
     if column != "text":
         return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column)]
-    text_digests = np.empty(len(rows), dtype=object)
-    for numbers, texts in arrow.pieces(rows, column):
-        text_digests[numbers] = [*map(text_digest, texts.to_pylist())]
-    return list(text_digests)
+    batches = rows.select_columns([column]).iter(1000)
+    return [text_digest(text) for batch in batches for text in batch[column]]
 
 
 def label_text(rows: Dataset, label: Any) -> str:
@@ -126,7 +123,7 @@ def apply(
         UserError: If a file is not of these rows, names unknown labels, or is ambiguous.
     """
     data = _find_rows(splits, source, column)
-    changed = pd.Index([])
+    data["is_changed"] = False
     applied = []
     for flag, name in [(f"--{option}", name) for option in files for name in files[option]]:
         path = existing(name)
@@ -135,7 +132,7 @@ def apply(
             raise UserError(f"{flag} {name}: no row has a 'new_label' (a label, or {DROP})")
         changes = _find_changes(flag, path, lines, data, source["train"])
         data.loc[changes.index, "label"] = changes
-        changed = changed.union(changes.index)
+        data.loc[changes.index, "is_changed"] = True
         used = changes[data["part"].notna()[changes.index]]
         facts: dict[str, Any] = {}
         for kind, part in (("relabelled", used[used.notna()]), ("excluded", used[used.isna()])):
@@ -152,10 +149,10 @@ def apply(
         report.info(text, name="corrections")
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         applied.append({"file": name, "sha256": digest, **facts})
-    data = data.loc[changed]
     corrected = DatasetDict()
     for split, rows in splits.items():
-        changes = data[data["part"] == split].set_index("row")["label"]
+        is_here = data["is_changed"] & (data["part"] == split)
+        changes = data[is_here].set_index("row")["label"]
         if not changes.empty:
             labels = pd.Series(targets.values(rows), targets.source_rows(rows), dtype=object)
             labels.loc[changes.index] = changes
@@ -194,23 +191,18 @@ def _find_changes(
 
     lines = lines.reset_index(names="line").rename(columns={"label": "text"})
     pairs = lines.merge(data.reset_index(names="place"), "left", on=["split", "digest"])
-    is_lost = pairs["place"].isna() & ((pairs["new_label"] != "") | (flag == "--exclude"))
-    if is_lost.any():
-        mistakes.append(
-            f"{locate(pairs['line'][is_lost])}: {is_lost.sum():,} of {len(lines):,} rows are not "
-            "in the data, by 'split' and 'digest'; remove them, or give the file of this data set"
-        )
-    pairs = pairs.dropna(subset="label")  # the others are left out already
-    texts = pairs["label"].map(partial(label_text, train))
+    is_gone = pairs["place"].notna() & pairs["label"].isna()  # left out by a file before
+    texts = pairs["label"].map(partial(label_text, train), "ignore")
     is_same = texts == pairs["text"]
-    is_alike = texts.map(_normalize_label) == pairs["text"].map(_normalize_label)
+    is_alike = texts.map(_normalize_label, "ignore") == pairs["text"].map(_normalize_label)
     is_match = is_same | (is_alike & ~is_same.groupby(pairs["line"]).transform("any"))
-    is_matched = is_match.groupby(pairs["line"]).transform("any")
-    for _, other in pairs[~is_matched].groupby("line"):
+    is_found = (is_match | is_gone).groupby(pairs["line"]).transform("any")
+    unmatched = pairs[~is_found & ((pairs["new_label"] != "") | (flag == "--exclude"))]
+    if not unmatched.empty:
         mistakes.append(
-            f"{locate(other['line'])}: 'label' is '{other['text'].iloc[0]}', and the data has "
-            f"{list_names(sorted({*texts[other.index]}))} for this row: it must say which row is "
-            "meant; only 'new_label' is edited"
+            f"{locate(unmatched['line'])}: not in the data with this 'split', 'digest' and 'label' "
+            f"({list_names([*unmatched['text'].unique()])}): remove the line, or give the file of "
+            "this data set; only 'new_label' is edited"
         )
     changes = {}
     for row, requests in pairs[is_match].groupby("place"):

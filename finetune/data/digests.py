@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import xxhash
-from datasets import Dataset, DatasetDict, Image, concatenate_datasets
+from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from finetune.data import arrow, images, targets
 from finetune.data.targets import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows, source_rows
@@ -43,7 +43,8 @@ _SIMILARITY = 0.8
 _PERMUTATIONS, _BANDS = 128, 32
 #: Rows of a band that the next one is compared with, and pairs that are verified, at most.
 _MOST_IN_BAND, _MOST_VERIFIED = 100, 50
-_MOST_SETS = 1024  # rows whose word pairs are in memory
+#: What is not the single space between two words.
+_BLANKS = ("  ", "\n", "\r", "\t", "\xa0")
 #: Scripts without spaces between words: each letter is a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
@@ -55,15 +56,9 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
     Where ``text`` is made of several columns, their parts are hashed, not how they are joined.
     With ``normalize`` texts that differ in white space only have the same hash.
     """
-    name = stored_column(rows, column)
-    rows = rows.select_columns([name])
-    if isinstance(rows.features[name], Image):
-        rows = rows.cast_column(name, Image(decode=False))
     hashes = np.empty(len(rows), dtype=object)
-    count = 0
-    for numbers, values in arrow.pieces(rows, name):
-        activity.advance("hashing", count, len(rows))
-        count += len(numbers)
+    for numbers, values in arrow.pieces(rows, stored_column(rows, column)):
+        activity.advance("hashing", int(numbers[0]), len(rows))
         contents = (_content(value, normalize) for value in values.to_pylist())
         hashes[numbers] = [hashlib.blake2b(part, digest_size=16).digest() for part in contents]
     return list(hashes)
@@ -74,10 +69,7 @@ def _content(value: Any, normalize: bool) -> bytes:
         return images.read_bytes(value)
     if isinstance(value, str):
         # few texts need the split, which takes five times as long as looking for its reasons
-        if normalize and (
-            value != value.strip()
-            or ("  " in value or "\n" in value or "\r" in value or "\t" in value or "\xa0" in value)
-        ):
+        if normalize and (value != value.strip() or any(map(value.__contains__, _BLANKS))):
             return " ".join(value.split()).encode()
         return value.encode()
     if isinstance(value, list) and value and isinstance(value[0], str):
@@ -99,17 +91,17 @@ def fingerprint(dataset: DatasetDict, column: str) -> str:
     if key not in _FINGERPRINTS:
         total = hashlib.sha256()
         for name in names:
-            hashes = hash_rows(dataset[name], column)
             labels = (str(label).encode() for label in targets.values(dataset[name]))
-            total.update(name.encode() + b"".join(map(bytes.__add__, hashes, labels)))
+            contents = map(bytes.__add__, hash_rows(dataset[name], column), labels)
+            total.update(name.encode() + b"".join(contents))
         _FINGERPRINTS[key] = total.hexdigest()[:16]
     return _FINGERPRINTS[key]
 
 
 def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:
     """Return which rows are also in ``reference``, white space aside, shape ``(rows,)``."""
-    known = {*hash_rows(reference, column, normalize=True)}
-    return np.array([digest in known for digest in hash_rows(rows, column, normalize=True)], bool)
+    hashes = pd.Series(hash_rows(rows, column, normalize=True), dtype=object)
+    return hashes.isin(hash_rows(reference, column, normalize=True)).to_numpy()
 
 
 def drop_repeated(
@@ -186,12 +178,9 @@ def _find_near(
     if index.empty:
         return index.index
     name = stored_column(dataset["train"], column)
-    texts = concatenate_datasets(
-        [
-            dataset[split].select_columns([name]).select(rows)
-            for split, rows in index.groupby("split", observed=True)["row"]
-        ]
-    )
+    parts = index.groupby("split", observed=True)["row"]
+    selected = [dataset[split].select_columns([name]).select(rows) for split, rows in parts]
+    texts = concatenate_datasets(selected)
     matches = _find_similar(texts, name, index["split"].to_numpy(), deduplicate=deduplicate)
     index = index.assign(match=matches)
     similar = index[matches >= 0].sort_index()
@@ -230,15 +219,13 @@ def _find_similar(
 
     signatures = np.zeros((len(rows), _PERMUTATIONS), np.uint32)
     blank = MinHash(_PERMUTATIONS, hashfunc=int, scheme="affine32")
-    count = 0
     for numbers, values in arrow.pieces(rows, column):
-        activity.advance("looking for near duplicates", count, len(rows))
+        activity.advance("looking for near duplicates", int(numbers[0]), len(rows))
         for row, value in zip(numbers.tolist(), values.to_pylist(), strict=True):
             sketch = blank.copy()
             for part, pairs in enumerate(_word_pairs(value)):
                 sketch.update_batch([(part + pair) & (2**32 - 1) for pair in pairs])
             signatures[row] = sketch.hashvalues
-        count += len(numbers)
     # the number of each band that a row shares with others, else -1
     bands = np.full((len(rows), _BANDS), -1)
     for place, columns in enumerate(np.split(signatures, _BANDS, axis=1)):
@@ -248,7 +235,7 @@ def _find_similar(
     candidates = np.flatnonzero((bands >= 0).any(axis=1))
     members: dict[int, list[int]] = defaultdict(list)  # rows by band
     matches = np.full(len(rows), -1)
-    read_pairs = lru_cache(_MOST_SETS)(lambda row: _word_pairs(rows[row][column]))
+    read_pairs = lru_cache(1024)(lambda row: _word_pairs(rows[row][column]))
     for count, row in enumerate(candidates.tolist()):
         activity.advance("comparing", count, len(candidates))
         bands_of_row = bands[row][bands[row] >= 0].tolist()

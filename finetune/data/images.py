@@ -23,12 +23,11 @@ from finetune.errors import Report, UserError
 from finetune.runtime import activity
 
 
-def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Image.Image:
-    """Return an image as RGB; refuse one that cannot be decoded, by its path or ``name``.
+def decode(image: Mapping[str, Any], *, is_draft: bool = False) -> Image.Image:
+    """Return an image as RGB; refuse one that cannot be decoded, by its path if it has one.
 
     Args:
         image: Its ``bytes``, or else its ``path``, as ``datasets.Image(decode=False)`` has them.
-        name: For the message, if the image has no path.
         is_draft: Whether an eighth of the pixels of a JPEG do, of the whole file.
     """
     try:
@@ -41,7 +40,7 @@ def decode(image: Mapping[str, Any], name: str, *, is_draft: bool = False) -> Im
     except Exception as error:  # Pillow raises many kinds, depending on the file
         reason = str(error).partition("\n")[0] or type(error).__name__
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else reason
-        place = image.get("path") or name
+        place = image.get("path") or "an image"
         raise UserError(f"{place} cannot be decoded as an image: {reason}") from error
 
 
@@ -59,7 +58,7 @@ def _convert(image: Image.Image) -> Image.Image:
 
 def thumbnail(image: Mapping[str, Any]) -> bytes:
     """Return a JPEG of an image, at most 64 pixels wide and high."""
-    small = decode(image, "an image")
+    small = decode(image)
     buffer = io.BytesIO()
     small.thumbnail((64, 64))
     small.save(buffer, "JPEG", quality=85)
@@ -83,10 +82,8 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     has_images = isinstance(feature, datasets.Image) or is_struct or "binary" in dtype
     is_free = column == "image" or "image" not in rows.column_names
     if not is_free or not (has_images or "string" in dtype):
-        raise UserError(
-            f"--image_column {column}: expected images or paths, and no other column 'image'; "
-            f"found {feature}"
-        )
+        expected = "expected images or paths, and no other column 'image'"
+        raise UserError(f"--image_column {column}: {expected}; found {feature}")
     if not has_images:
         path = Path(dataset).expanduser().absolute()
         folder = path if path.is_dir() else path.parent
@@ -111,7 +108,7 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
         if not image or not (image["bytes"] or image["path"]):
             return "no image"
         try:
-            decode(image, "an image", is_draft=True)
+            decode(image, is_draft=True)
         except UserError as error:
             return str(error)
         return ""
@@ -125,14 +122,13 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
             for batch in images.iter(512):  # that are in memory, not decoded
                 activity.advance(f"decoding images of {split}", len(results), len(rows), "images")
                 results += pool.map(check, batch["image"])
-        if problems := {row: result for row, result in enumerate(results) if result}:
-            readable = np.flatnonzero([not result for result in results])
-            splits[split] = rows.select(readable)
-            examples = "; ".join([*problems.values()][:5])
+        if (is_unusable := np.array(results, dtype=object) != "").any():
+            splits[split] = rows.select(np.flatnonzero(~is_unusable))
+            examples = "; ".join([*filter(None, results)][:5])
             description = f"with an image that cannot be used, such as {examples}"
             fix = "--drop_invalid leaves them out"
-            numbers = np.array([*problems])
-            can_drop = drop and readable.size > 0
+            numbers = np.flatnonzero(is_unusable)
+            can_drop = drop and len(numbers) < len(rows)
             refuse_or_drop(report, description, fix, numbers, rows, split, drop=can_drop)
     report.raise_errors()
     return splits

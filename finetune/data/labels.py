@@ -148,13 +148,6 @@ def natural_key(name: str) -> tuple[bool, float, str]:
     return not is_number, float(name) if is_number else 0.0, name
 
 
-def have_order(names: Sequence[str], ordered: Sequence[str]) -> bool:
-    """Return whether the order of classes is known: all are in ``ordered``, or numbers ascend."""
-    are_numbers = not any(is_word for is_word, _, _ in map(natural_key, names))
-    ascend = are_numbers and list(names) == sorted(names, key=natural_key)
-    return set(names) <= set(ordered) or ascend
-
-
 def parse_label_map(text: str | None) -> dict[str, str]:
     """Return the new names in ``--label_map``, by the labels that they stand for.
 
@@ -323,9 +316,9 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
     numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}
     if unknown := targets.counts(rows).keys() - numbers.keys():
         listing = list_names(sorted((source[number] for number in unknown), key=natural_key))
+        expected = f"(it knows: {list_names(names)})"
         report.fail(
-            f"the data has labels that the model does not know: {listing} (it knows: "
-            f"{list_names(names)})",
+            f"the data has labels that the model does not know: {listing} {expected}",
             split=split,
             rows=targets.first_row(rows, unknown),
             fix="--label_map OLD=NEW renames labels",
@@ -335,8 +328,8 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
         sorted(numbers[number] for number in label) if is_set else numbers[label]
         for label in targets.values(rows)
     ]
-    feature: Any = ClassLabel(names=[*names])
-    feature = List(feature) if is_set else feature
+    label = ClassLabel(names=[*names])
+    feature: Any = List(label) if is_set else label
     return rows.remove_columns("label").add_column("label", labels, feature=feature)
 
 
@@ -359,17 +352,13 @@ def encode_numbers(
         parsed = []
         for column in group:
             values = np.array([*map(parse_number, column.values), None], dtype=float)
-            with np.errstate(over="ignore"):
-                numbers = values.astype(np.float32)[column.codes]  # -1 is the last one: missing
-            numbers[~np.isfinite(numbers)] = np.nan
+            values[np.abs(values) > np.finfo(np.float32).max] = np.nan
+            numbers = values.astype(np.float32)[column.codes]  # -1 is the last one: missing
             parsed.append(numbers)
             invalid = np.flatnonzero(np.isnan(numbers) & (column.codes >= 0))
             if len(invalid):
                 example = column.values[column.codes[invalid[0]]]
-                description = (
-                    f"with a value that is not a finite number in '{column.name}', such as "
-                    f"'{example}'"
-                )
+                description = f"with no finite number in '{column.name}', such as '{example}'"
                 fix = f"{EXPECTED.format(separator=';')}; --drop_invalid leaves these rows out"
                 drop = options.drop_invalid
                 refuse_or_drop(report, description, fix, invalid, column.rows, split, drop=drop)

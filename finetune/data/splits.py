@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,7 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
 from finetune.data import arrow, targets
-from finetune.data.columns import describe_columns, similar_names
+from finetune.data.columns import describe_columns
 from finetune.data.digests import drop_repeated
 from finetune.data.prediction_columns import OF_DATA
 from finetune.data.targets import refuse_or_drop, report_rows
@@ -87,17 +86,15 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
         columns = describe_columns(train, column)
         raise UserError(f"{flag}: no column '{column}' in the train data{columns}")
     is_train = index["split"] == "train"
+    description = f"with no {kind} in '{column}'"
     fix = "--drop_invalid leaves them out"
-    report_unusable = partial(refuse_or_drop, report, drop=plan.drop_invalid)
     if kind == "time":
         texts = _read_texts(train, column, flag)
         times = _read_times(texts)
         index.loc[is_train, "time"] = index["row"].map(times)
         if len(unreadable := texts[times.isna()].dropna()):
-            example = unreadable.iloc[0]
-            description = f"with a value in '{column}' that is no time, such as {example!r}"
-            expected = f"{flag} takes numbers, or dates like 2024-01-31; {fix}"
-            report_unusable(description, expected, unreadable.index, train, "train")
+            description += f", or one like {unreadable.iloc[0]!r}"
+            fix = f"{flag} takes numbers, or dates like 2024-01-31; {fix}"
     else:
         groups = []
         for split in splits:
@@ -106,27 +103,20 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
             else:
                 groups.append(pd.Series(index=range(len(dataset[split])), dtype=object))
                 report.info(f"{flag}: the {split} data has no such column, and is used as it is")
-        texts = groups[-1]  # of training
-        codes, names = pd.factorize(pd.concat(groups))
+        codes = pd.factorize(pd.concat(groups))[0]
         index["group"] = np.where(codes < 0, np.nan, codes)
-        if similar := similar_names(names):
-            listing = "; ".join(" and ".join(map(repr, group)) for group in similar[:5])
-            report.warning(
-                f"{flag}: similar groups kept apart: {listing}{'; ...' * (len(similar) > 5)}",
-                fix="to merge them, make them identical in the data",
-            )
-    missing = texts.index[texts.isna()]
-    report_unusable(f"with no {kind} in '{column}'", fix, missing, train, "train")
+    is_unusable = is_train & index[kind].isna()
+    rows = index["row"][is_unusable]
+    refuse_or_drop(report, description, fix, rows, train, "train", plan.drop_invalid)
     report.raise_errors()
-    index = index[~(is_train & index[kind].isna())]
+    index = index[~is_unusable]
     if kind == "time":
         return index
     codes = index["split"].cat.codes
     is_shared = codes > codes.groupby(index["group"]).transform("min")
-    report_dropped = partial(report_rows, report, "dropped_rows")
     description = f"whose '{column}' held-out data has too"
     for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
-        report_dropped(description, "left out", rows, dataset[split], split)
+        report_rows(report, "dropped_rows", description, "left out", rows, dataset[split], split)
     return index[~is_shared]
 
 
@@ -169,10 +159,8 @@ def make_splits(
         reasons = (finding.message for finding in report.findings if finding.split == "train")
         raise UserError(f"no training rows are left: {'; '.join(reasons)}")
     if plan.time_column and {*HELD_OUT} <= dataset.keys():
-        report.info(
-            f"--time_column {plan.time_column}: the data has validation and test splits, so that "
-            "no rows are split off by time"
-        )
+        reason = "the data has all splits, no rows are split off by time"
+        report.info(f"--time_column {plan.time_column}: {reason}")
     if not targets.are_classes(dataset["train"]):
         index = _join_texts(index)
     strata = {name: targets.strata(rows) for name, rows in dataset.items()}
@@ -336,8 +324,6 @@ def _split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) 
     rows = np.append(rows, np.arange(len(labels)))
     classes = np.append(classes, np.full(len(labels), classes.max(initial=-1) + 1))
     counts = csr_array((np.ones(len(rows), dtype=np.int64), (groups[rows], classes)))
-    counts.sum_duplicates()
-    counts.sort_indices()
     kinds: dict[tuple[bytes, bytes], list[int]] = {}
     for group in np.random.default_rng(seed).permutation(counts.shape[0]).tolist():
         cells = slice(counts.indptr[group], counts.indptr[group + 1])

@@ -10,7 +10,6 @@ model reads, beside ``text``, in which people and the bag of words read them joi
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -18,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,13 +24,12 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, Features, List, Value, arrow_dataset
 from datasets.fingerprint import Hasher
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from joblib import cpu_count
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from finetune.data import caches
 from finetune.data.digests import TEXTS, fingerprint
-from finetune.data.encoding import COLUMN, Encoder, Read, Windows, documents_of
+from finetune.data.encoding import COLUMN, Encoder, Read, Windows, first_lengths
 from finetune.errors import RunError, UserError
 from finetune.runtime import activity
 
@@ -64,15 +61,6 @@ def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
             new_fingerprint=Hasher.hash([rows._fingerprint, [*columns], "parts"]),
         )
     return splits
-
-
-def refuse_others(dataset: DatasetDict, *, several: bool) -> None:
-    """Refuse rows of several texts where ``text_columns`` is not set, and of one where it is."""
-    if any((TEXTS in rows.column_names) != several for rows in dataset.values()):
-        raise UserError(
-            f"the recipe loads rows with{'out' if several else ''} the column '{TEXTS}' of several "
-            "texts: it needs --text_columns, and a load() that calls labelled()"
-        )
 
 
 def read_by_model(rows: dict[str, list[Any]] | Dataset) -> list[Read]:
@@ -107,15 +95,15 @@ def tokenize(
     """
     encode = partial(_encode, encoder=encoder, targets=targets, windows=windows)
     cut = encoder.truncation if windows is None else f"windows {windows.shared}"
-    facts = [identity(encoder.tokenizer), encoder.max_length, cut, _VERSION]
+    facts = [Hasher.hash(encoder.tokenizer), encoder.max_length, cut, _VERSION]
     tokenized = DatasetDict()
     for split, rows in dataset.items():
         read = [name for name in ("text", TEXTS, "label") if name in rows.column_names]
         rows = rows.select_columns(read)
         work = f"tokenizing {split}"
         key = Hasher.hash([fingerprint(dataset, "text"), split, str(rows.features), *facts])
-        # texts, of which one may have many windows
-        options = dict(batch_size=1000 if windows is None else 100, new_fingerprint=key)
+        # few texts at once: one may have megabytes, or many windows
+        options = dict(batch_size=100, new_fingerprint=key)
         if not rows.cache_files and len(rows) <= _FEW:
             tokenized[split] = _map(rows, encode, work, keep_in_memory=True, **options)
             continue
@@ -124,13 +112,10 @@ def tokenize(
         num_proc = count if count > 1 else None  # 1 would start another process
         options |= dict(num_proc=num_proc, cache_file_name=f"{directory}/rows.arrow")
         try:
-            with _lock(directory):
+            with FileLock(directory / ".lock"):
                 with contextlib.suppress(pa.ArrowInvalid, OSError):
                     tokenized[split] = _map(rows, encode, work, **options)
-                texts = len(tokenized.get(split, ()))
-                if (documents := documents_of(tokenized.get(split))) is not None:
-                    texts = len(np.unique(documents))
-                if texts != len(rows):
+                if split not in tokenized or len(first_lengths(tokenized[split])) != len(rows):
                     for path in directory.glob("*.arrow"):  # cut off by a crash of the machine
                         path.unlink()
                     tokenized[split] = _map(rows, encode, work, **options)
@@ -155,31 +140,6 @@ def _encode(
         columns[COLUMN] = np.asarray(numbers)[[*places]]
         labels = labels[[*places]]
     return {**columns, "labels": labels, "length": [*map(len, columns["input_ids"])]}
-
-
-def _lock(directory: Path) -> contextlib.AbstractContextManager[Any]:
-    lock = FileLock(directory / ".lock")
-    try:
-        return lock.acquire(timeout=1)
-    except Timeout:
-        activity.say("another run is tokenizing the same rows; waiting for it")
-        return lock.acquire()
-
-
-def identity(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of the tokenizer without the padding and truncation that it last used."""
-    facts: list[Any] = [type(tokenizer).__name__, tokenizer.truncation_side]
-    if isinstance(tokenizer, PreTrainedTokenizerFast):
-        backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        facts.append({**backend, "padding": None, "truncation": None})
-    else:  # where its files were found is no part of it
-        places = ("_file", "_or_path", "_files_only", "_dir", "_hash", "token")
-        arguments = tokenizer.init_kwargs.items()
-        kwargs = {name: value for name, value in arguments if not name.endswith(places)}
-        facts += [tokenizer.get_vocab(), kwargs]
-    if tokenizer.split_special_tokens:
-        facts.append("split_special_tokens")
-    return str(Hasher.hash(json.dumps(facts, sort_keys=True, default=str)))
 
 
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:
@@ -230,5 +190,4 @@ def _end_with_parent() -> None:
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_end_with_parent)
+os.register_at_fork(after_in_child=_end_with_parent)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from finetune.data import ROW
-from finetune.data.batches import cut, split
+from finetune.data.batches import cut
 from finetune.data.digests import TEXTS
-from finetune.data.encoding import characters, documents_of, pooled
+from finetune.data.encoding import documents_of, pooled
 from finetune.errors import UserError
 from finetune.models import cpu
 from finetune.recipe import TextRecipe
@@ -98,7 +98,7 @@ class Predictor:
                     for inputs, rows, lengths in self._prepare(values):
                         order = np.argsort(-np.asarray(lengths), kind="stable")
                         sizes = cut(np.asarray(lengths)[order], self._batch_tokens)
-                        for batch in split(order, sizes):
+                        for batch in np.split(order, np.cumsum(sizes)[:-1]):
                             logits = executor.submit(self._forward, inputs, batch)
                             waiting.append((outputs, rows[batch], logits))
                         rows_waiting += len(order)
@@ -116,7 +116,7 @@ class Predictor:
             if rows:
                 yield self._prepare_by_recipe(rows)
             return
-        by_length = np.argsort([-characters(row) for row in rows], kind="stable")
+        by_length = np.argsort([-len("".join(row)) for row in rows], kind="stable")
         texts = [rows[number] for number in by_length]
         inputs = recipe.windows.rows(texts) if recipe.windows else _encode(recipe, texts)
         while some := list(islice(inputs, _TOKENIZED_AT_ONCE)):

@@ -284,7 +284,7 @@ class Request:
             values = [self._image(value) for value in columns[0]]
             if not isinstance(self._recipe, ImageRecipe):
                 for image in values:  # else Pillow's error would name no file
-                    images.decode(image, "an image")
+                    images.decode(image)
             return values
         if not isinstance(self._recipe, TextRecipe):
             return columns[0]

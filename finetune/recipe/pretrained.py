@@ -144,7 +144,7 @@ class TextRecipe(Recipe, TextOptions):
     def check(self) -> None:
         _ = self.model_config, self.windows
         if self.text_columns:
-            self.encoder().refuse_too_short(len(self.columns_read()))
+            self.encoder()
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -212,9 +212,9 @@ class TextRecipe(Recipe, TextOptions):
         """Return what tokenizes and truncates texts, in training and prediction alike."""
         from finetune.data.encoding import Encoder
 
-        config = self.model_config
-        reads_end = config is not None and config.is_encoder_decoder
-        return Encoder(self.processing_class(), self.max_length, self.truncation, reads_end)
+        _ = self.model_config  # which may reduce max_length
+        parts = len(self.columns_read())
+        return Encoder(self.processing_class(), self.max_length, self.truncation, parts)
 
     @property
     def windows(self) -> Windows | None:
@@ -224,10 +224,9 @@ class TextRecipe(Recipe, TextOptions):
         return None if self.long_texts == "cut" else Windows(self.encoder(), self.stride)
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        from finetune.data.tokenize import refuse_others, tokenize
+        from finetune.data.tokenize import tokenize
         from finetune.tasks import kinds
 
-        refuse_others(dataset, several=self.text_columns is not None)
         return tokenize(
             dataset,
             self.encoder(),

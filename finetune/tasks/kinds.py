@@ -61,7 +61,9 @@ def of_rows(
 def in_order(rows: Dataset, ordered_names: Sequence[str]) -> bool:
     """Return whether there are three classes or more that are in an order or ascend as numbers."""
     names = class_names(rows)
-    return len(names) >= FEWEST_ORDERED and labels.have_order(names, ordered_names)
+    are_numbers = not any(is_word for is_word, _, _ in map(labels.natural_key, names))
+    ascend = are_numbers and names == sorted(names, key=labels.natural_key)
+    return len(names) >= FEWEST_ORDERED and (set(names) <= set(ordered_names) or ascend)
 
 
 def encode_labels(

@@ -211,7 +211,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             order = order[torch.randperm(len(order), generator=generator).numpy()]
         order = order[: sum(self.sizes)]
         if self.strategy != "group_by_length":
-            return batches.split(order, self.sizes)
+            return np.split(order, np.cumsum(self.sizes)[:-1])
         assert self.lengths is not None
         if self.global_batch_size is not None:
             lengths = self.lengths
@@ -223,7 +223,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
             together = len(order)
         chunks = np.split(order, range(together, len(order), together))
         order = np.concatenate([rows[np.argsort(-lengths[rows], kind="stable")] for rows in chunks])
-        steps = batches.split(order, self.sizes)
+        steps = np.split(order, np.cumsum(self.sizes)[:-1])
         steps = [steps[index] for index in torch.randperm(len(steps), generator=generator)]
         longest = int(np.argmax([self.lengths[step].max() for step in steps]))
         steps[0], steps[longest] = steps[longest], steps[0]
