@@ -180,7 +180,7 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar())
-    trainer.throughput.take = lambda state, values: progress(
+    trainer.callback.take = lambda state, values: progress(
         Logged(state.global_step, state.max_steps, values)
     )
     assert trainer.model is not None
@@ -252,9 +252,9 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
         "train_loss": trained.training_loss,
         "train_seconds": round(seconds, 2),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "speed": trainer.throughput.summary(),
+        "speed": trainer.callback.summary(),
         "best_step": state.best_global_step if state.best_model_checkpoint else None,
-        "stopped_early": trainer.selection.stop_reason or None,
+        "stopped_early": trainer.callback.stop_reason,
         "history": state.log_history,
     }
     return validation, test, thresholds, outcome

@@ -30,7 +30,7 @@ from finetune.models.cpu import exchange
 from finetune.runtime import distributed
 from finetune.training import checkpoint
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import ModelSelection
+from finetune.training.callbacks import TrainingCallback
 from finetune.training.checkpoint import Checkpoint
 
 #: What the system and the libraries say, whose errors have no type of their own.
@@ -50,11 +50,10 @@ class CheckpointTrainer(transformers.Trainer):
     """
 
     args: FinetuneArguments
-    selection: ModelSelection
+    callback: TrainingCallback
     configuration: Mapping[str, Any] = {}
     reschedules = False
     _resumed: Path | None = None
-    _torch_state: torch.Tensor | None = None
     _grad_norm: Any = None  # until it is known to be finite
     _overflows = 0
 
@@ -127,22 +126,12 @@ class CheckpointTrainer(transformers.Trainer):
         scheduler = self.lr_scheduler
         assert optimizer is not None
         settings = [{**group, "params": None} for group in optimizer.param_groups]
-        try:
-            super()._load_optimizer_and_scheduler(checkpoint)
-        except (ValueError, KeyError) as error:  # of another optimizer
-            raise UserError(f"{checkpoint} cannot be loaded: {error}") from error
+        super()._load_optimizer_and_scheduler(checkpoint)
         if self.reschedules and isinstance(scheduler, LambdaLR):
             scheduler.base_lrs = [group["initial_lr"] for group in settings]
             rates = scheduler._last_lr = scheduler.get_lr()
             for group, new, rate in zip(optimizer.param_groups, settings, rates, strict=True):
                 group |= {**new, "params": group["params"], "lr": rate}
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Keep the state of an evaluation that has drawn since the checkpoint."""
-        super()._load_rng_state(checkpoint)
-        if self._torch_state is not None:
-            torch.set_rng_state(self._torch_state)
-            self._torch_state = None
 
     def begin_training(self) -> None:
         """After resuming, evaluate first what was not evaluated before, and save it again.
@@ -158,7 +147,8 @@ class CheckpointTrainer(transformers.Trainer):
         state.compute_steps(self.args, state.max_steps)  # type: ignore[no-untyped-call]
         if self._resumed is None:
             return
-        best = Path(self.args.output_dir or "", f"checkpoint-{state.best_global_step}")
+        directory = Path(self.args.output_dir or "")
+        best = directory / f"checkpoint-{state.best_global_step}"
         if best.exists():  # the run may have moved
             state.best_model_checkpoint = str(best)
         pending = Checkpoint.read(self._resumed).pending
@@ -169,7 +159,7 @@ class CheckpointTrainer(transformers.Trainer):
         self._total_loss_scalar -= mean  # train_loss is of the steps from here
         self._globalstep_last_logged = pending.get("last_logged_step", state.global_step)
         self._load_rng_state(str(self._resumed))
-        self.selection.on_evaluate(self.args, state, self.control)  # it may have stopped early
+        self.callback.on_evaluate(self.args, state, self.control)  # it may have stopped early
         entries = [entry for entry in state.log_history if entry["step"] == state.global_step]
         is_evaluated = any("eval_loss" in entry for entry in entries)
         epoch = state.epoch or 0.0
@@ -179,11 +169,13 @@ class CheckpointTrainer(transformers.Trainer):
         for end in ends:
             self.control = end(self.args, state, self.control)
             self.control.should_evaluate &= not is_evaluated
-            self.control.should_save &= self.control.should_evaluate
+            # also for the random numbers that the evaluation draws
+            self.control.should_save = self.control.should_evaluate
+            if self.control.should_save:
+                self._resumed = directory / f"checkpoint-{state.global_step}"
             self._maybe_log_save_evaluate(
                 self._tr_loss, None, model, None, epoch, None, time.time()
             )
-        self._torch_state = torch.get_rng_state()  # the library loads that of the checkpoint again
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """Stop before the weights change, or on an accelerator before they are used.

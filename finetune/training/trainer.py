@@ -18,9 +18,9 @@ import datasets
 import numpy as np
 import torch
 from accelerate.data_loader import prepare_data_loader
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, SequentialSampler
 from transformers import EvalPrediction, set_seed
+from transformers.trainer_pt_utils import numpy_pad_and_concatenate
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from finetune.data import batches, encoding
@@ -29,7 +29,7 @@ from finetune.runtime import lock
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint, steps
 from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import ModelSelection, StopRequests, Throughput, make_profiler
+from finetune.training.callbacks import TrainingCallback, make_profiler
 from finetune.training.checkpoint import occupy
 from finetune.training.manifest import MANIFEST
 from finetune.training.saving import CheckpointTrainer, explained
@@ -57,26 +57,21 @@ class Trainer(CheckpointTrainer):
         arguments: FinetuneArguments = kwargs["args"]
         smoothing = arguments.label_smoothing_factor
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
-        arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
-        del arguments.builds_trainer
         self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
         if self.accelerator.ddp_handler is not None:  # or DDP copies gradients, and keeps both
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.is_fsdp_enabled:
             self._shard_embeddings_once()
-        self.throughput = Throughput()
-        self.selection = ModelSelection(arguments.save_every, arguments.early_stopping_patience)
-        for callback in (self.selection, self.throughput, StopRequests(self.begin_training)):
-            self.add_callback(callback)  # the last overrules the others
+        self.callback = TrainingCallback(self.begin_training)
+        self.add_callback(self.callback)  # the last overrules the others
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
         rows = self.train_dataset
-        self._sampler = self.throughput.sampler = GlobalBatchSampler(self.args, rows)
-        self._row_weights = np.ones(len(rows))
-        if self.row_loss.class_weights:
-            self._row_weights = self.row_loss.row_weights(steps.read_labels(rows))
+        self._sampler = self.callback.sampler = GlobalBatchSampler(self.args, rows)
+        labels = steps.read_labels(rows) if self.row_loss.class_weights else np.arange(len(rows))
+        self._row_weights = self.row_loss.row_weights(labels)
         names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
         names.append("multiprocessing_context")
         loader = DataLoader(
@@ -141,9 +136,9 @@ class Trainer(CheckpointTrainer):
                     logging.getLogger("finetune").warning(moved)
         self._resumed = Path(path) if path else None
         if self.args.profile and self.is_world_process_zero():
-            self.throughput.profiler = make_profiler(self.args.profile, directory / "profile")
+            self.callback.profiler = make_profiler(self.args.profile, directory / "profile")
         try:
-            with self.throughput.profiler or contextlib.nullcontext():
+            with self.callback.profiler or contextlib.nullcontext():
                 output = super().train(path, *args, **kwargs)
         finally:
             if self.moves_runs_aside and self.args.should_save:
@@ -161,6 +156,7 @@ class Trainer(CheckpointTrainer):
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
         """Train nothing where nothing is left: the library would train one step more."""
+        facts["resume_from_checkpoint"] = self._resumed
         if not self.control.should_training_stop:
             super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
         if self.control.should_training_stop:  # what was not logged counts in train_loss
@@ -190,8 +186,7 @@ class Trainer(CheckpointTrainer):
             if not arrays:
                 return None
             if len({array.shape[1:] for array in arrays}) > 1:  # inputs, filled up with -100
-                tensors = [torch.as_tensor(row) for array in arrays for row in array]
-                arrays = [pad_sequence(tensors, batch_first=True, padding_value=-100).numpy()]
+                arrays = [functools.reduce(numpy_pad_and_concatenate, arrays)]
             rows = np.concatenate(arrays)
             return rows if order is None else rows[np.argsort(order)]
 
@@ -222,31 +217,26 @@ class Trainer(CheckpointTrainer):
             return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}
 
         self.compute_metrics = compute
+        python_state = random.getstate()
+        torch_state = torch.get_rng_state()
         work = f"an evaluation, with batches of {self.args.per_device_eval_batch_size} rows"
         try:
             with explained(self.args, work):
                 output: Any = super().evaluation_loop(dataloader, *args, **options)
-        finally:
-            self.compute_metrics = compute_metrics
-        if not restored:  # without labels
-            restored.append(restore(EvalPrediction(output.predictions, output.label_ids)))
-        outputs, labels = restored[0].predictions, restored[0].label_ids
-        result: EvalLoopOutput = output._replace(predictions=outputs, label_ids=labels)
-        return result
-
-    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Save what is trained where a signal stops an evaluation in training."""
-        python_state, torch_state = random.getstate(), torch.get_rng_state()
-        try:
-            return super().evaluate(*args, **options)
         except Stopped:
             if self.is_in_train:  # a resumed run evaluates first, from the same states
                 random.setstate(python_state)
                 torch.set_rng_state(torch_state)
                 self.save_stopped()
             raise
-        finally:  # a library that the first evaluation imports may draw, as rich does
-            random.setstate(python_state)
+        finally:
+            self.compute_metrics = compute_metrics
+            random.setstate(python_state)  # a library that is imported here may draw, as rich does
+        if not restored:  # without labels
+            restored.append(restore(EvalPrediction(output.predictions, output.label_ids)))
+        outputs, labels = restored[0].predictions, restored[0].label_ids
+        result: EvalLoopOutput = output._replace(predictions=outputs, label_ids=labels)
+        return result
 
     def _shard_embeddings_once(self) -> None:
         """Leave the module around the input embeddings out of the units that FSDP shards.
