@@ -34,8 +34,7 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed, files, lock, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint
-from finetune.training.callbacks import Bar
-from finetune.training.saving import explained
+from finetune.training.callbacks import Bar, explained
 from finetune.training.trainer import Trainer, build_trainer
 
 

@@ -11,9 +11,8 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 import torch
 from transformers import TrainingArguments
@@ -47,13 +46,6 @@ _AT_LEAST_1 = {
     *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout", "max_steps"),
 }
 _SHARES = {"label_smoothing_factor", "adam_beta1", "adam_beta2"}
-#: What is in the name of an optimizer, and the package that it needs.
-_OPTIMIZERS = {
-    **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), "torchao"),
-    **dict.fromkeys(("_8bit", "_bnb", "paged_", "lion_", "ademamix"), "bitsandbytes"),
-    **{"galore": "galore-torch", "apollo": "apollo-torch", "lomo": "lomo-optim"},
-    **{"grokadamw": "grokadamw", "schedule_free": "schedulefree"},
-}
 
 
 def _option(default: Any, help: str) -> Any:
@@ -223,14 +215,16 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         yield f"--class_sampling balanced draws rows: it needs {flags}"
     keeps_best = values.load_best_model_at_end and "no" not in (values.eval_strategy, save)
     if values.early_stopping_patience is not None and not keeps_best:
-        flags = (
-            "--eval_strategy and --save_strategy epoch (or steps), --load_best_model_at_end true"
-        )
-        yield f"--early_stopping_patience needs {flags}"
-    optimizer = str(getattr(values.optim, "value", values.optim))
-    package = next((_OPTIMIZERS[part] for part in _OPTIMIZERS if part in optimizer), None)
-    if package and find_spec(package.replace("-", "_")) is None:
-        yield f"--optim {optimizer}: not installed; pip install {package}"
+        flags = "--eval_strategy and --save_strategy other than no"
+        yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
+    if values.optim != FinetuneArguments.optim:  # the import takes a second
+        from transformers import Trainer
+
+        try:
+            Trainer.get_optimizer_cls_and_kwargs(cast(Any, values))
+        except (ImportError, ValueError, AttributeError) as error:
+            if "install" in str(error):  # others may need the model
+                yield f"--optim {getattr(values.optim, 'value', values.optim)}: {error}"
     installed = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     trackers = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
     for name in sorted(set(trackers) - {"none", "all", *installed}):

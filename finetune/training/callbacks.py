@@ -1,10 +1,12 @@
-"""What is done at the events of a training: when it saves and stops, and how fast it is."""
+"""What watches a training: when it saves and stops, how fast it is, and where memory runs out."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,15 @@ from torch.profiler import profile, schedule
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
-from finetune.errors import counted
+from finetune.errors import RunError, counted
 from finetune.runtime import activity, distributed, files, stopping
 from finetune.runtime.stopping import Stopped
+from finetune.training.arguments import FinetuneArguments
 from finetune.training.steps import GlobalBatchSampler
+
+#: What the system and the libraries say, whose errors have no type of their own.
+_DISK = ("No space left", "quota exceeded", "File too large", "StreamWriter", "unexpected pos")
+_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Cannot allocate")
 
 
 class TrainingCallback(TrainerCallback):
@@ -167,3 +174,27 @@ class Bar(ProgressCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Leave them to :class:`TrainingCallback`."""
+
+
+@contextmanager
+def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
+    """Raise a ``RunError``, with what helps, where the disk is full or an allocation failed in some
+    work like ``writing checkpoint-9``. Where Linux runs out of memory it kills the process.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        texts = "".join(traceback.format_exception(error, limit=0))  # also of what it came from
+        if any(text in texts for text in _DISK):
+            raise RunError(
+                f"the disk of {arguments.output_dir} is full: {work} failed. Free some space, then "
+                "add --resume; smaller: --save_total_limit 1, or --save_only_model true"
+            ) from error
+        if isinstance(error, MemoryError) or any(text in texts for text in _MEMORY):
+            raise RunError(
+                f"out of memory on {arguments.device} in {work}: try a larger "
+                "--gradient_accumulation_steps (the same global batch), --gradient_checkpointing "
+                "true, --precision bf16, a smaller --max_length, --global_batch_size or "
+                "--per_device_eval_batch_size"
+            ) from error
+        raise

@@ -21,8 +21,10 @@ import datasets
 import numpy as np
 import torch
 from torch.utils.data import Sampler
+from transformers import EvalPrediction
+from transformers.trainer_pt_utils import numpy_pad_and_concatenate
 
-from finetune.data import batches
+from finetune.data import batches, encoding
 from finetune.errors import UserError
 from finetune.runtime import distributed
 
@@ -136,7 +138,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def __init__(
         self, arguments: FinetuneArguments | ArgumentValues, dataset: datasets.Dataset
     ) -> None:
-        require_a_step(arguments, len(dataset))
         self.rows = len(dataset)
         self.epoch = 0
         self._ranks = distributed.ranks()
@@ -155,6 +156,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
             order = np.argsort(classes, kind="stable")
             self._rows_by_class = np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
         if self.global_batch_size is not None:
+            if self.rows < self.global_batch_size:
+                raise UserError(
+                    f"{self.rows} training rows are fewer than one global batch of "
+                    f"{self.global_batch_size}: give more rows or a smaller --global_batch_size"
+                )
             self.sizes = [self.global_batch_size] * (self.rows // self.global_batch_size)
         else:
             shares = distributed.devices_in_training(arguments.use_cpu) * self.accumulation
@@ -257,6 +263,35 @@ def read_labels(dataset: datasets.Dataset) -> np.ndarray:
     return np.asarray(dataset.with_format("numpy")[column][:])
 
 
+def restore_rows(
+    prediction: EvalPrediction, rows: np.ndarray, pooling: str | None
+) -> EvalPrediction:
+    """Return the arrays of an evaluation in the order of the data, one row a document.
+
+    They are concatenated once: the container of the library concatenates at every batch, which is
+    quadratic in rows x classes.
+
+    Args:
+        prediction: Lists of the arrays of each batch.
+        rows: The row of the data, or the document, that each evaluated row is of.
+        pooling: How the outputs of a document are pooled, as in :class:`GlobalLoss`.
+    """
+    first = np.unique(rows, return_index=True)[1]
+
+    def concatenate(arrays: Any, pooling: str | None = None) -> Any:
+        if not arrays:
+            return None
+        if len({array.shape[1:] for array in arrays}) > 1:  # inputs, filled up with -100
+            arrays = [functools.reduce(numpy_pad_and_concatenate, arrays)]
+        values = np.concatenate(arrays)
+        return values[first] if pooling is None else encoding.pooled(values, rows, pooling)
+
+    return EvalPrediction(
+        concatenate(prediction.predictions, pooling),
+        *map(concatenate, (prediction.label_ids, prediction.inputs, prediction.losses)),
+    )
+
+
 def refuse_options(
     arguments: FinetuneArguments | ArgumentValues, has_one_class: bool, has_weights: bool
 ) -> None:
@@ -264,18 +299,9 @@ def refuse_options(
     is_balanced = arguments.class_sampling == "balanced"
     if is_balanced and has_weights:
         raise UserError("--class_weights and --class_sampling balanced are mutually exclusive")
-    if is_balanced and not has_one_class:
-        flags = "leave it out (several labels a row: --class_weights balanced)"
-        raise UserError(f"--class_sampling balanced needs one class a row; {flags}")
-    if arguments.label_smoothing_factor and not has_one_class:
-        raise UserError("--label_smoothing_factor needs one class a row: leave it out")
-
-
-def require_a_step(arguments: FinetuneArguments | ArgumentValues, rows: int) -> None:
-    """Raise a ``UserError`` if the rows, not tokenized yet, are fewer than one global batch."""
-    size = arguments.global_batch_size
-    if size is not None and rows < size:
-        raise UserError(
-            f"{rows} training rows are fewer than one global batch of {size}: give more rows or a "
-            "smaller --global_batch_size"
-        )
+    need_one_class = {
+        "--class_sampling balanced needs one class a row, or --class_weights balanced": is_balanced,
+        "--label_smoothing_factor needs one class a row": arguments.label_smoothing_factor > 0,
+    }
+    if not has_one_class and any(need_one_class.values()):
+        raise UserError(*(message for message, is_set in need_one_class.items() if is_set))
