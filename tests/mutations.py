@@ -98,7 +98,7 @@ MUTATIONS = (
     Mutation(
         "class weights change the divisor of the loss but not the rows",
         "finetune/training/steps.py",
-        "return losses * logits.new_tensor(self.class_weights)[labels]",
+        "return losses * logits.new_tensor(weights)[labels] if weights else losses",
         "return losses",
         ("B3",),
     ),

@@ -222,7 +222,7 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
     trainer.compute_metrics = compute_metrics
     seconds = time.perf_counter() - started
-    trainer.require_finite_weights()
+    trainer.require_finite()
     layer = None
     thresholds = None
     try:

@@ -178,7 +178,6 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     gpus = torch.accelerator.device_count()
     save = values.save_strategy
     sampling = values.train_sampling_strategy
-    compiles = values.torch_compile or values.torch_compile_backend or values.torch_compile_mode
     for name, reason in _REFUSED.items():
         if getattr(values, name):
             yield f"--{name}: {reason}"
@@ -206,9 +205,8 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
     if values.save_every > 1 and save != "epoch":
         yield "--save_every counts epochs: it needs --save_strategy epoch"
-    if values.max_tokens_per_batch and (sampling != "group_by_length" or compiles):
-        flags = "--train_sampling_strategy group_by_length and no --torch_compile"
-        yield f"--max_tokens_per_batch, whose steps differ in shape, needs {flags}"
+    if values.max_tokens_per_batch and sampling != "group_by_length":
+        yield "--max_tokens_per_batch needs --train_sampling_strategy group_by_length"
     is_balanced = values.class_sampling == "balanced"
     if is_balanced and (values.max_tokens_per_batch or sampling == "sequential"):
         flags = "--global_batch_size, and --train_sampling_strategy random or group_by_length"

@@ -101,9 +101,8 @@ class TrainingCallback(TrainerCallback):
             control.should_training_stop = True
             if state.global_step < state.max_steps:
                 self.stop_reason = (
-                    f"stopped early at step {state.global_step:,} of {state.max_steps:,}: "
-                    f"validation {metric} has not improved on {best[name]:.4f} (step "
-                    f"{best['step']:,}) for {counted(count, 'evaluation')}"
+                    f"stopped early at step {state.global_step:,} of {state.max_steps:,}: {metric} "
+                    f"is best at step {best['step']:,}, {counted(count, 'evaluation')} ago"
                 )
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -131,13 +131,11 @@ def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock.acquire(directory)
-    except BlockingIOError as error:
-        raise UserError(
-            f"--output_dir {directory}: a run is in progress there ({error}); "
-            "wait for it or stop it, or use another directory"
-        ) from error
     except OSError as error:
-        raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
+        reason = f"cannot be locked: {error}"
+        if isinstance(error, BlockingIOError):
+            reason = f"a run is in progress there ({error}): stop it, or use another directory"
+        raise UserError(f"--output_dir {directory}: {reason}") from error
     if not moves_aside or not _content(directory):
         return None
     if directory.name in ("", ".."):  # `.` has no name to put a number behind
@@ -228,7 +226,7 @@ def _describe_files(directory: Path) -> dict[str, dict[str, Any]]:
     files = {}
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
-        if name != Checkpoint.NAME and (path.is_symlink() or not path.is_dir()):
+        if name != Checkpoint.NAME and path.is_file():
             with path.open("rb") as file:
                 checksum = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
             files[name] = {"bytes": path.stat().st_size, "xxh3_128": checksum}

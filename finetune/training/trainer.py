@@ -1,8 +1,6 @@
 """The library's ``Trainer``, with an exact loss, steps of global batches and complete checkpoints.
 
-Methods are overridden for the reason in their first line, the private ones as they are in 5.23. The
-library writes a checkpoint; what is added is ``checkpoint.json`` (see :mod:`.checkpoint`), what the
-step still had to do, and the refusal of numbers that are not finite.
+Methods are overridden for the reason in their first line, the private ones as they are in 5.23.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import math
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,8 +73,7 @@ class Trainer(transformers.Trainer):
     _overflows = 0
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
-        arguments: FinetuneArguments = kwargs["args"]
-        smoothing = arguments.label_smoothing_factor
+        smoothing = kwargs["args"].label_smoothing_factor
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
         super().__init__(**kwargs)
         self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
@@ -231,7 +228,7 @@ class Trainer(transformers.Trainer):
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Describe the checkpoint when all processes have written it, and rotate only then."""
-        self.require_finite_weights()
+        self.require_finite()
         directory = Path(self._get_output_dir(trial))
         path = directory / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -286,16 +283,15 @@ class Trainer(transformers.Trainer):
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse a checkpoint that lacks weights: the library goes on with a warning."""
-        missing = {*load_result.missing_keys}
-        missing -= {*(getattr(self.model, "_keys_to_ignore_on_save", None) or ())}
-        if missing := missing - {*getattr(self.model, "all_tied_weights_keys", ())}:
+        names = ("_keys_to_ignore_on_save", "all_tied_weights_keys")
+        left_out = {key for name in names for key in getattr(self.model, name, None) or ()}
+        if missing := {*load_result.missing_keys} - left_out:
             raise UserError(f"the checkpoint lacks weights of the model: {', '.join(missing)}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Apply settings that ``--allow_changed`` accepts; the library restores those before."""
-        optimizer = self.optimizer
+        optimizer: Any = self.optimizer
         scheduler = self.lr_scheduler
-        assert optimizer is not None
         settings = [{**group, "params": None} for group in optimizer.param_groups]
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.reschedules and isinstance(scheduler, LambdaLR):
@@ -360,30 +356,26 @@ class Trainer(transformers.Trainer):
             self._require_finite(self.state.global_step + 1)
         return norm
 
-    def _require_finite(self, step: int) -> None:
-        """Raise ``Diverged``, on every process, if loss or gradient of this step is not finite."""
-        norm, self._grad_norm = self._grad_norm, None
-        if norm is None:
+    def require_finite(self) -> None:
+        """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
+        # with FSDP a shard is not finite on one process only, and the others would wait
+        weights = () if self.is_fsdp_enabled or self.model is None else self.model.parameters()
+        self._require_finite(self.state.global_step, weights)
+
+    def _require_finite(self, step: int, weights: Iterable[torch.Tensor] = ()) -> None:
+        if self._grad_norm is not None:
+            self._overflows = 0 if math.isfinite(self._grad_norm) else self._overflows + 1
+            self._grad_norm = None
+        is_finite = self._overflows <= (_MOST_OVERFLOWS if self.accelerator.scaler else 0)
+        if is_finite and all(bool(weight.isfinite().all()) for weight in weights):
             return
-        self._overflows = 0 if math.isfinite(norm) else self._overflows + 1
-        if self._overflows <= (_MOST_OVERFLOWS if self.accelerator.scaler is not None else 0):
-            return  # finite, or the loss scaler skips the step
         paths = checkpoint.list_checkpoints(Path(self.args.output_dir or ""))
         last = f"The last checkpoint, {paths[0].name}, is good. " if paths else ""
         raise Diverged(
-            f"the loss or the gradient norm is not finite ({float(norm)}) at step {step:,} "
-            f"(learning rate {self._get_learning_rate():g}): stopped. {last}Try --precision fp32 "
-            "or a lower --learning_rate"
+            f"the loss, the gradient norm or a weight is not finite at step {step:,} (learning "
+            f"rate {self._get_learning_rate():g}): stopped. {last}Try --precision fp32 or a lower "
+            "--learning_rate"
         )
-
-    def require_finite_weights(self) -> None:
-        """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
-        self._require_finite(self.state.global_step)
-        # with FSDP a shard is not finite on one process only, and the others would wait
-        weights = () if self.is_fsdp_enabled or self.model is None else self.model.parameters()
-        if not all(bool(weight.isfinite().all()) for weight in weights):
-            step = f"after step {self.state.global_step:,}"
-            raise Diverged(f"the weights are not finite {step}: try a lower --learning_rate")
 
     def _shard_embeddings_once(self) -> None:
         """Leave the module around the input embeddings out of the units that FSDP shards.
