@@ -16,10 +16,7 @@ from typing import Any, Literal, cast, get_type_hints
 
 import torch
 from transformers import TrainingArguments
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
+from transformers.integrations import integration_utils as trackers
 from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
 
 from finetune.errors import UserError, suggestion
@@ -172,6 +169,19 @@ def shards(values: FinetuneArguments | ArgumentValues) -> bool:
     return bool(values.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
 
+def shard_embeddings_once(plugin: Any, model: Any) -> None:
+    """Leave the module around the input embeddings out of the units that FSDP shards.
+
+    Accelerate (1.15) shards the embeddings as a unit of their own, and fails where the module
+    around them (``BertEmbeddings``) is one of those that the model names for a unit.
+    """
+    units = {*(getattr(model, "_no_split_modules", None) or ())}
+    if plugin.fsdp_version == 2 and units and not plugin.transformer_cls_names_to_wrap:
+        embeddings = model.get_input_embeddings()
+        around = {type(m).__name__ for m in model.modules() if embeddings in m.modules()}
+        plugin.transformer_cls_names_to_wrap = sorted(units - around)
+
+
 def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     """Say where training arguments contradict each other or the machine."""
     ranks = distributed.ranks()
@@ -223,10 +233,11 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         except (ImportError, ValueError, AttributeError) as error:
             if "install" in str(error):  # others may need the model
                 yield f"--optim {getattr(values.optim, 'value', values.optim)}: {error}"
-    installed = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
-    trackers = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
-    for name in sorted(set(trackers) - {"none", "all", *installed}):
-        yield f"--report_to {name}: not installed{suggestion(name, INTEGRATION_TO_CALLBACK)}"
+    installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
+    names = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
+    for name in sorted({*names} - {"none", "all", *installed}):
+        hint = suggestion(name, trackers.INTEGRATION_TO_CALLBACK)
+        yield f"--report_to {name}: not installed{hint}"
 
 
 def _resolve(values: ArgumentValues) -> None:
@@ -234,8 +245,8 @@ def _resolve(values: ArgumentValues) -> None:
     _resolve_batch(values)
     device_type = distributed.device_type(values.use_cpu)
     is_cuda = device_type == "cuda"
-    name = values.precision
     if not (values.bf16 or values.fp16):
+        name = values.precision
         if name == "auto":
             name = hardware.automatic_precision(device_type)
             if values.tf32 is None and is_cuda and is_torch_tf32_available():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.profiler import profile, schedule
+from torch.profiler import profile, schedule, tensorboard_trace_handler
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
@@ -150,22 +150,11 @@ def _stop_is_requested() -> bool:
 
 def make_profiler(steps: int, directory: Path) -> profile:
     """Return a profiler of ``steps`` steps after the first two, in which memory is allocated and
-    kernels are chosen.
-
-    ``trace.json`` is for ``chrome://tracing`` or Perfetto, ``operators.txt`` has the slowest.
+    kernels are chosen; it writes a trace for ``chrome://tracing`` or Perfetto.
     """
-
-    def write(result: profile) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        with files.replacing(directory / "trace.json") as new:
-            result.export_chrome_trace(str(new))
-        order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
-        table = result.key_averages().table(sort_by=order, row_limit=20)
-        files.write_whole(directory / "operators.txt", f"{table}\n")
-
     files.refuse_link(directory)
     plan = schedule(wait=1, warmup=1, active=steps, repeat=1)
-    return profile(schedule=plan, on_trace_ready=write)
+    return profile(schedule=plan, on_trace_ready=tensorboard_trace_handler(str(directory)))
 
 
 class Bar(ProgressCallback):

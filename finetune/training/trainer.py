@@ -36,7 +36,7 @@ from finetune.models.cpu import exchange
 from finetune.runtime import distributed, lock
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint, steps
-from finetune.training.arguments import FinetuneArguments
+from finetune.training.arguments import FinetuneArguments, shard_embeddings_once
 from finetune.training.callbacks import TrainingCallback, explained, make_profiler
 from finetune.training.checkpoint import Checkpoint, occupy
 from finetune.training.manifest import MANIFEST
@@ -80,7 +80,8 @@ class Trainer(transformers.Trainer):
         if self.accelerator.ddp_handler is not None:  # or DDP copies gradients, and keeps both
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.is_fsdp_enabled:
-            self._shard_embeddings_once()
+            shard_embeddings_once(self.accelerator.state.fsdp_plugin, self.model)
+        self._directory = Path(self.args.output_dir or "")
         self.callback = TrainingCallback(self.begin_training)
         self.add_callback(self.callback)  # the last overrules the others
 
@@ -129,7 +130,7 @@ class Trainer(transformers.Trainer):
             UserError: If the checkpoint to resume from is damaged, or there is none.
             RunError: If memory runs out, or a number is not finite.
         """
-        directory = Path(self.args.output_dir or "")
+        directory = self._directory
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if self.moves_runs_aside:  # else the pipeline has verified it, and has the directory
             path = path or self.args.resume_from_checkpoint
@@ -229,8 +230,7 @@ class Trainer(transformers.Trainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Describe the checkpoint when all processes have written it, and rotate only then."""
         self.require_finite()
-        directory = Path(self._get_output_dir(trial))
-        path = directory / f"checkpoint-{self.state.global_step}"
+        path = self._directory / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
             if (path / Checkpoint.NAME).exists():
                 checkpoint.set_aside(path, "replaced")
@@ -251,9 +251,9 @@ class Trainer(transformers.Trainer):
             if self.args.should_save and not (path / Checkpoint.NAME).exists():
                 shutil.rmtree(path, ignore_errors=True)  # the disk may be full
         if self.args.should_save:
-            for replaced in directory.glob("replaced-checkpoint-*"):
+            for replaced in self._directory.glob("replaced-checkpoint-*"):
                 shutil.rmtree(replaced, ignore_errors=True)
-            rotate_checkpoints(str(directory), limit, self.state.best_model_checkpoint)
+            rotate_checkpoints(str(self._directory), limit, self.state.best_model_checkpoint)
         distributed.gather(None)  # no process looks for it before it is complete
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -261,7 +261,7 @@ class Trainer(transformers.Trainer):
 
         ``save_pretrained`` (5.23) leaves that to rank 0, and safetensors lets only the owner read.
         """
-        directory = Path(output_dir or self.args.output_dir or "")
+        directory = Path(output_dir or self._directory)
         for path in directory.glob("*") if self.args.should_save else ():
             if path.is_symlink() and not path.is_dir():  # the library would write where it points
                 path.unlink()
@@ -276,7 +276,7 @@ class Trainer(transformers.Trainer):
 
     def save_stopped(self) -> None:
         """Save the last step, unless it is saved; every process calls it."""
-        path = Path(self.args.output_dir or "", f"checkpoint-{self.state.global_step}")
+        path = self._directory / f"checkpoint-{self.state.global_step}"
         is_new = self.state.global_step > self._initial_global_step
         if is_new and not (path / Checkpoint.NAME).exists():
             self._save_checkpoint(self.model_wrapped, None)
@@ -314,8 +314,7 @@ class Trainer(transformers.Trainer):
         state.compute_steps(self.args, state.max_steps)  # type: ignore[no-untyped-call]
         if self._resumed is None:
             return
-        directory = Path(self.args.output_dir or "")
-        best = directory / f"checkpoint-{state.best_global_step}"
+        best = self._directory / f"checkpoint-{state.best_global_step}"
         if best.exists():  # the run may have moved
             state.best_model_checkpoint = str(best)
         pending = Checkpoint.read(self._resumed).pending
@@ -339,7 +338,7 @@ class Trainer(transformers.Trainer):
             # also for the random numbers that the evaluation draws
             self.control.should_save = self.control.should_evaluate
             if self.control.should_save:
-                self._resumed = directory / f"checkpoint-{state.global_step}"
+                self._resumed = self._directory / f"checkpoint-{state.global_step}"
             self._maybe_log_save_evaluate(
                 self._tr_loss, None, model, None, epoch, None, time.time()
             )
@@ -369,7 +368,7 @@ class Trainer(transformers.Trainer):
         is_finite = self._overflows <= (_MOST_OVERFLOWS if self.accelerator.scaler else 0)
         if is_finite and all(bool(weight.isfinite().all()) for weight in weights):
             return
-        paths = checkpoint.list_checkpoints(Path(self.args.output_dir or ""))
+        paths = checkpoint.list_checkpoints(self._directory)
         last = f"The last checkpoint, {paths[0].name}, is good. " if paths else ""
         raise Diverged(
             f"the loss, the gradient norm or a weight is not finite at step {step:,} (learning "
@@ -377,32 +376,14 @@ class Trainer(transformers.Trainer):
             "--learning_rate"
         )
 
-    def _shard_embeddings_once(self) -> None:
-        """Leave the module around the input embeddings out of the units that FSDP shards.
-
-        Accelerate (1.15) shards the embeddings as a unit of their own, and fails where the module
-        around them (``BertEmbeddings``) is one of those that the model names for a unit.
-        """
-        plugin: Any = self.accelerator.state.fsdp_plugin
-        model: Any = self.model
-        units = {*(getattr(model, "_no_split_modules", None) or ())}
-        if plugin.fsdp_version == 2 and units and not plugin.transformer_cls_names_to_wrap:
-            embeddings = model.get_input_embeddings()
-            around = {type(m).__name__ for m in model.modules() if embeddings in m.modules()}
-            plugin.transformer_cls_names_to_wrap = sorted(units - around)
-
 
 def build_trainer(
     trainer_kwargs: Callable[[], dict[str, Any]],
     arguments: FinetuneArguments,
     adapt: Callable[[torch.nn.Module, FinetuneArguments], torch.nn.Module],
 ) -> Trainer:
-    """Return a trainer of a recipe, seeded before the model's head is initialised.
-
-    Args:
-        trainer_kwargs: Builds the keyword arguments of ``transformers.Trainer``, with the model.
-        arguments: Of the training.
-        adapt: Of the recipe.
+    """Return a trainer of a recipe, seeded before the model's head is initialised:
+    ``trainer_kwargs`` builds it, with the other arguments of ``transformers.Trainer``.
     """
     set_seed(arguments.seed)
     kwargs = trainer_kwargs()
