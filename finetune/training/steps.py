@@ -151,10 +151,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
             self._rows_by_class = np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
         if self.global_batch_size is not None:
             if self.rows < self.global_batch_size:
-                raise UserError(
-                    f"{self.rows} training rows are fewer than one global batch of "
-                    f"{self.global_batch_size}: give more rows or a smaller --global_batch_size"
-                )
+                size = f"--global_batch_size {self.global_batch_size}"
+                raise UserError(f"{size}: there are {self.rows} training rows; give a smaller one")
             self.sizes = [self.global_batch_size] * (self.rows // self.global_batch_size)
         else:
             shares = distributed.devices_in_training(arguments.use_cpu) * self.accumulation
@@ -170,8 +168,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if min(sizes) < shares:
             raise UserError(
                 f"--max_tokens_per_batch {max_tokens} makes a step of {min(sizes)} rows, for "
-                f"{shares} devices x accumulation steps; the longest row has {longest_first[0]} "
-                f"tokens with its padding: give at least {2 * shares * longest_first[0]}"
+                f"{shares} devices x accumulation steps: give {2 * shares * longest_first[0]}"
             )
         return sizes
 

@@ -54,11 +54,10 @@ class Trainer(transformers.Trainer):
 
     Attributes:
         row_loss: The loss of each row, in training and in evaluations.
-        moves_runs_aside: Whether ``train()`` moves a run that is in the output directory aside when
-            it begins a new one; the logger ``finetune`` warns of what was moved.
+        moves_runs_aside: Whether ``train()`` locks the output directory and, where it begins a new
+            run, moves one that is there aside; the logger ``finetune`` warns of it.
         configuration: What a checkpoint has to share with the training that resumes from it.
-        reschedules: Whether optimizer and schedule take their settings from the arguments when they
-            are restored; else from the checkpoint, where they are the same.
+        reschedules: Whether a resume takes the settings of optimizer and schedule from ``args``.
     """
 
     args: FinetuneArguments
