@@ -89,8 +89,7 @@ class TrainingCallback(TrainerCallback):
         metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
         name = f"eval_{metric}"
         sign = 1 if args.greater_is_better else -1
-        evaluations = [entry for entry in state.log_history if name in entry]
-        if not evaluations:
+        if not (evaluations := [entry for entry in state.log_history if name in entry]):
             return
         # NaN is worse than every number
         best = max(evaluations, key=lambda entry: (not math.isnan(entry[name]), sign * entry[name]))
@@ -114,11 +113,7 @@ class TrainingCallback(TrainerCallback):
         self.on_save()
 
     def on_save(self, *_: Any, **kwargs: Any) -> None:
-        """Stop after a checkpoint.
-
-        Raises:
-            Stopped: On every process, if one of them got a signal.
-        """
+        """Raise ``Stopped`` after a checkpoint, on every process, if one of them got a signal."""
         self._clock = time.perf_counter()
         if _stop_is_requested():
             raise Stopped(stopping.requested() or "a signal to another process")
@@ -141,7 +136,6 @@ class TrainingCallback(TrainerCallback):
 
 
 def _stop_is_requested() -> bool:
-    """Return whether a process of the job got a signal."""
     flag = torch.tensor(int(stopping.requested() is not None))
     if distributed.ranks().world_size > 1 and dist.is_initialized():
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)

@@ -1,8 +1,8 @@
 """Complete checkpoints, and a directory for one run at a time.
 
-``Trainer`` writes ``checkpoint-N/``. When every process has written its part and all of it is on
-the disk, ``checkpoint.json`` lists the files with sizes and checksums. A directory without it, or
-that does not match it, is not a complete checkpoint and is never resumed from.
+When every process has written its part of ``checkpoint-N/`` and all of it is on the disk,
+``checkpoint.json`` lists the files with sizes and checksums. A directory without it, or that does
+not match it, is not a complete checkpoint and is never resumed from.
 
 A checksum shows damage, not malice: whoever can write the files can write ``checkpoint.json`` too.
 So pickles are searched for code before they are loaded.
@@ -67,9 +67,7 @@ def complete(path: Path, **facts: Any) -> None:
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """Return the checkpoints of a run by their names, complete or not, those of most steps first.
-
-    While a step is saved again, its first checkpoint is ``replaced-checkpoint-N``, which counts
-    after the new one.
+    While a step is saved again, ``replaced-checkpoint-N`` is its first one.
     """
     paths = [path for path in directory.glob("*checkpoint-*") if number(path) and path.is_dir()]
     return sorted(paths, key=lambda path: (-number(path), path.name))
@@ -82,10 +80,8 @@ def number(path: Path) -> int:
 
 
 def problem(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None; every byte of it is read.
-
-    Raises:
-        UserError: If a file cannot be read, which is no damage.
+    """Return what is wrong with a checkpoint, or None; every byte of it is read. A file that cannot
+    be read is no damage but a ``UserError``.
     """
     if not (path / Checkpoint.NAME).exists():
         return f"it has no {Checkpoint.NAME}: it was never completed, or is of another trainer"
@@ -235,7 +231,5 @@ def _describe_files(directory: Path) -> dict[str, dict[str, Any]]:
 
 def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    os.fsync(descriptor)
+    os.close(descriptor)
