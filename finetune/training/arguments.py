@@ -17,7 +17,7 @@ from typing import Any, Literal, cast, get_type_hints
 import torch
 from transformers import TrainingArguments
 from transformers.integrations import integration_utils as trackers
-from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
+from transformers.utils.import_utils import is_in_notebook
 
 from finetune.errors import UserError, suggestion
 from finetune.runtime import distributed, hardware
@@ -249,8 +249,6 @@ def _resolve(values: ArgumentValues) -> None:
         name = values.precision
         if name == "auto":
             name = hardware.automatic_precision(device_type)
-            if values.tf32 is None and is_cuda and is_torch_tf32_available():
-                values.tf32 = True
         values.bf16, values.fp16 = name == "bf16", name == "fp16"
     # batches are collated and copied while the GPU computes
     if values.dataloader_num_workers is None:
