@@ -49,7 +49,7 @@ class Checkpoint(Record):
     step: int  # of the optimizer, the last one that is done
     files: dict[str, dict[str, Any]]  # by path: ``{"bytes": ..., "xxh3_128": ...}``
     configuration: dict[str, Any]  # that a resume has to share, see `pipeline/resumption.py`
-    pending: dict[str, Any] = field(default_factory=dict)  # losses since the last log, its step
+    pending: dict[str, Any] = field(default_factory=dict)  # losses since the last log
     schema: int = 1
 
 

@@ -239,10 +239,7 @@ class Trainer(transformers.Trainer):
         try:
             with explained(self.args, f"writing {path.name}"):
                 super()._save_checkpoint(model, trial)
-                pending = {
-                    "last_logged_step": self._globalstep_last_logged,
-                    "loss_by_process": distributed.gather(self._tr_loss.item()),
-                }
+                pending = {"loss_by_process": distributed.gather(self._tr_loss.item())}
                 if self.args.should_save:
                     checkpoint.complete(path, configuration=self.configuration, pending=pending)
         finally:
@@ -316,31 +313,27 @@ class Trainer(transformers.Trainer):
         best = self._directory / f"checkpoint-{state.best_global_step}"
         if best.exists():  # the run may have moved
             state.best_model_checkpoint = str(best)
-        pending = Checkpoint.read(self._resumed).pending
-        losses = pending.get("loss_by_process", [0.0])
+        losses = Checkpoint.read(self._resumed).pending.get("loss_by_process", [0.0])
         mean = sum(losses) / len(losses)
         is_same_job = len(losses) == self.args.world_size
         self._tr_loss += losses[self.args.process_index] if is_same_job else mean
         self._total_loss_scalar -= mean  # train_loss is of the steps from here
-        self._globalstep_last_logged = pending.get("last_logged_step", state.global_step)
+        logged = [entry["step"] for entry in state.log_history if "loss" in entry]
+        self._globalstep_last_logged = max(logged, default=0)
         self._load_rng_state(str(self._resumed))
         self.callback.on_evaluate(self.args, state, self.control)  # it may have stopped early
         entries = [entry for entry in state.log_history if entry["step"] == state.global_step]
         is_evaluated = any("eval_loss" in entry for entry in entries)
         epoch = state.epoch or 0.0
-        ends = [DefaultFlowCallback().on_step_end]
+        self.control = DefaultFlowCallback().on_step_end(self.args, state, self.control)
         if float(epoch).is_integer() or state.global_step >= state.max_steps:
-            ends.append(self.callback_handler.on_epoch_end)
-        for end in ends:
-            self.control = end(self.args, state, self.control)
-            self.control.should_evaluate &= not is_evaluated
-            # also for the random numbers that the evaluation draws
-            self.control.should_save = self.control.should_evaluate
-            if self.control.should_save:
-                self._resumed = self._directory / f"checkpoint-{state.global_step}"
-            self._maybe_log_save_evaluate(
-                self._tr_loss, None, model, None, epoch, None, time.time()
-            )
+            self.control = self.callback_handler.on_epoch_end(self.args, state, self.control)
+        self.control.should_evaluate &= not is_evaluated
+        # also for the random numbers that the evaluation draws
+        self.control.should_save = self.control.should_evaluate
+        if self.control.should_save:
+            self._resumed = self._directory / f"checkpoint-{state.global_step}"
+        self._maybe_log_save_evaluate(self._tr_loss, None, model, None, epoch, None, time.time())
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """Stop before the weights change, or on an accelerator before they are used.
