@@ -319,7 +319,7 @@ class Trainer(transformers.Trainer):
         self._tr_loss += losses[self.args.process_index] if is_same_job else mean
         self._total_loss_scalar -= mean  # train_loss is of the steps from here
         logged = [entry["step"] for entry in state.log_history if "loss" in entry]
-        self._globalstep_last_logged = max(logged, default=0)
+        self._globalstep_last_logged = int(max(logged, default=0))
         self._load_rng_state(str(self._resumed))
         self.callback.on_evaluate(self.args, state, self.control)  # it may have stopped early
         entries = [entry for entry in state.log_history if entry["step"] == state.global_step]
