@@ -84,6 +84,8 @@ class FinetuneArguments(TrainingArguments):
     )
     eval_do_concat_batches: bool = _option(False, "always false: they are put together once")
 
+    builds_trainer = False
+
     def __post_init__(self) -> None:
         if self.disable_tqdm is None:  # the library would go by how quiet its log is
             self.disable_tqdm = not (sys.stderr.isatty() or is_in_notebook())
@@ -93,6 +95,11 @@ class FinetuneArguments(TrainingArguments):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the token out: the library writes the arguments into every checkpoint."""
         return {**self.__dict__, "hub_token": None}
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process writes; no process does while a trainer is built."""
+        return bool(super().should_save) and not self.builds_trainer
 
 
 class ArgumentValues(SimpleNamespace):

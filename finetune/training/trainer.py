@@ -72,9 +72,12 @@ class Trainer(transformers.Trainer):
     _overflows = 0
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
-        smoothing = kwargs["args"].label_smoothing_factor
+        arguments: FinetuneArguments = kwargs["args"]
+        smoothing = arguments.label_smoothing_factor
         self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
+        arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
+        del arguments.builds_trainer
         self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
         if self.accelerator.ddp_handler is not None:  # or DDP copies gradients, and keeps both
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
