@@ -98,7 +98,7 @@ MUTATIONS = (
     Mutation(
         "class weights change the divisor of the loss but not the rows",
         "finetune/training/steps.py",
-        "return losses * logits.new_tensor(self.class_weights)[labels]",
+        "return losses * logits.new_tensor(weights)[labels] if weights else losses",
         "return losses",
         ("B3",),
     ),
@@ -203,13 +203,13 @@ MUTATIONS = (
     Mutation(
         "the checksums of a checkpoint are not compared",
         "finetune/training/checkpoint.py",
-        "elif (facts := _describe(path / name)) != content.files[name]:",
-        'elif (facts := _describe(path / name))["bytes"] != content.files[name]["bytes"]:',
+        "if present.get(name) != saved.get(name):",
+        'if present.get(name, {}).get("bytes") != saved.get(name, {}).get("bytes"):',
         ("D5",),
     ),
     Mutation(
         "a resumed run begins with a new optimizer and schedule",
-        "finetune/training/saving.py",
+        "finetune/training/trainer.py",
         "super()._load_optimizer_and_scheduler(checkpoint)",
         "super()._load_optimizer_and_scheduler(None)",
         ("D5",),

@@ -80,7 +80,7 @@ def _end(event: events.Finished) -> None:
     before = manifest.steps_before
     resumed = f" (resumed at step {before:,})" if before else ""
     report = f"; report: {event.page}" if event.page else ""
-    profile = f"; trace and slowest operators: {run.path}/profile" if event.profiled else ""
+    profile = f"; trace: {run.path}/profile" if event.profiled else ""
     console.say(
         f"\ntrained {counted((manifest.steps or 0) - before, 'step')}{resumed} "
         f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {run.metrics.test['loss']:.4f}\n"

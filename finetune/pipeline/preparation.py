@@ -239,12 +239,9 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
     if report.sentences("error") and hub.missing({**vars(recipe), "model": None}):
         return
     with report.collect():
-        rows = recipe.splits["train"]
+        has_one_class = recipe.kind.has_one_class
         if values is not None:
-            if not isinstance(recipe, TextRecipe) or recipe.long_texts == "cut":
-                training_steps.require_a_step(values, len(rows))
-            has_weights = recipe.weights is not None
-            training_steps.refuse_options(values, recipe.kind.has_one_class, has_weights)
+            training_steps.refuse_options(values, has_one_class, recipe.weights is not None)
         if not has_model:  # the library would ask for it for half a minute
             return
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:

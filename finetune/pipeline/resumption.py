@@ -168,7 +168,7 @@ def find(request: str | None, output_dir: Path, *, renames: bool = False) -> Res
     paths = checkpoint.list_checkpoints(output_dir)
     newest, problems = checkpoint.newest_complete(output_dir)
     # killed while it saved the first one
-    has_none = not checkpoint.list_checkpoints(output_dir, complete=True)
+    has_none = not any((path / Checkpoint.NAME).exists() for path in paths)
     starts_again = request == "resume" and has_none and (manifest is not None or not paths)
     if renames and (newest is not None or starts_again):
         problems = [

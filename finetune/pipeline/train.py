@@ -34,8 +34,7 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed, files, lock, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint
-from finetune.training.callbacks import Bar
-from finetune.training.saving import explained
+from finetune.training.callbacks import Bar, explained
 from finetune.training.trainer import Trainer, build_trainer
 
 
@@ -180,7 +179,7 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar())
-    trainer.throughput.take = lambda state, values: progress(
+    trainer.callback.take = lambda state, values: progress(
         Logged(state.global_step, state.max_steps, values)
     )
     assert trainer.model is not None
@@ -223,7 +222,7 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     trained = trainer.train(resume_from_checkpoint=prepared.resumption.path)
     trainer.compute_metrics = compute_metrics
     seconds = time.perf_counter() - started
-    trainer.require_finite_weights()
+    trainer.require_finite()
     layer = None
     thresholds = None
     try:
@@ -252,9 +251,9 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
         "train_loss": trained.training_loss,
         "train_seconds": round(seconds, 2),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "speed": trainer.throughput.summary(),
+        "speed": trainer.callback.summary(),
         "best_step": state.best_global_step if state.best_model_checkpoint else None,
-        "stopped_early": trainer.selection.stop_reason or None,
+        "stopped_early": trainer.callback.stop_reason,
         "history": state.log_history,
     }
     return validation, test, thresholds, outcome

@@ -10,7 +10,7 @@ runs/yelp/
   report.html plots/    the report
   README.md             the model card
   checkpoint-N/         resumable
-  profile/              with --profile: a trace, and where the time of a step went
+  profile/              with --profile: a trace
 """
 
 from __future__ import annotations

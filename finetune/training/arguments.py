@@ -11,17 +11,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 import torch
 from transformers import TrainingArguments
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
-from transformers.utils.import_utils import is_in_notebook, is_torch_tf32_available
+from transformers.integrations import integration_utils as trackers
+from transformers.utils.import_utils import is_in_notebook
 
 from finetune.errors import UserError, suggestion
 from finetune.runtime import distributed, hardware
@@ -47,13 +43,6 @@ _AT_LEAST_1 = {
     *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout", "max_steps"),
 }
 _SHARES = {"label_smoothing_factor", "adam_beta1", "adam_beta2"}
-#: What is in the name of an optimizer, and the package that it needs.
-_OPTIMIZERS = {
-    **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), "torchao"),
-    **dict.fromkeys(("_8bit", "_bnb", "paged_", "lion_", "ademamix"), "bitsandbytes"),
-    **{"galore": "galore-torch", "apollo": "apollo-torch", "lomo": "lomo-optim"},
-    **{"grokadamw": "grokadamw", "schedule_free": "schedulefree"},
-}
 
 
 def _option(default: Any, help: str) -> Any:
@@ -187,13 +176,25 @@ def shards(values: FinetuneArguments | ArgumentValues) -> bool:
     return bool(values.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
 
+def shard_embeddings_once(plugin: Any, model: Any) -> None:
+    """Leave the module around the input embeddings out of the units that FSDP shards.
+
+    Accelerate (1.15) shards the embeddings as a unit of their own, and fails where the module
+    around them (``BertEmbeddings``) is one of those that the model names for a unit.
+    """
+    units = {*(getattr(model, "_no_split_modules", None) or ())}
+    if plugin.fsdp_version == 2 and units and not plugin.transformer_cls_names_to_wrap:
+        embeddings = model.get_input_embeddings()
+        around = {type(m).__name__ for m in model.modules() if embeddings in m.modules()}
+        plugin.transformer_cls_names_to_wrap = sorted(units - around)
+
+
 def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     """Say where training arguments contradict each other or the machine."""
     ranks = distributed.ranks()
     gpus = torch.accelerator.device_count()
     save = values.save_strategy
     sampling = values.train_sampling_strategy
-    compiles = values.torch_compile or values.torch_compile_backend or values.torch_compile_mode
     for name, reason in _REFUSED.items():
         if getattr(values, name):
             yield f"--{name}: {reason}"
@@ -221,27 +222,29 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
     if values.save_every > 1 and save != "epoch":
         yield "--save_every counts epochs: it needs --save_strategy epoch"
-    if values.max_tokens_per_batch and (sampling != "group_by_length" or compiles):
-        flags = "--train_sampling_strategy group_by_length and no --torch_compile"
-        yield f"--max_tokens_per_batch, whose steps differ in shape, needs {flags}"
+    if values.max_tokens_per_batch and sampling != "group_by_length":
+        yield "--max_tokens_per_batch needs --train_sampling_strategy group_by_length"
     is_balanced = values.class_sampling == "balanced"
     if is_balanced and (values.max_tokens_per_batch or sampling == "sequential"):
         flags = "--global_batch_size, and --train_sampling_strategy random or group_by_length"
         yield f"--class_sampling balanced draws rows: it needs {flags}"
     keeps_best = values.load_best_model_at_end and "no" not in (values.eval_strategy, save)
     if values.early_stopping_patience is not None and not keeps_best:
-        flags = (
-            "--eval_strategy and --save_strategy epoch (or steps), --load_best_model_at_end true"
-        )
-        yield f"--early_stopping_patience needs {flags}"
-    optimizer = str(getattr(values.optim, "value", values.optim))
-    package = next((_OPTIMIZERS[part] for part in _OPTIMIZERS if part in optimizer), None)
-    if package and find_spec(package.replace("-", "_")) is None:
-        yield f"--optim {optimizer}: not installed; pip install {package}"
-    installed = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
-    trackers = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
-    for name in sorted(set(trackers) - {"none", "all", *installed}):
-        yield f"--report_to {name}: not installed{suggestion(name, INTEGRATION_TO_CALLBACK)}"
+        flags = "--eval_strategy and --save_strategy other than no"
+        yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
+    if values.optim != FinetuneArguments.optim:  # the import takes a second
+        from transformers import Trainer
+
+        try:
+            Trainer.get_optimizer_cls_and_kwargs(cast(Any, values))
+        except (ImportError, ValueError, AttributeError) as error:
+            if "install" in str(error):  # others may need the model
+                yield f"--optim {getattr(values.optim, 'value', values.optim)}: {error}"
+    installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
+    names = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
+    for name in sorted({*names} - {"none", "all", *installed}):
+        hint = suggestion(name, trackers.INTEGRATION_TO_CALLBACK)
+        yield f"--report_to {name}: not installed{hint}"
 
 
 def _resolve(values: ArgumentValues) -> None:
@@ -249,12 +252,10 @@ def _resolve(values: ArgumentValues) -> None:
     _resolve_batch(values)
     device_type = distributed.device_type(values.use_cpu)
     is_cuda = device_type == "cuda"
-    name = values.precision
     if not (values.bf16 or values.fp16):
+        name = values.precision
         if name == "auto":
             name = hardware.automatic_precision(device_type)
-            if values.tf32 is None and is_cuda and is_torch_tf32_available():
-                values.tf32 = True
         values.bf16, values.fp16 = name == "bf16", name == "fp16"
     # batches are collated and copied while the GPU computes
     if values.dataloader_num_workers is None:

@@ -1,195 +1,182 @@
-"""Callbacks: when a training saves and stops, and how fast it is."""
+"""What watches a training: when it saves and stops, how fast it is, and where memory runs out."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch.profiler import profile, schedule
+from torch.profiler import profile, schedule, tensorboard_trace_handler
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
-from finetune.errors import counted
-from finetune.runtime import activity, distributed, stopping
-from finetune.runtime.files import replacing, write_whole
+from finetune.errors import RunError, counted
+from finetune.runtime import activity, distributed, files, stopping
 from finetune.runtime.stopping import Stopped
+from finetune.training.arguments import FinetuneArguments
 from finetune.training.steps import GlobalBatchSampler
 
+#: What the system and the libraries say, whose errors have no type of their own.
+_DISK = ("No space left", "quota exceeded", "File too large", "StreamWriter", "unexpected pos")
+_MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Cannot allocate")
 
-class StopRequests(TrainerCallback):
-    """Stop all processes at the same step, or batch of an evaluation, after one got a signal.
 
-    ``begin`` is called when the training begins, after the other callbacks.
+class TrainingCallback(TrainerCallback):
+    """Saves and stops a training, and measures its speed, in which only steps count.
+
+    All processes stop at the same step, or batch of an evaluation, after one of them got a signal.
+    Every n-th epoch is saved, the last and the best, as ``load_best_model_at_end`` can only load
+    what was saved. Evaluations without a gain are counted in the history, so that the count
+    survives an interruption.
+
+    Attributes:
+        sampler: That of the training.
+        take: Called with the state and each entry of the history, on rank 0.
+        profiler: Told of each step.
+        stop_reason: Why the training stopped before its end, a sentence; None if it did not.
     """
 
+    sampler: GlobalBatchSampler
+    take: Callable[[TrainerState, Mapping[str, Any]], object] | None = None
+    profiler: profile | None = None
+    stop_reason: str | None = None
+    _batches = 0
+
     def __init__(self, begin: Callable[[], object]) -> None:
-        self._begin = begin
+        self._begin = begin  # called when the training begins, after the other callbacks
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        """Call ``begin``."""
+        """Start to count."""
+        self._counts = np.zeros(3)  # rows, tokens and seconds of the steps
+        self._logged_counts = np.zeros(3)
+        self._clock = time.perf_counter()
         self._begin()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save this step, if a process is to stop; :meth:`on_save` stops then."""
-        if self._is_requested():
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Count the step; save it if a process is to stop, which :meth:`on_save` does then."""
+        is_pause = control.should_log or control.should_evaluate or control.should_save
+        if args.device.type != "cpu" and (is_pause or state.global_step >= state.max_steps):
+            torch.accelerator.synchronize(args.device)  # or other work waits for these steps
+        rows = self.sampler.rows_of_step(state.global_step - 1)
+        lengths = self.sampler.lengths
+        tokens = 0 if lengths is None else lengths[rows].sum()
+        end = time.perf_counter()
+        self._counts += len(rows), tokens, end - self._clock
+        self._clock = end
+        if self.profiler is not None:
+            self.profiler.step()
+        if state.is_world_process_zero:
+            activity.advance("training", state.global_step, state.max_steps, "steps")
+        if _stop_is_requested():
             control.should_evaluate = False
             control.should_save = True
 
-    def on_save(self, *_: Any, **kwargs: Any) -> None:
-        """Stop after a checkpoint, or after a batch of an evaluation.
-
-        Raises:
-            Stopped: On every process, if one of them got a signal.
-        """
-        if self._is_requested():
-            raise Stopped(stopping.requested() or "a signal to another process")
-
-    on_prediction_step = on_save
-
-    def _is_requested(self) -> bool:
-        flag = torch.tensor(int(stopping.requested() is not None))
-        if distributed.ranks().world_size > 1 and dist.is_initialized():
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag)
-
-
-class ModelSelection(TrainerCallback):
-    """Saves every n-th epoch, the last and the best, and stops where no better one comes.
-
-    The best is saved too because ``load_best_model_at_end`` can only load what was saved.
-    Evaluations are counted in the history, so that the count survives an interruption.
-
-    Attributes:
-        stop_reason: Why the training stopped before its end, a sentence; empty if it did not.
-    """
-
-    stop_reason = ""
-
-    def __init__(self, save_every: int, patience: int | None) -> None:
-        self.save_every = save_every
-        self.patience = patience
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Save if this is an n-th epoch; the library saves the last one."""
         if args.save_strategy == SaveStrategy.EPOCH and state.global_step < state.max_steps:
-            control.should_save = round(state.epoch or 0) % self.save_every == 0
+            control.should_save = round(state.epoch or 0) % args.save_every == 0
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Save an epoch that is the best so far, and stop if none has been for too long."""
+        self._clock = time.perf_counter()
         metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
         name = f"eval_{metric}"
         sign = 1 if args.greater_is_better else -1
-        evaluations = [entry for entry in state.log_history if name in entry]
-        if not evaluations:
+        if not (evaluations := [entry for entry in state.log_history if name in entry]):
             return
         # NaN is worse than every number
         best = max(evaluations, key=lambda entry: (not math.isnan(entry[name]), sign * entry[name]))
         count = len(evaluations) - 1 - evaluations.index(best)
         if count == 0 and args.save_strategy == SaveStrategy.EPOCH and args.load_best_model_at_end:
             control.should_save = True
-        if self.patience is not None and count >= self.patience:
+        if args.early_stopping_patience is not None and count >= args.early_stopping_patience:
             control.should_training_stop = True
             if state.global_step < state.max_steps:
                 self.stop_reason = (
-                    f"stopped early at step {state.global_step:,} of {state.max_steps:,}: "
-                    f"validation {metric} has not improved on {best[name]:.4f} (step "
-                    f"{best['step']:,}) for {counted(count, 'evaluation')}"
+                    f"stopped early at step {state.global_step:,} of {state.max_steps:,}: {metric} "
+                    f"is best at step {best['step']:,}, {counted(count, 'evaluation')} ago"
                 )
 
-
-class Throughput(TrainerCallback):
-    """Adds samples/s of all processes to each logged loss, and reports steps and batches as an
-    activity. Evaluations and saving do not count.
-
-    Attributes:
-        sampler: That of the training.
-        take: Called with the state and each entry of the history, on rank 0.
-        profiler: Told of each step.
-    """
-
-    sampler: GlobalBatchSampler
-    take: Callable[[TrainerState, Mapping[str, Any]], object] | None = None
-    profiler: profile | None = None
-    _batches = 0
-
-    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        """Begin at zero."""
-        self._rows = self._tokens = self._logged_rows = 0
-        self._seconds = self._logged_seconds = 0.0
-        self._began = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Count the step; wait for an accelerator where something else comes next."""
-        is_pause = control.should_log or control.should_evaluate or control.should_save
-        if args.device.type != "cpu" and (is_pause or state.global_step >= state.max_steps):
-            torch.accelerator.synchronize(args.device)
-        rows = self.sampler.rows_of_step(state.global_step - 1)
-        self._rows += len(rows)
-        lengths = self.sampler.lengths
-        self._tokens += 0 if lengths is None else int(lengths[rows].sum())
-        end = time.perf_counter()
-        self._seconds += end - self._began
-        self._began = end
-        if self.profiler is not None:
-            self.profiler.step()
-        if state.is_world_process_zero:
-            activity.advance("training", state.global_step, state.max_steps, "steps")
-
-    def on_evaluate(self, *_: Any, **kwargs: Any) -> None:
-        """Leave evaluations and saving out."""
-        self._began = time.perf_counter()
-
-    on_save = on_evaluate
-
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report the batches of an evaluation."""
+        """Report the batches of an evaluation, and stop after one."""
         total = len(kwargs["eval_dataloader"])
         self._batches = self._batches % total + 1
         if state.is_world_process_zero:
             activity.advance("evaluating", self._batches, total, "batches")
+        self.on_save()
+
+    def on_save(self, *_: Any, **kwargs: Any) -> None:
+        """Raise ``Stopped`` after a checkpoint, on every process, if one of them got a signal."""
+        self._clock = time.perf_counter()
+        if _stop_is_requested():
+            raise Stopped(stopping.requested() or "a signal to another process")
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Put the speed into the history, and hand a copy of it over."""
+        """Put samples/s of all processes beside each loss, and hand a copy of the entry over."""
         entry = state.log_history[-1]
-        if "loss" in entry and self._seconds > self._logged_seconds:
-            seconds = self._seconds - self._logged_seconds
-            entry["rows_per_second"] = (self._rows - self._logged_rows) / seconds
-            self._logged_rows, self._logged_seconds = self._rows, self._seconds
+        if "loss" in entry and (self._counts > self._logged_counts).any():
+            rows, _, seconds = (self._counts - self._logged_counts).tolist()
+            entry["rows_per_second"] = rows / seconds
+            self._logged_counts = self._counts.copy()
         if self.take is not None and state.is_world_process_zero:
             self.take(state, {n: v for n, v in entry.items() if n not in ("total_flos", "step")})
 
     def summary(self) -> dict[str, float]:
         """Return samples/s and tokens/s since the training was started or resumed."""
-        counts = {"rows_per_second": self._rows, "tokens_per_second": self._tokens}
-        return {name: count / self._seconds for name, count in counts.items() if count}
+        rows, tokens, seconds = self._counts.tolist()
+        counts = {"rows_per_second": rows, "tokens_per_second": tokens}
+        return {name: count / seconds for name, count in counts.items() if count}
+
+
+def _stop_is_requested() -> bool:
+    flag = torch.tensor(int(stopping.requested() is not None))
+    if distributed.ranks().world_size > 1 and dist.is_initialized():
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
 
 
 def make_profiler(steps: int, directory: Path) -> profile:
     """Return a profiler of ``steps`` steps after the first two, in which memory is allocated and
-    kernels are chosen; of these alone nothing is written.
-
-    ``trace.json`` is for ``chrome://tracing`` or Perfetto, ``operators.txt`` has the slowest.
+    kernels are chosen; it writes a trace for ``chrome://tracing`` or Perfetto.
     """
-
-    def write(result: profile) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        with replacing(directory / "trace.json") as new:
-            result.export_chrome_trace(str(new))
-        order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
-        table = result.key_averages().table(sort_by=order, row_limit=20)
-        write_whole(directory / "operators.txt", f"{table}\n")
-
+    files.refuse_link(directory)
     plan = schedule(wait=1, warmup=1, active=steps, repeat=1)
-    return profile(schedule=plan, on_trace_ready=write)
+    return profile(schedule=plan, on_trace_ready=tensorboard_trace_handler(str(directory)))
 
 
 class Bar(ProgressCallback):
     """The library's progress bar, without the dictionaries that it writes above it."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Leave them to :class:`Throughput`."""
+        """Leave them to :class:`TrainingCallback`."""
+
+
+@contextmanager
+def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
+    """Raise a ``RunError``, with what helps, where the disk is full or an allocation failed in some
+    work like ``writing checkpoint-9``. Where Linux runs out of memory it kills the process.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        texts = "".join(traceback.format_exception(error, limit=0))  # also of what it came from
+        if any(text in texts for text in _DISK):
+            raise RunError(
+                f"the disk of {arguments.output_dir} is full: {work} failed. Free some space, then "
+                "add --resume; smaller: --save_total_limit 1, or --save_only_model true"
+            ) from error
+        if isinstance(error, MemoryError) or any(text in texts for text in _MEMORY):
+            raise RunError(
+                f"out of memory on {arguments.device} in {work}: try a larger "
+                "--gradient_accumulation_steps (the same global batch), --gradient_checkpointing "
+                "true, --precision bf16, a smaller --max_length, --global_batch_size or "
+                "--per_device_eval_batch_size"
+            ) from error
+        raise

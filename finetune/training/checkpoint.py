@@ -1,8 +1,8 @@
 """Complete checkpoints, and a directory for one run at a time.
 
-``Trainer`` writes ``checkpoint-N/``. When every process has written its part and all of it is on
-the disk, ``checkpoint.json`` lists the files with sizes and checksums. A directory without it, or
-that does not match it, is not a complete checkpoint and is never resumed from.
+When every process has written its part of ``checkpoint-N/`` and all of it is on the disk,
+``checkpoint.json`` lists the files with sizes and checksums. A directory without it, or that does
+not match it, is not a complete checkpoint and is never resumed from.
 
 A checksum shows damage, not malice: whoever can write the files can write ``checkpoint.json`` too.
 So pickles are searched for code before they are loaded.
@@ -49,7 +49,7 @@ class Checkpoint(Record):
     step: int  # of the optimizer, the last one that is done
     files: dict[str, dict[str, Any]]  # by path: ``{"bytes": ..., "xxh3_128": ...}``
     configuration: dict[str, Any]  # that a resume has to share, see `pipeline/resumption.py`
-    pending: dict[str, Any] = field(default_factory=dict)  # losses since the last log, its step
+    pending: dict[str, Any] = field(default_factory=dict)  # losses since the last log
     schema: int = 1
 
 
@@ -57,25 +57,19 @@ def complete(path: Path, **facts: Any) -> None:
     """Flush a checkpoint that all processes have written to the disk, and describe it, with the
     other ``facts`` of a :class:`Checkpoint`.
     """
-    names = sorted(_files(path))
-    for name in names:
+    files = _describe_files(path)
+    for name in files:
         _flush(path / name)
-    files = {name: _describe(path / name) for name in names}
     Checkpoint(step=number(path), files=files, **facts).write(path)
     for new in (path / Checkpoint.NAME, path, path.parent):
         _flush(new)
 
 
-def list_checkpoints(directory: Path, *, complete: bool = False) -> list[Path]:
-    """Return the checkpoints of a run by their names, those of most steps first; ``complete``
-    leaves those out that have no ``checkpoint.json``, without reading a file.
-
-    While a step is saved again, its first checkpoint is ``replaced-checkpoint-N``, which counts
-    after the new one.
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Return the checkpoints of a run by their names, complete or not, those of most steps first.
+    While a step is saved again, ``replaced-checkpoint-N`` is its first one.
     """
     paths = [path for path in directory.glob("*checkpoint-*") if number(path) and path.is_dir()]
-    if complete:
-        paths = [path for path in paths if (path / Checkpoint.NAME).exists()]
     return sorted(paths, key=lambda path: (-number(path), path.name))
 
 
@@ -86,25 +80,17 @@ def number(path: Path) -> int:
 
 
 def problem(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, like ``optimizer.pt is missing``, or None; every byte
-    of it is read.
-
-    Raises:
-        UserError: If a file cannot be read, which is no damage.
+    """Return what is wrong with a checkpoint, or None; every byte of it is read. A file that cannot
+    be read is no damage but a ``UserError``.
     """
     if not (path / Checkpoint.NAME).exists():
         return f"it has no {Checkpoint.NAME}: it was never completed, or is of another trainer"
     try:
-        content = Checkpoint.read(path)
-        names = _files(path) - {Checkpoint.NAME}
-        for name in sorted(names | content.files.keys()):
-            if name not in names:
-                return f"{name} is missing"
-            if name not in content.files:
-                if _LOADED.fullmatch(name):
-                    return f"{name} was not there when it was saved"
-            elif (facts := _describe(path / name)) != content.files[name]:
-                return f"{name} does not match its checksum ({facts['bytes']:,} bytes)"
+        saved = Checkpoint.read(path).files
+        present = _describe_files(path)
+        for name in sorted({*filter(_LOADED.fullmatch, present), *saved}):
+            if present.get(name) != saved.get(name):
+                return f"{name} is missing, or not as it was saved"
     except UserError as error:
         return str(error).removeprefix(f"{path}/")
     except OSError as error:
@@ -141,13 +127,11 @@ def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock.acquire(directory)
-    except BlockingIOError as error:
-        raise UserError(
-            f"--output_dir {directory}: a run is in progress there ({error}); "
-            "wait for it or stop it, or use another directory"
-        ) from error
     except OSError as error:
-        raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
+        reason = f"cannot be locked: {error}"
+        if isinstance(error, BlockingIOError):
+            reason = f"a run is in progress there ({error}): stop it, or use another directory"
+        raise UserError(f"--output_dir {directory}: {reason}") from error
     if not moves_aside or not _content(directory):
         return None
     if directory.name in ("", ".."):  # `.` has no name to put a number behind
@@ -233,23 +217,19 @@ class _Metadata(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _files(directory: Path) -> set[str]:
-    return {
-        path.relative_to(directory).as_posix()
-        for path in directory.rglob("*")
-        if path.is_symlink() or not path.is_dir()
-    }
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        checksum = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-    return {"bytes": path.stat().st_size, "xxh3_128": checksum}
+def _describe_files(directory: Path) -> dict[str, dict[str, Any]]:
+    """Return size and checksum of each file of a checkpoint but ``checkpoint.json``."""
+    files = {}
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory).as_posix()
+        if name != Checkpoint.NAME and path.is_file():
+            with path.open("rb") as file:
+                checksum = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
+            files[name] = {"bytes": path.stat().st_size, "xxh3_128": checksum}
+    return files
 
 
 def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    os.fsync(descriptor)
+    os.close(descriptor)

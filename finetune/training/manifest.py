@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar, Self, get_type_hints
 
 from finetune.errors import UserError
@@ -23,12 +24,20 @@ MANIFEST = "run.json"
 METRICS = "metrics.json"
 
 
+def _restore_scores(content: dict[str, Any]) -> dict[str, Any]:
+    """Return numbers with NaN where JSON, which has none, says null."""
+    if any(not isinstance(value, (int, float, NoneType)) for value in content.values()):
+        return content
+    return {name: math.nan if value is None else value for name, value in content.items()}
+
+
 class Record:
     """A dataclass that can be read like the JSON it is written as: ``run.metrics["test"]``; with a
     ``NAME`` it is that file in the directory of a run.
     """
 
     NAME: ClassVar[str]
+    RESTORE: ClassVar[Callable[[dict[str, Any]], Any] | None] = None  # an object of the JSON
 
     def __getitem__(self, name: str) -> Any:
         return vars(self)[name]
@@ -53,7 +62,7 @@ class Record:
         """
         path = directory / cls.NAME
         try:
-            content = json.loads(path.read_text(encoding="utf-8"), object_hook=_interval)
+            content = json.loads(path.read_text(encoding="utf-8"), object_hook=cls.RESTORE)
             if (schema := content.get("schema", 0)) > SCHEMA:
                 hint = f"expected at most {SCHEMA}; install the release that wrote it"
                 raise UserError(f"{path} has schema {schema}: {hint}")
@@ -174,26 +183,10 @@ class Metrics(Record):
     """``metrics.json``."""
 
     NAME = METRICS
+    RESTORE = _restore_scores
 
     validation: dict[str, Any]  # of the model that was kept
     test: dict[str, Any]
     baseline: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each, on the test rows
     statistics: Statistics
     schema: int = SCHEMA
-
-    @classmethod
-    def read(cls, directory: Path) -> Self:
-        """Read the file; a score that was not finite, null in the file, is NaN."""
-        metrics = super().read(directory)
-        for scores in (metrics.validation, metrics.test, *metrics.baseline.values()):
-            scores.update(_numbers(scores))
-        return metrics
-
-
-def _interval(content: dict[str, Any]) -> dict[str, Any]:
-    """Return an interval with NaN where JSON, which has none, says null."""
-    return _numbers(content) if {"value", "low", "high"} <= content.keys() else content
-
-
-def _numbers(scores: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: math.nan if value is None else value for name, value in scores.items()}

@@ -2,9 +2,9 @@
 
 Each epoch is one order of the rows, from its number and the seed alone, cut into global batches,
 these into micro-batches, and these into the shares of the processes. So every step sees the same
-rows on one process, on two, and with accumulation, each at most once an epoch. An incomplete last
-batch is left out, another handful of rows each epoch. Of a number of tokens all rows take part, and
-shares may differ by a row, which the loss allows: it is a mean over the rows of the global step.
+rows on one process, on two, and with accumulation, each at most once an epoch. Rows of an
+incomplete last batch are left out, others each epoch. Of a number of tokens all rows take part, and
+shares may differ by a row: the loss is a mean over the rows of the global step.
 
 The random order is that of torch's ``DistributedSampler`` and accelerate's
 ``SeedableRandomSampler``, so that a hand-written loop of the same seed sees the same steps.
@@ -13,7 +13,7 @@ The random order is that of torch's ``DistributedSampler`` and accelerate's
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,10 @@ import datasets
 import numpy as np
 import torch
 from torch.utils.data import Sampler
+from transformers import EvalPrediction
+from transformers.trainer_pt_utils import numpy_pad_and_concatenate
 
-from finetune.data import batches
+from finetune.data import batches, encoding
 from finetune.errors import UserError
 from finetune.runtime import distributed
 
@@ -64,26 +66,25 @@ class GlobalLoss:
         Raises:
             UserError: If the loss of the recipe is reduced.
         """
-        return _unreduced(self.loss, logits.float(), labels)
+        return _row_losses(self.loss, logits.float(), labels)
 
     def training_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the loss of each row as a step adds it up: smoothed, and weighted as in
         ``torch.nn.CrossEntropyLoss``, where every class that is smoothed to has its own weight.
         """
-        logits = logits.float()
-        losses = self._weighted(logits, labels)
+        compute = functools.partial(
+            _row_losses, self.training_loss or self.loss, logits.float(), weights=self.class_weights
+        )
         if not self.label_smoothing:
-            return losses
+            return compute(labels)
         classes = (torch.full_like(labels, number) for number in range(logits.shape[-1]))
-        uniform = torch.stack([self._weighted(logits, number) for number in classes]).mean(dim=0)
-        return (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
+        uniform = torch.stack([compute(number) for number in classes]).mean(dim=0)
+        return (1 - self.label_smoothing) * compute(labels) + self.label_smoothing * uniform
 
     def row_weights(self, labels: np.ndarray) -> np.ndarray:
         """Return how much each row counts in the divisor of its step, shape ``(rows,)``."""
-        if not self.class_weights:
-            return np.ones(len(labels))
-        weights: np.ndarray = np.asarray(self.class_weights)[labels]
-        return weights
+        weights = np.asarray(self.class_weights)
+        return weights.take(labels) if self.class_weights else np.ones(len(labels))
 
     def __call__(
         self,
@@ -101,21 +102,17 @@ class GlobalLoss:
             return total / self.row_weights(labels.cpu().numpy()).sum()
         return total / (num_items_in_batch / labels.shape[1:].numel())
 
-    def _weighted(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        losses = _unreduced(self.training_loss or self.loss, logits, labels)
-        if not self.class_weights:
-            return losses
-        return losses * logits.new_tensor(self.class_weights)[labels]
 
-
-def _unreduced(loss: RowLoss, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _row_losses(
+    loss: RowLoss, logits: torch.Tensor, labels: torch.Tensor, weights: Sequence[float] = ()
+) -> torch.Tensor:
     losses = loss(logits, labels)
     if losses.shape != (len(labels),):
         raise UserError(
             f"loss() of the recipe returned shape {tuple(losses.shape)} for {len(labels)} rows: "
             "expected the loss of each row, not reduced (reduction='none')"
         )
-    return losses
+    return losses * logits.new_tensor(weights)[labels] if weights else losses
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
@@ -136,7 +133,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def __init__(
         self, arguments: FinetuneArguments | ArgumentValues, dataset: datasets.Dataset
     ) -> None:
-        require_a_step(arguments, len(dataset))
         self.rows = len(dataset)
         self.epoch = 0
         self._ranks = distributed.ranks()
@@ -147,14 +143,16 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.lengths = batches.lengths_of(dataset, arguments.length_column_name)
         self._steps_of = functools.lru_cache(maxsize=1)(self._draw_steps)  # of an epoch
         if self.strategy == "group_by_length" and self.lengths is None:
-            column = f"the rows have no column '{arguments.length_column_name}'"
-            raise UserError(f"--train_sampling_strategy group_by_length: {column}")
+            raise UserError("--train_sampling_strategy group_by_length: the rows have no lengths")
         self._rows_by_class: list[np.ndarray] | None = None
         if arguments.class_sampling == "balanced":
             classes = read_labels(dataset)
             order = np.argsort(classes, kind="stable")
             self._rows_by_class = np.split(order, np.flatnonzero(np.diff(classes[order])) + 1)
         if self.global_batch_size is not None:
+            if self.rows < self.global_batch_size:
+                size = f"--global_batch_size {self.global_batch_size}"
+                raise UserError(f"{size}: there are {self.rows} training rows; give a smaller one")
             self.sizes = [self.global_batch_size] * (self.rows // self.global_batch_size)
         else:
             shares = distributed.devices_in_training(arguments.use_cpu) * self.accumulation
@@ -170,8 +168,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if min(sizes) < shares:
             raise UserError(
                 f"--max_tokens_per_batch {max_tokens} makes a step of {min(sizes)} rows, for "
-                f"{shares} devices x accumulation steps; the longest row has {longest_first[0]} "
-                f"tokens with its padding: give at least {2 * shares * longest_first[0]}"
+                f"{shares} devices x accumulation steps: give {2 * shares * longest_first[0]}"
             )
         return sizes
 
@@ -257,6 +254,31 @@ def read_labels(dataset: datasets.Dataset) -> np.ndarray:
     return np.asarray(dataset.with_format("numpy")[column][:])
 
 
+def restore_rows(
+    prediction: EvalPrediction, rows: np.ndarray, pooling: str | None
+) -> EvalPrediction:
+    """Return the arrays of an evaluation in the order of the data, one row a document.
+
+    They are concatenated once: the container of the library concatenates at every batch, which is
+    quadratic in rows x classes. ``rows`` are the rows of the data that were evaluated, or their
+    documents, shape ``(evaluated rows,)``; for ``pooling`` see :class:`GlobalLoss`.
+    """
+    first = np.unique(rows, return_index=True)[1]
+
+    def concatenate(arrays: Any, pooling: str | None = None) -> Any:
+        if not arrays:
+            return None
+        if len({array.shape[1:] for array in arrays}) > 1:  # inputs, filled up with -100
+            arrays = [functools.reduce(numpy_pad_and_concatenate, arrays)]
+        values = np.concatenate(arrays)
+        return values[first] if pooling is None else encoding.pooled(values, rows, pooling)
+
+    return EvalPrediction(
+        concatenate(prediction.predictions, pooling),
+        *map(concatenate, (prediction.label_ids, prediction.inputs, prediction.losses)),
+    )
+
+
 def refuse_options(
     arguments: FinetuneArguments | ArgumentValues, has_one_class: bool, has_weights: bool
 ) -> None:
@@ -264,18 +286,9 @@ def refuse_options(
     is_balanced = arguments.class_sampling == "balanced"
     if is_balanced and has_weights:
         raise UserError("--class_weights and --class_sampling balanced are mutually exclusive")
-    if is_balanced and not has_one_class:
-        flags = "leave it out (several labels a row: --class_weights balanced)"
-        raise UserError(f"--class_sampling balanced needs one class a row; {flags}")
-    if arguments.label_smoothing_factor and not has_one_class:
-        raise UserError("--label_smoothing_factor needs one class a row: leave it out")
-
-
-def require_a_step(arguments: FinetuneArguments | ArgumentValues, rows: int) -> None:
-    """Raise a ``UserError`` if the rows, not tokenized yet, are fewer than one global batch."""
-    size = arguments.global_batch_size
-    if size is not None and rows < size:
-        raise UserError(
-            f"{rows} training rows are fewer than one global batch of {size}: give more rows or a "
-            "smaller --global_batch_size"
-        )
+    need_one_class = {
+        "--class_sampling balanced needs one class a row, or --class_weights balanced": is_balanced,
+        "--label_smoothing_factor needs one class a row": arguments.label_smoothing_factor > 0,
+    }
+    if not has_one_class and any(need_one_class.values()):
+        raise UserError(*(message for message, is_set in need_one_class.items() if is_set))

@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import random
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,26 +20,33 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from accelerate.data_loader import prepare_data_loader
-from torch.nn.utils.rnn import pad_sequence
+import transformers
+from accelerate.data_loader import DataLoaderShard
+from safetensors.torch import save_model
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, SequentialSampler
-from transformers import EvalPrediction, set_seed
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers import DefaultFlowCallback, EvalPrediction, PreTrainedModel, set_seed
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_checkpoints
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.data import batches, encoding
-from finetune.errors import UserError
-from finetune.runtime import lock
+from finetune.errors import Diverged, UserError
+from finetune.models.cpu import exchange
+from finetune.runtime import distributed, lock
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint, steps
-from finetune.training.arguments import FinetuneArguments
-from finetune.training.callbacks import ModelSelection, StopRequests, Throughput, make_profiler
-from finetune.training.checkpoint import occupy
+from finetune.training.arguments import FinetuneArguments, shard_embeddings_once
+from finetune.training.callbacks import TrainingCallback, explained, make_profiler
+from finetune.training.checkpoint import Checkpoint, occupy
 from finetune.training.manifest import MANIFEST
-from finetune.training.saving import CheckpointTrainer, explained
 from finetune.training.steps import GlobalBatchSampler, GlobalLoss
 
+#: Steps in a row that a loss scaler (fp16) may skip because gradients overflow.
+_MOST_OVERFLOWS = 20
 
-class Trainer(CheckpointTrainer):
+
+class Trainer(transformers.Trainer):
     """``transformers.Trainer`` whose training depends on the global batch only.
 
     Its keyword arguments are those of the library; ``compute_loss_func`` is a
@@ -44,14 +54,22 @@ class Trainer(CheckpointTrainer):
 
     Attributes:
         row_loss: The loss of each row, in training and in evaluations.
-        moves_runs_aside: Whether ``train()`` moves a run that is in the output directory aside when
-            it begins a new one; the logger ``finetune`` warns of what was moved.
+        moves_runs_aside: Whether ``train()`` locks the output directory and, where it begins a new
+            run, moves one that is there aside; the logger ``finetune`` warns of it.
+        configuration: What a checkpoint has to share with the training that resumes from it.
+        reschedules: Whether a resume takes the settings of optimizer and schedule from ``args``.
     """
 
-    moves_runs_aside = False
-    loss_is_scaled_for_ga = True  # compute_loss divides by the rows of the global step
+    args: FinetuneArguments
     train_dataset: datasets.Dataset
     eval_dataset: datasets.Dataset
+    moves_runs_aside = False
+    configuration: Mapping[str, Any] = {}
+    reschedules = False
+    loss_is_scaled_for_ga = True  # compute_loss divides by the rows of the global step
+    _resumed: Path | None = None
+    _grad_norm: Any = None  # until it is known to be finite
+    _overflows = 0
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
@@ -64,36 +82,28 @@ class Trainer(CheckpointTrainer):
         if self.accelerator.ddp_handler is not None:  # or DDP copies gradients, and keeps both
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.is_fsdp_enabled:
-            self._shard_embeddings_once()
-        self.throughput = Throughput()
-        self.selection = ModelSelection(arguments.save_every, arguments.early_stopping_patience)
-        for callback in (self.selection, self.throughput, StopRequests(self.begin_training)):
-            self.add_callback(callback)  # the last overrules the others
+            shard_embeddings_once(self.accelerator.state.fsdp_plugin, self.model)
+        self._directory = Path(self.args.output_dir or "")
+        self.callback = TrainingCallback(self.begin_training)
+        self.add_callback(self.callback)  # the last overrules the others
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
         rows = self.train_dataset
-        self._sampler = self.throughput.sampler = GlobalBatchSampler(self.args, rows)
-        self._row_weights = np.ones(len(rows))
-        if self.row_loss.class_weights:
-            self._row_weights = self.row_loss.row_weights(steps.read_labels(rows))
+        self._sampler = self.callback.sampler = GlobalBatchSampler(self.args, rows)
+        labels = steps.read_labels(rows) if self.row_loss.class_weights else np.arange(len(rows))
+        self._row_weights = self.row_loss.row_weights(labels)
         names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
         names.append("multiprocessing_context")
-        loader = DataLoader(
+        loader: DataLoader[Any] = DataLoaderShard(  # of accelerate, which would divide it again
             self._remove_unused_columns(rows, description="training"),
+            device=self.accelerator.device,
+            _non_blocking=self.accelerator.non_blocking,
             batch_sampler=self._sampler,
             collate_fn=self.data_collator,
             **{name: getattr(self.args, f"dataloader_{name}") for name in names},
         )
-        prepared: DataLoader[Any] = prepare_data_loader(
-            loader,
-            device=self.accelerator.device,
-            num_processes=1,  # the sampler gives each process its share: it is not divided again
-            process_index=0,
-            put_on_device=True,
-            non_blocking=self.accelerator.non_blocking,
-        )
-        return prepared
+        return loader
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any
@@ -122,7 +132,7 @@ class Trainer(CheckpointTrainer):
             UserError: If the checkpoint to resume from is damaged, or there is none.
             RunError: If memory runs out, or a number is not finite.
         """
-        directory = Path(self.args.output_dir or "")
+        directory = self._directory
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
         if self.moves_runs_aside:  # else the pipeline has verified it, and has the directory
             path = path or self.args.resume_from_checkpoint
@@ -141,9 +151,9 @@ class Trainer(CheckpointTrainer):
                     logging.getLogger("finetune").warning(moved)
         self._resumed = Path(path) if path else None
         if self.args.profile and self.is_world_process_zero():
-            self.throughput.profiler = make_profiler(self.args.profile, directory / "profile")
+            self.callback.profiler = make_profiler(self.args.profile, directory / "profile")
         try:
-            with self.throughput.profiler or contextlib.nullcontext():
+            with self.callback.profiler or contextlib.nullcontext():
                 output = super().train(path, *args, **kwargs)
         finally:
             if self.moves_runs_aside and self.args.should_save:
@@ -161,6 +171,7 @@ class Trainer(CheckpointTrainer):
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
         """Train nothing where nothing is left: the library would train one step more."""
+        facts["resume_from_checkpoint"] = self._resumed
         if not self.control.should_training_stop:
             super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
         if self.control.should_training_stop:  # what was not logged counts in train_loss
@@ -169,40 +180,13 @@ class Trainer(CheckpointTrainer):
     def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> Any:
         """Sort the rows of an evaluation by length, to pad little; the loop restores the order."""
         lengths = batches.lengths_of(dataset, self.args.length_column_name)
-        order = None if lengths is None else np.argsort(-lengths, kind="stable")
+        order = np.arange(len(dataset)) if lengths is None else np.argsort(-lengths, kind="stable")
         documents = encoding.documents_of(dataset) if self.row_loss.pooling else None
         options["sampler_fn"] = SequentialSampler  # the library's would permute predictions
-        rows = dataset if order is None else dataset.select(order)
+        rows = dataset if lengths is None else dataset.select(order)
         loader: Any = super()._get_dataloader(rows, *args, **options)
-        loader.restore_rows = functools.partial(self._restore_rows, order, documents)
+        loader.rows = order if documents is None else documents[order]
         return loader
-
-    def _restore_rows(
-        self, order: np.ndarray | None, documents: np.ndarray | None, prediction: EvalPrediction
-    ) -> EvalPrediction:
-        """Return arrays in the order of the data, one row a document.
-
-        They are concatenated once: the container of the library concatenates at every batch, which
-        is quadratic in rows x classes.
-        """
-
-        def concatenate(arrays: Any) -> Any:
-            if not arrays:
-                return None
-            if len({array.shape[1:] for array in arrays}) > 1:  # inputs, filled up with -100
-                tensors = [torch.as_tensor(row) for array in arrays for row in array]
-                arrays = [pad_sequence(tensors, batch_first=True, padding_value=-100).numpy()]
-            rows = np.concatenate(arrays)
-            return rows if order is None else rows[np.argsort(order)]
-
-        lists = (prediction.predictions, prediction.label_ids, prediction.inputs, prediction.losses)
-        outputs, labels, inputs, losses = map(concatenate, lists)
-        if documents is not None:
-            assert self.row_loss.pooling is not None
-            outputs = encoding.pooled(outputs, documents, self.row_loss.pooling)
-            first = np.unique(documents, return_index=True)[1]
-            labels, inputs = (None if rows is None else rows[first] for rows in (labels, inputs))
-        return EvalPrediction(outputs, labels, inputs, losses)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
         """Compute loss and metrics of the rows in the order of the data, each counted once.
@@ -210,7 +194,9 @@ class Trainer(CheckpointTrainer):
         The library averages the means of padded batches, of which the last may be repeated: its
         loss depends on the batch size and on the number of processes.
         """
-        restore: Callable[[EvalPrediction], EvalPrediction] = dataloader.restore_rows
+        restore = functools.partial(
+            steps.restore_rows, rows=dataloader.rows, pooling=self.row_loss.pooling
+        )
         compute_metrics = self.compute_metrics
         restored: list[EvalPrediction] = []
         options["prediction_loss_only"] = False  # the library would, without metrics
@@ -222,46 +208,168 @@ class Trainer(CheckpointTrainer):
             return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}
 
         self.compute_metrics = compute
+        python_state = random.getstate()
+        torch_state = torch.get_rng_state()
         work = f"an evaluation, with batches of {self.args.per_device_eval_batch_size} rows"
         try:
             with explained(self.args, work):
                 output: Any = super().evaluation_loop(dataloader, *args, **options)
-        finally:
-            self.compute_metrics = compute_metrics
-        if not restored:  # without labels
-            restored.append(restore(EvalPrediction(output.predictions, output.label_ids)))
-        outputs, labels = restored[0].predictions, restored[0].label_ids
-        result: EvalLoopOutput = output._replace(predictions=outputs, label_ids=labels)
-        return result
-
-    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Save what is trained where a signal stops an evaluation in training."""
-        python_state, torch_state = random.getstate(), torch.get_rng_state()
-        try:
-            return super().evaluate(*args, **options)
         except Stopped:
             if self.is_in_train:  # a resumed run evaluates first, from the same states
                 random.setstate(python_state)
                 torch.set_rng_state(torch_state)
                 self.save_stopped()
             raise
-        finally:  # a library that the first evaluation imports may draw, as rich does
-            random.setstate(python_state)
+        finally:
+            self.compute_metrics = compute_metrics
+            random.setstate(python_state)  # a library that is imported here may draw, as rich does
+        if not restored:  # without labels
+            restored.append(restore(EvalPrediction(output.predictions, output.label_ids)))
+        outputs, labels = restored[0].predictions, restored[0].label_ids
+        result: EvalLoopOutput = output._replace(predictions=outputs, label_ids=labels)
+        return result
 
-    def _shard_embeddings_once(self) -> None:
-        """Leave the module around the input embeddings out of the units that FSDP shards.
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        """Describe the checkpoint when all processes have written it, and rotate only then."""
+        self.require_finite()
+        path = self._directory / f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            if (path / Checkpoint.NAME).exists():
+                checkpoint.set_aside(path, "replaced")
+            shutil.rmtree(path, ignore_errors=True)
+        distributed.gather(None)
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            with explained(self.args, f"writing {path.name}"):
+                super()._save_checkpoint(model, trial)
+                pending = {"loss_by_process": distributed.gather(self._tr_loss.item())}
+                if self.args.should_save:
+                    checkpoint.complete(path, configuration=self.configuration, pending=pending)
+        finally:
+            self.args.save_total_limit = limit
+            if self.args.should_save and not (path / Checkpoint.NAME).exists():
+                shutil.rmtree(path, ignore_errors=True)  # the disk may be full
+        if self.args.should_save:
+            for replaced in self._directory.glob("replaced-checkpoint-*"):
+                shutil.rmtree(replaced, ignore_errors=True)
+            rotate_checkpoints(str(self._directory), limit, self.state.best_model_checkpoint)
+        distributed.gather(None)  # no process looks for it before it is complete
 
-        Accelerate (1.15) shards the embeddings as a unit of their own, and fails where the module
-        around them (``BertEmbeddings``) is one of those that the model names for a unit.
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save on the first process of other machines too (``--save_on_each_node``).
+
+        ``save_pretrained`` (5.23) leaves that to rank 0, and safetensors lets only the owner read.
         """
-        plugin: Any = self.accelerator.state.fsdp_plugin
-        model: Any = self.model
-        units = set(getattr(model, "_no_split_modules", None) or ())
-        if plugin.fsdp_version == 2 and units and not plugin.transformer_cls_names_to_wrap:
-            embeddings = model.get_input_embeddings()
-            around = [module for module in model.modules() if embeddings in [*module.modules()]]
-            units -= {type(module).__name__ for module in around}
-            plugin.transformer_cls_names_to_wrap = sorted(units)
+        directory = Path(output_dir or self._directory)
+        for path in directory.glob("*") if self.args.should_save else ():
+            if path.is_symlink() and not path.is_dir():  # the library would write where it points
+                path.unlink()
+        super()._save(output_dir, state_dict)
+        if not self.args.should_save:
+            return
+        if self.args.process_index and isinstance(self.model, PreTrainedModel):
+            self.model.config.save_pretrained(directory)
+            save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+        for path in directory.glob("*.safetensors"):
+            shutil.copymode(directory / "training_args.bin", path)  # which has that of the umask
+
+    def save_stopped(self) -> None:
+        """Save the last step, unless it is saved; every process calls it."""
+        path = self._directory / f"checkpoint-{self.state.global_step}"
+        is_new = self.state.global_step > self._initial_global_step
+        if is_new and not (path / Checkpoint.NAME).exists():
+            self._save_checkpoint(self.model_wrapped, None)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Refuse a checkpoint that lacks weights: the library goes on with a warning."""
+        names = ("_keys_to_ignore_on_save", "all_tied_weights_keys")
+        left_out = {key for name in names for key in getattr(self.model, name, None) or ()}
+        if missing := {*load_result.missing_keys} - left_out:
+            raise UserError(f"the checkpoint lacks weights of the model: {', '.join(missing)}")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Apply settings that ``--allow_changed`` accepts; the library restores those before."""
+        optimizer: Any = self.optimizer
+        scheduler = self.lr_scheduler
+        settings = [{**group, "params": None} for group in optimizer.param_groups]
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.reschedules and isinstance(scheduler, LambdaLR):
+            scheduler.base_lrs = [group["initial_lr"] for group in settings]
+            rates = scheduler._last_lr = scheduler.get_lr()
+            for group, new, rate in zip(optimizer.param_groups, settings, rates, strict=True):
+                group |= {**new, "params": group["params"], "lr": rate}
+
+    def begin_training(self) -> None:
+        """After resuming, evaluate first what was not evaluated before, and save it again.
+
+        A signal stops an evaluation in its middle, and a checkpoint of the last step of an epoch
+        may be older than the end of the epoch. Called after the other callbacks.
+        """
+        model = self.model_wrapped
+        state = self.state
+        if isinstance(model, DistributedDataParallel) and self.args.cpu_kernels == "auto":
+            exchange.use(model)  # gradients, in memory
+        # the intervals of logging, evaluating and saving are those of this start
+        state.compute_steps(self.args, state.max_steps)  # type: ignore[no-untyped-call]
+        if self._resumed is None:
+            return
+        best = self._directory / f"checkpoint-{state.best_global_step}"
+        if best.exists():  # the run may have moved
+            state.best_model_checkpoint = str(best)
+        losses = Checkpoint.read(self._resumed).pending.get("loss_by_process", [0.0])
+        mean = sum(losses) / len(losses)
+        is_same_job = len(losses) == self.args.world_size
+        self._tr_loss += losses[self.args.process_index] if is_same_job else mean
+        self._total_loss_scalar -= mean  # train_loss is of the steps from here
+        logged = [entry["step"] for entry in state.log_history if "loss" in entry]
+        self._globalstep_last_logged = int(max(logged, default=0))
+        self._load_rng_state(str(self._resumed))
+        self.callback.on_evaluate(self.args, state, self.control)  # it may have stopped early
+        entries = [entry for entry in state.log_history if entry["step"] == state.global_step]
+        is_evaluated = any("eval_loss" in entry for entry in entries)
+        epoch = state.epoch or 0.0
+        self.control = DefaultFlowCallback().on_step_end(self.args, state, self.control)
+        if float(epoch).is_integer() or state.global_step >= state.max_steps:
+            self.control = self.callback_handler.on_epoch_end(self.args, state, self.control)
+        self.control.should_evaluate &= not is_evaluated
+        # also for the random numbers that the evaluation draws
+        self.control.should_save = self.control.should_evaluate
+        if self.control.should_save:
+            self._resumed = self._directory / f"checkpoint-{state.global_step}"
+        self._maybe_log_save_evaluate(self._tr_loss, None, model, None, epoch, None, time.time())
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """Stop before the weights change, or on an accelerator before they are used.
+
+        There the norm is read a step later, when it is known without waiting.
+        """
+        self._require_finite(self.state.global_step)
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
+        self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if self.args.device.type == "cpu":
+            self._require_finite(self.state.global_step + 1)
+        return norm
+
+    def require_finite(self) -> None:
+        """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
+        # with FSDP a shard is not finite on one process only, and the others would wait
+        weights = () if self.is_fsdp_enabled or self.model is None else self.model.parameters()
+        self._require_finite(self.state.global_step, weights)
+
+    def _require_finite(self, step: int, weights: Iterable[torch.Tensor] = ()) -> None:
+        if self._grad_norm is not None:
+            self._overflows = 0 if math.isfinite(self._grad_norm) else self._overflows + 1
+            self._grad_norm = None
+        is_finite = self._overflows <= (_MOST_OVERFLOWS if self.accelerator.scaler else 0)
+        if is_finite and all(bool(weight.isfinite().all()) for weight in weights):
+            return
+        paths = checkpoint.list_checkpoints(self._directory)
+        last = f"The last checkpoint, {paths[0].name}, is good. " if paths else ""
+        raise Diverged(
+            f"the loss, the gradient norm or a weight is not finite at step {step:,} (learning "
+            f"rate {self._get_learning_rate():g}): stopped. {last}Try --precision fp32 or a lower "
+            "--learning_rate"
+        )
 
 
 def build_trainer(
@@ -269,12 +377,8 @@ def build_trainer(
     arguments: FinetuneArguments,
     adapt: Callable[[torch.nn.Module, FinetuneArguments], torch.nn.Module],
 ) -> Trainer:
-    """Return a trainer of a recipe, seeded before the model's head is initialised.
-
-    Args:
-        trainer_kwargs: Builds the keyword arguments of ``transformers.Trainer``, with the model.
-        arguments: Of the training.
-        adapt: Of the recipe.
+    """Return a trainer of a recipe, seeded before the model's head is initialised:
+    ``trainer_kwargs`` builds it, with the other arguments of ``transformers.Trainer``.
     """
     set_seed(arguments.seed)
     kwargs = trainer_kwargs()
