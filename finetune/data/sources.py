@@ -21,7 +21,7 @@ from datasets.exceptions import DatasetGenerationError
 from finetune.data import ROW, embedded, memory, read
 from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
 from finetune.data.prediction_columns import set_aside
-from finetune.data.read import line_numbers, read_file
+from finetune.data.read import read_file
 from finetune.data.read_text import ReadOptions
 from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import hub
@@ -137,11 +137,10 @@ class Source:
         places: dict[int, tuple[str, int | str]] = {}
         start = 0
         for path in paths:
-            end = start + len(read_file(path, self.options).rows)
-            if inside := [row for row in rows if start <= row < end]:
-                noun, numbers = line_numbers(path, [row - start for row in inside], self.options)
-                noun = f"{path.name} {noun}" if len(paths) > 1 else noun
-                places |= {row: (noun, number) for row, number in zip(inside, numbers, strict=True)}
+            file = read_file(path, self.options)
+            end = start + len(file.rows)
+            noun = f"{path.name} {file.noun}" if len(paths) > 1 else file.noun
+            places |= {n: (noun, file.numbers[n - start]) for n in rows if start <= n < end}
             start = end
         return [places[row] for row in rows]
 
