@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, Literal
@@ -28,8 +28,6 @@ from finetune.errors import UserError
 Truncation = Literal["head", "tail", "head_tail"]
 #: What the model reads of a row: a text, or its parts.
 Read = str | Sequence[str]
-#: Returns it for the rows of these numbers.
-Rows = Callable[[np.ndarray], Sequence[Read]]
 #: A row as the tokenizer returns it: ``input_ids``, ``attention_mask`` and the like.
 Columns = dict[str, list[int]]
 #: ``head_tail`` keeps a quarter of the tokens from the beginning (Sun et al., 2019, "How to
@@ -88,8 +86,8 @@ class Frame:
         starts = [n for n in range(len(ids)) if ids[n : n + size] == sample] if size else []
         if len(starts) != texts:
             raise UserError(
-                f"{type(tokenizer).__name__} does not put its special tokens around those of the "
-                "text: use --long_texts cut, --truncation head, one --text_column"
+                f"{type(tokenizer).__name__} does not put special tokens around the text: expected "
+                "--long_texts cut, --truncation head, one --text_column"
             )
         self._spans = [(start, start + size) for start in starts]  # of the texts in the example
         self.size = len(ids) - texts * size
@@ -145,19 +143,15 @@ class Encoder:
         suspects = [text for text in texts if self.reads_end and end in text]
         for text, ids in zip(suspects, token_ids(self.tokenizer, suspects), strict=True):
             if self.tokenizer.eos_token_id in ids:
-                raise UserError(
-                    f"the text '{shorten(text, 60)}' has '{end}', the token that ends a text for "
-                    "this model: take it out of the texts"
-                )
+                place = f"the text '{shorten(text, 60)}'"
+                raise UserError(f"{place} has '{end}', which ends a text of this model: remove it")
 
     def refuse_too_short(self, parts: int) -> None:
         """Refuse a ``max_length`` that has no room for a token of each of several parts."""
         fewest = self._frame_size(parts) + parts
         if self.max_length < fewest:
-            raise UserError(
-                f"--max_length {self.max_length}: {parts} columns, with the special tokens around "
-                f"and between them, need {fewest} tokens or more"
-            )
+            expected = f"expected {fewest} or more for {parts} columns"
+            raise UserError(f"--max_length {self.max_length}: {expected} and special tokens")
 
     def whole_lengths(self, rows: Sequence[Read]) -> np.ndarray:
         """Return how many tokens rows have, special ones too, not truncated, shape ``(rows,)``."""
@@ -231,7 +225,6 @@ class Encoder:
 
 
 def _columns(rows: Sequence[Read]) -> list[Sequence[str]]:
-    """Return the texts of rows, or each of their parts, as columns."""
     parts = ([row] if isinstance(row, str) else row for row in rows)
     return [*zip(*parts, strict=True)]
 
@@ -243,15 +236,14 @@ class Windows:
     """
 
     def __init__(self, encoder: Encoder, stride: int | None = None) -> None:
-        special = encoder.frame.size
         self.encoder = encoder
-        self.room = encoder.max_length - special  # tokens of text
+        self.room = encoder.max_length - encoder.frame.size  # tokens of text
         self.shared = min(encoder.max_length // 4, self.room - 1) if stride is None else stride
-        limit = f"--max_length {encoder.max_length}, {special} of them special tokens"
-        if self.room < 1:
-            raise UserError(f"{limit}: leaves no room for text in a window")
         if not 0 <= self.shared < self.room:
-            raise UserError(f"--stride {stride}: expected 0 to {self.room - 1} with {limit}")
+            raise UserError(
+                f"--stride {self.shared}: expected 0 or more and less than {self.room}, the tokens "
+                f"of text in a window of --max_length {encoder.max_length}"
+            )
 
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
         """Yield the number of its text for each window, and what the tokenizer returns for it."""

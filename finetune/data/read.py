@@ -221,10 +221,8 @@ def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:
         for record in batch:
             if len(titles) > 1 and _as_titles(record.fields) == titles:
                 noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
-                raise UserError(
-                    f"{path}, {noun} {record.first_line}: the names of the columns again, as of "
-                    "joined files: remove all of these but the first"
-                )
+                place = f"{path}, {noun} {record.first_line}"
+                raise UserError(f"{place}: the names of the columns again: remove the line")
         cells = zip(*(record.fields for record in batch), strict=True)
         columns = [[field or None for field in column] for column in cells]
         yield pa.table([*columns, [record.first_line for record in batch]], schema=schema)
@@ -252,10 +250,8 @@ def _read_sheet(path: Path, sheet: str | None) -> tuple[Iterator[Record], list[s
     with zipfile.ZipFile(path) as archive:
         for member in archive.namelist():
             if "/worksheets/" in member and (cell := _UNCOMPUTED.search(archive.read(member))):
-                raise UserError(
-                    f"{path}, {member}: the formula in {(cell[1] or b'a cell').decode()} has no "
-                    "value, as no spreadsheet has computed it: open the file in one and save it"
-                )
+                place = f"{path}, {member}, {(cell[1] or b'a cell').decode()}"
+                raise UserError(f"{place}: a formula without a value: open and save the file")
     texts = ([_as_text(value) for value in values] for values in rows)
     numbered = enumerate(texts, start=1)
     records = (Record(number, number, cells) for number, cells in numbered if any(cells))
@@ -326,17 +322,14 @@ def _json_rows(path: Path, encoding: str | None) -> Iterator[tuple[int, dict[str
         text = "".join(read_text.text_lines(path, encoding))
         rows = read_text.parse_json(text, path)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise UserError(
-                f"{path}: expected an array of objects, as DataFrame.to_json(orient='records') "
-                f"writes it, found {text.strip()[:40]!r}"
-            )
+            expected = "an array of objects, as DataFrame.to_json(orient='records') writes it"
+            raise UserError(f"{path}: expected {expected}, found {text.strip()[:40]!r}")
         yield from enumerate(rows, start=1)
         return
     for position, (number, line) in enumerate(_json_lines(path, encoding), start=1):
         row = read_text.parse_json(line, path, number)
         if not isinstance(row, dict):
-            raise UserError(
-                f"{path}, line {number}: expected an object, found {line.strip()[:40]!r} (an "
-                "array of objects is read from a .json)"
-            )
+            hint = "an array is read from a .json"
+            content = repr(line.strip()[:40])
+            raise UserError(f"{path}, line {number}: expected an object ({hint}), found {content}")
         yield number if formats.suffix(path) in _WITH_LINES else position, row

@@ -110,21 +110,16 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
                 yield io.BufferedReader(stream, _BEGINNING)
             return
         with zipfile.ZipFile(path) as archive:
-            members = [info for info in archive.infolist() if not info.is_dir()]
-            members = [info for info in members if not info.filename.startswith("__MACOSX/")]
-            if len(members) != 1 or members[0].flag_bits & 1:
-                raise UserError(
-                    f"{path}: expected an archive of one file without a password, found "
-                    f"{', '.join(info.filename for info in members) or 'none'}: unzip it"
-                )
-            with archive.open(members[0]) as member:
+            names = [name for name in archive.namelist() if not re.search("^__MACOSX/|/$", name)]
+            if len(names) != 1:
+                raise UserError(f"{path}: expected an archive of one file, found {names}: unzip it")
+            with archive.open(names[0]) as member:
                 yield member
-    except (EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+    except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         if not compression or (isinstance(error, OSError) and error.errno is not None):
             raise
         raise UserError(
-            f"{path} is damaged, cut off or not compressed as its name says: {error}; copy or "
-            f"download it again, or rename it to {path.stem}"
+            f"{path} is damaged, cut off or not {compression}: {error}; copy it again or rename it"
         ) from error
 
 
@@ -168,8 +163,7 @@ def encoding_of(path: Path, name: str | None) -> str:
         raise UserError(
             f"{path} is not in UTF-8, UTF-16 or Windows-1252 throughout: {utf8}line "
             f"{first_lines.get('foreign', first_lines['other'])} another encoding; --encoding NAME "
-            "reads all of it in one, such as cp1252, cp1250, cp1251, gb18030 or shift_jis; of two "
-            "encodings, convert one"
+            "reads all of it in one, such as cp1252, cp1250, cp1251, gb18030 or shift_jis"
         )
     return "cp1252"
 
@@ -184,17 +178,12 @@ def text_lines(path: Path, encoding: str | None) -> Iterator[str]:
             try:
                 line.encode()
             except UnicodeEncodeError as error:
-                byte = ord(line[error.start]) & 0xFF
                 raise UserError(
-                    f"{path} is not {encoding} throughout: line {number}, byte {byte:#x}; "
-                    "--encoding NAME reads all of it in another encoding; the name of a compressed "
-                    f"file has to say so, as in {path.name}.gz"
+                    f"{path}, line {number}: not in {encoding}; --encoding NAME reads all of the "
+                    f"file in another encoding; a compressed file is named so, as {path.name}.gz"
                 ) from error
             if "\0" in line:
-                raise UserError(
-                    f"{path}, line {number}: a null byte, which is no text: is the file damaged? "
-                    "Export it again, or remove the byte"
-                )
+                raise UserError(f"{path}, line {number}: a null byte, which is no text: remove it")
             yield line
 
 
@@ -284,18 +273,16 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
             elif fields and len(fields) != len(header):
                 raise UserError(
                     f"{path}, line {line}: expected {len(header)} fields as in the first line, "
-                    f"found {len(fields)}: they are separated by {separator!r} (--csv_separator); "
-                    "a text with separators or line breaks needs quotation marks around it, and "
-                    'those in it doubled, as in ""'
+                    f"found {len(fields)}, separated by {separator!r} (--csv_separator); a text "
+                    "with separators or line breaks needs quotation marks around it"
                 )
             if fields:
                 yield Record(line, reader.line_num, fields)
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
-            f"{path}, line {line}: {error}: a field that begins with a quotation mark ends with "
-            f"one, has those in it doubled, and at most {_LONGEST_FIELD:,} characters; "
-            "--csv_quoting none reads quotation marks as text"
+            f"{path}, line {line}: {error}: marks around a field pair up, and are doubled within "
+            "it; --csv_quoting none reads quotation marks as text"
         ) from error
 
 
@@ -312,10 +299,8 @@ def parse_json(text: str, path: Path, line: int | None = None) -> Any:
     try:
         content = json.loads(text, object_pairs_hook=_json_object)
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{path}, line {line or error.lineno}: {error.msg} (character {error.colno}): is it "
-            "JSON, and not cut off?"
-        ) from error
+        place = f"{path}, line {line or error.lineno}"
+        raise UserError(f"{place}: {error.msg}: is it JSON, and not cut off?") from error
     except (RecursionError, ValueError) as error:
         raise UserError(f"{place}: {error}") from error
     if "\\u" in text:
@@ -330,10 +315,7 @@ def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         if name in row:
             raise ValueError(f"the key '{name}' comes twice in one object: keep one")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise ValueError(
-                f"the column '{name}' holds an integer of more than 64 bits; write it as text, in "
-                "quotation marks, in every row, or leave the column out"
-            )
+            raise ValueError(f"'{name}' is an integer of more than 64 bits: write it as text")
         row[name] = value
     return row
 
