@@ -119,7 +119,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         if not compression or (isinstance(error, OSError) and error.errno is not None):
             raise
         raise UserError(
-            f"{path} is damaged, cut off or not {compression}: {error}; copy it again or rename it"
+            f"{path} is damaged, cut off or not {compression}: {error}; copy it again, or rename it "
+            f"to {path.stem}"
         ) from error
 
 
