@@ -119,8 +119,8 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         if not compression or (isinstance(error, OSError) and error.errno is not None):
             raise
         raise UserError(
-            f"{path} is damaged, cut off or not {compression}: {error}; copy it again, or rename it "
-            f"to {path.stem}"
+            f"{path} is damaged, cut off or not {compression}: {error}; copy it again, or "
+            f"rename it to {path.stem}"
         ) from error
 
 
