@@ -230,7 +230,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the words NA and null in a table count as missing",
-        "finetune/data/read_text.py",
+        "finetune/data/read.py",
         "[field or None for field in column]",
         '[None if field in ("", "NA", "null") else field for field in column]',
         ("C4",),

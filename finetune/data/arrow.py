@@ -53,17 +53,16 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _indices(rows: Dataset) -> np.ndarray | None:
-    """Return where each row is stored, shape ``(rows,)``; None if that is its number."""
+def _places(rows: Dataset) -> np.ndarray:
+    """Return where each row is stored, shape ``(rows,)``."""
     mapping = rows._indices
-    return None if mapping is None else np.asarray(mapping.column(0).to_numpy(), dtype=np.int64)
+    return np.arange(len(rows)) if mapping is None else mapping.column(0).to_numpy().astype(int)
 
 
 def column(rows: Dataset, name: str) -> pa.ChunkedArray:
     """Return a column, as it is stored; not for long texts, which :func:`pieces` yields."""
     stored: pa.ChunkedArray = rows.data.column(name)
-    places = _indices(rows)
-    return stored if places is None else stored.take(pa.array(places))
+    return stored if rows._indices is None else stored.take(pa.array(_places(rows)))
 
 
 def pieces(
@@ -73,17 +72,16 @@ def pieces(
 
     Of all rows, or of those of the numbers ``wanted``.
     """
-    mapping = _indices(rows)
-    end = 0
     numbers = np.arange(len(rows)) if wanted is None else wanted
-    places = numbers if mapping is None else mapping[numbers]
+    places = _places(rows)[numbers]
     order = np.argsort(places, kind="stable")
     numbers = numbers[order]
     places = places[order]
-    for chunk in rows.data.column(name).chunks:
+    end = 0
+    stored = pa.table({name: rows.data.column(name)})
+    for batch in stored.to_batches(max_chunksize=_AT_ONCE):
         begin = end
-        end += len(chunk)
-        low, high = np.searchsorted(places, [begin, end])
-        for start in range(low, high, _AT_ONCE):
-            part = slice(start, min(start + _AT_ONCE, high))
-            yield numbers[part], chunk.take(pa.array(places[part] - begin))
+        end += len(batch)
+        part = slice(*np.searchsorted(places, [begin, end]))
+        if part.start < part.stop:
+            yield numbers[part], batch.column(0).take(pa.array(places[part] - begin))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 import unicodedata
@@ -70,26 +69,24 @@ def require_columns(
 def _require_text(dataset: DatasetDict, flag: str, column: str, report: Report) -> None:
     for split, rows in dataset.items():
         kind = rows.data.schema.field(column).type
-        if flag.startswith("--label") and "binary" not in str(kind):
+        is_text = arrow.is_text(kind)
+        is_label = flag.startswith("--label")
+        if (is_text and split != "train") or (is_label and "binary" not in str(kind)):
             continue
         parse = json.loads if kind == pa.json_() else lambda cell: cell
-        present = (
-            (row, parse(cell))
-            for numbers, values in arrow.pieces(rows, column)
-            for row, cell in zip(numbers.tolist(), values.to_pylist(), strict=True)
-            if cell is not None
-        )
-        if not arrow.is_text(kind):
-            wrong = [(row, cell) for row, cell in present if not isinstance(cell, str)]
-        else:  # of which not all are numbers
-            wrong = [*itertools.islice(present, 1)] if split == "train" else []
-            if any(parse_number(cell) is None for _, cell in itertools.chain(wrong, present)):
-                wrong = []
+        wrong: list[tuple[int, Any]] = []
+        for numbers, values in arrow.pieces(rows, column):
+            pairs = zip(numbers.tolist(), values.to_pylist(), strict=True)
+            cells = [(row, parse(cell)) for row, cell in pairs if cell is not None]
+            if is_text and any(parse_number(cell) is None for _, cell in cells):
+                wrong = []  # not all texts are numbers
+                break
+            wrong += [(row, cell) for row, cell in cells if is_text or not isinstance(cell, str)]
         if wrong:
             message = f"{flag}: expected texts in the column '{column}' of the {split} data, found "
-            numbers = targets.source_rows(rows)[[row for row, _ in wrong]].tolist()
+            rows_in_source = targets.source_rows(rows)[[row for row, _ in wrong]].tolist()
             fix = "is it the right column?"
-            report.error(f"{message}{wrong[0][1]!r:.60}", split=split, rows=numbers, fix=fix)
+            report.error(f"{message}{wrong[0][1]!r:.60}", split=split, rows=rows_in_source, fix=fix)
 
 
 def describe_columns(rows: Dataset, column: str) -> str:
@@ -137,10 +134,8 @@ def require_labelled(dataset: DatasetDict, input_column: str, report: Report) ->
     require_columns(dataset, {"load()": [input_column, "label"]}, report)
     for split, rows in dataset.items():
         if not (targets.are_classes(rows) or "float" in str(rows.features["label"])):
-            report.error(
-                f"the column 'label' of the {split} data is {rows.features['label']}; this recipe "
-                "reads a ClassLabel, a floating-point number, or lists of these"
-            )
+            expected = "expected a ClassLabel, a floating-point number, or lists of these"
+            report.error(f"'label' of the {split} data: {expected}, found {rows.features['label']}")
     report.raise_errors()
 
 
@@ -211,10 +206,8 @@ def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -
     if unmapped:
         names = f"{list_names(unmapped)} in the data (labels: {list_names(classes)})"
         report.error(f"--label_map: no label {names}")
-    counts: Counter[str] = Counter()
-    for rows in dataset.values():
-        counts.update({classes[number]: n for number, n in targets.counts(rows).items()})
-    if similar := similar_names([name for name, _ in counts.most_common()]):
+    counts = sum((Counter(targets.counts(rows)) for rows in dataset.values()), Counter())
+    if similar := similar_names(classes[number] for number, _ in counts.most_common()):
         pairs = [(name, names[0].strip()) for names in similar for name in names]
         option = shlex.quote(join_values(f"{old}={new}" for old, new in pairs if old != new))
         # escaped where the difference is not visible

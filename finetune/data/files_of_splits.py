@@ -12,7 +12,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -37,13 +37,9 @@ _DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 class NoTrainSplit(UserError):
-    """A source has no split to train on, but ``splits``; none after the error was sent to another
-    process.
-    """
+    """A source has no split to train on, but ``splits``, in the process that reads it."""
 
-    def __init__(self, mistake: str, splits: Iterable[str] = ()) -> None:
-        super().__init__(mistake)
-        self.splits = list(splits)
+    splits: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -53,13 +49,13 @@ class SplitFiles:
     Attributes:
         kind: Tables, or texts or images in folders of their classes.
         files: Of each split, in the order of their rows.
-        labels: Of each file of each split, in folders of classes.
+        class_level: Of the folders below the directory that are named by classes.
         facts: What is not read, and splits that were recognized by a keyword.
     """
 
     kind: Literal["tables", "texts", "images"]
     files: Mapping[str, Sequence[Path]]
-    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    class_level: int = 0
     facts: Sequence[str] = ()
 
 
@@ -71,10 +67,8 @@ def parse_split_names(text: str | None) -> dict[str, str]:
     """
     names = dict(split_pairs(text or ""))
     if not (names.keys() <= {*SPLITS} and all(names.values())) or names.get("train") == NONE:
-        raise UserError(
-            f"--dataset_splits {text}: expected train=NAME, validation=NAME or test=NAME, "
-            "separated by commas; test=none leaves the split out"
-        )
+        expected = "train=NAME, validation=NAME or test=NAME, or none to leave one out"
+        raise UserError(f"--dataset_splits {text}: expected {expected}, separated by commas")
     return names
 
 
@@ -121,11 +115,10 @@ def choose_splits(
     if mistakes:
         raise UserError(*mistakes)
     if "train" not in chosen:
-        raise NoTrainSplit(
-            f"data set '{dataset}' has no train split (it has: {listed}); --dataset_splits "
-            f"train=NAME takes another{hint}",
-            names,
-        )
+        mistake = f"data set '{dataset}' has no train split (it has: {listed}); --dataset_splits"
+        error = NoTrainSplit(f"{mistake} train=NAME takes another{hint}")
+        error.splits = [*names]
+        raise error
     if unread := [name for name in unread if name not in chosen.values()]:
         facts.append(f"not read: {_list_names(unread)} (--dataset_splits SPLIT=NAME)")
     return {split: chosen[split] for split in SPLITS if split in chosen}, facts
@@ -150,8 +143,7 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     if foreign or not paths:
         raise UserError(
             f"cannot read {_list_names(foreign or [dataset])}: expected a file ending in "
-            f"{', '.join(formats.FILES)}, or as text also in {', '.join(formats.COMPRESSIONS)} "
-            "after that"
+            f"{', '.join(formats.FILES)}; texts may be {', '.join(formats.COMPRESSIONS)}"
         )
     folders = {path.parent.name for path in paths}
     names = {*map(formats.stem, paths), *(folders if len(folders) > 1 else ())}
@@ -173,7 +165,7 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
             names = [*path.parts[:-1], _PART.sub("", stem) or stem]
             groups[next(filter(is_split, names), names[0])].append(path)
     kind: Literal["tables", "texts", "images"] = "tables"
-    class_level = 0  # of the folders that are named by classes
+    class_level = 0
     if not any(map(is_split, groups)):
         members = [path for path in paths if len(path.parts) > 1]
         images = [path for path in members if path.suffix.lower() in IMAGES]
@@ -195,12 +187,8 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
     grouped = {path for group in groups.values() for path in group}
     if unread := [str(path) for path in paths if path not in grouped]:
         facts.append(f"not read: {_list_names(unread)}")
-    return SplitFiles(
-        kind,
-        {split: [directory / path for path in groups[name]] for split, name in chosen.items()},
-        {s: [path.parts[class_level] for path in groups[name]] for s, name in chosen.items()},
-        facts,
-    )
+    files = {split: [directory / path for path in groups[name]] for split, name in chosen.items()}
+    return SplitFiles(kind, files, class_level, facts)
 
 
 def files_below(directory: Path) -> list[Path]:

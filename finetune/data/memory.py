@@ -23,12 +23,6 @@ from finetune.data import arrow, caches
 from finetune.errors import UserError
 
 PREFIX = "memory:"
-_BATCH = 10_000  # rows that are copied at a time
-
-
-def describe(name: str) -> str:
-    """Return a short description of such rows."""
-    return f"in memory ({name.removeprefix(PREFIX)})"
 
 
 def is_table(data: Any) -> bool:
@@ -76,27 +70,20 @@ def read(name: str) -> dict[str, Dataset]:
         paths = sorted(directory.glob("*.arrow"))
         if splits := {path.stem: Dataset.from_file(str(path)) for path in paths}:
             return splits
-    raise UserError(
-        f"{name}: rows that were passed in Python and are no longer in the cache; pass them again, "
-        "as dataset=FRAME (for an evaluation data=FRAME)"
-    )
+    raise UserError(f"{name}: no longer in the cache; pass the rows again, as dataset=FRAME")
 
 
 def _write(path: Path, split: str, rows: Any) -> None:
     """Write rows as an Arrow stream whose bytes depend on nothing but their content."""
     try:
-        table = _as_table(split, rows)
-        schema = arrow.plain(table.schema.empty_table()).schema
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-            for start in range(0, len(table), _BATCH):
-                batch = arrow.plain(table.slice(start, _BATCH)).combine_chunks()
+        table = arrow.plain(_as_table(split, rows)).combine_chunks()
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            for batch in table.to_batches(max_chunksize=10_000):
                 # taken, because a slice is written with the buffers around it
-                writer.write_table(batch.take(pa.array(range(len(batch)))))
+                writer.write_batch(batch.take(pa.array(range(len(batch)))))
     except (pa.ArrowException, NotImplementedError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(
-            f"dataset: the {split} data cannot be stored as Arrow: {error}; convert the column, by "
-            "astype(str) for instance, or leave it out"
-        ) from error
+        message = f"dataset: the {split} data cannot be stored as Arrow: {error}"
+        raise UserError(f"{message}; convert the column, by astype(str) for instance") from error
     if not len(table):
         raise UserError(f"dataset: the {split} data has no rows")
 
@@ -115,7 +102,6 @@ def _as_table(split: str, rows: Any) -> pa.Table:
         cells = [pa.array([row.get(name) for row in rows], from_pandas=True) for name in names]
         return pa.table(cells, names=[*map(str, names)])
     raise UserError(
-        "dataset: expected a file, a data set on the Hub, a pandas or polars frame, a Dataset, a "
-        f"list of dicts, or a dict of these by split; found {type(rows).__name__} as the {split} "
-        "data"
+        "dataset: expected a file, a data set on the Hub, a frame, a Dataset, a list of dicts, or "
+        f"a dict of these by split; found {type(rows).__name__} as the {split} data"
     )

@@ -72,13 +72,10 @@ def set_aside(
 
     renamed = DatasetDict()
     for split, rows in dataset.items():
-        new_names = {
-            name: f"{name}{OF_DATA}"
-            for name in rows.column_names
-            # `text (data)` gets a suffix too, so that it is not taken for `text`
-            if name not in read and name.split(OF_DATA)[0] in names
-        }
-        renamed[split] = rows.rename_columns(new_names) if new_names else rows
+        # `text (data)` gets a suffix too, so that it is not taken for `text`
+        clashes = [name for name in rows.column_names if name.split(OF_DATA)[0] in names]
+        new_names = {name: f"{name}{OF_DATA}" for name in clashes if name not in read}
+        renamed[split] = rows.rename_columns(new_names)
     return renamed
 
 

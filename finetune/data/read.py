@@ -17,15 +17,14 @@ import errno
 import hashlib
 import itertools
 import json
-import operator
 import os
 import re
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
@@ -33,17 +32,17 @@ from datasets.table import MemoryMappedTable
 from python_calamine import CalamineError, CalamineWorkbook, SheetTypeEnum, SheetVisibleEnum
 
 from finetune.data import arrow, caches, read_text
-from finetune.data.read_text import ReadOptions
+from finetune.data.read_text import ReadOptions, Record, batches
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
 from finetune.runtime.files import is_full, replacing
 
 #: Part of the name of a copy: raise it when the same file is read in another way.
-_VERSION = 5
+_VERSION = 6
 #: Suffixes of the files that can be read, without that of a compression.
 READABLE = (*formats.FILES, ".txt")
-#: Those whose first row has the names of the columns.
-_WITH_RECORDS = (*formats.SEPARATORS, formats.SPREADSHEET)
+#: Those of files in which a row is found by its line.
+_WITH_LINES = {*formats.TEXTS} - {".json"}
 #: How a spreadsheet writes characters that XML does not allow.
 _ESCAPED = re.compile(r"_x([0-9A-F]{4})_")
 #: A cell with a formula and no value; a text that is empty is a value, which only its type tells.
@@ -56,20 +55,27 @@ _UNREADABLE = (
     *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
     *(pa.ArrowException, zipfile.BadZipFile),
 )
-#: What joined files, some with a byte order mark, may have around the names of their columns.
-_AROUND_NAMES = '\ufeff\xa0 \t"'
+_VISIBLE_SHEET = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
-_DETECTED = b"finetune"  # where the schema of a copy has what was detected, as JSON
+_FACTS = b"finetune"  # where the schema of a copy has what was detected, as JSON
+_NUMBER = "finetune: number of the row"  # the column of a copy that is not of the user
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
-_LINES = pa.schema([("text", pa.string())])
 
 
 class FileRows(NamedTuple):
-    """The rows of a file, memory-mapped, how it is written, and what of that is not the usual."""
+    """The rows of a file, memory-mapped.
+
+    Attributes:
+        rows: With the columns of the file.
+        facts: What of how it is written is not the usual.
+        noun: What the file has a number for each row of, ``line`` or ``row``.
+        numbers: From 1, int64, shape ``(rows,)``.
+    """
 
     rows: Dataset
-    layout: ReadOptions
     facts: list[str]
+    noun: str
+    numbers: np.ndarray
 
 
 def read_file(path: Path, options: ReadOptions) -> FileRows:
@@ -93,30 +99,12 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
         key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
         copy = caches.directory(caches.FILES) / f"{key}.arrow"
         with contextlib.suppress(pa.ArrowException, OSError):  # not there, or damaged
-            return _open_copy(copy)
+            return _open_copy(path, copy)
         with replacing(copy) as new:
             _write_copy(path, options, new)
             if _state(path) != state:
                 raise UserError(f"{path} has changed while it was read: start again")
-        return _open_copy(copy)
-
-
-def line_numbers(path: Path, rows: Sequence[int], options: ReadOptions) -> tuple[str, list[int]]:
-    """Return ``line`` or ``row``, and the number of each row in its file, from 1.
-
-    ``rows`` are numbers from 0, in any order. A file with lines is read again.
-    """
-    layout = read_file(path, options).layout
-    suffix = formats.suffix(path)
-    numbers: Iterator[int] = itertools.count(1)
-    if suffix in _WITH_RECORDS:
-        lines = (record.first_line for record in _records(path, layout))
-        numbers = itertools.islice(lines, 1, None)  # without that of the names of the columns
-    elif suffix in (".jsonl", ".ndjson"):
-        numbers = (number for number, _ in _json_lines(path, layout.encoding))
-    numbers_of_rows = list(itertools.islice(numbers, max(rows) + 1))
-    noun = "line" if suffix in formats.TEXTS and suffix != ".json" else "row"
-    return noun, [numbers_of_rows[row] for row in rows]
+        return _open_copy(path, copy)
 
 
 def read_whole_text(path: Path, options: ReadOptions) -> str:
@@ -146,44 +134,49 @@ def _state(path: Path) -> tuple[str | int, ...]:
 def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
     """Write the rows of a file as an Arrow stream, and what was detected into its schema."""
     suffix = formats.suffix(path)
-    layout = options
     facts: list[str] = []
     if suffix == formats.SPREADSHEET:
-        layout, facts = _choose_sheet(path, options)
+        records, facts = _read_sheet(path, options.sheet)
+        tables = _record_tables(path, records)
     elif suffix in formats.TEXTS:
-        layout, facts = read_text.detect(path, options)
-    if suffix in _WITH_RECORDS:
-        tables = read_text.tables(path, (record.fields for record in _records(path, layout)))
-    elif suffix == ".txt":
-        lines = (line.rstrip("\r\n") for line in read_text.text_lines(path, layout.encoding))
-        tables = (pa.table({"text": batch}, _LINES) for batch in read_text.batches(lines, len))
-    elif suffix in formats.TEXTS:
-        tables = _json_tables(path, layout.encoding)
+        options, facts = read_text.detect(path, options)
+        if suffix in formats.SEPARATORS:
+            tables = _record_tables(path, read_text.records(path, options))
+        elif suffix == ".txt":
+            lines = (line.rstrip("\r\n") for line in read_text.text_lines(path, options.encoding))
+            tables = (pa.table({"text": batch}) for batch in batches(lines))
+        else:
+            tables = _json_tables(path, options.encoding)
     else:
         tables = _arrow_tables(path)
-    writer: Any = None
+    tables = map(arrow.plain, tables)
+    first = next(filter(len, tables), None)
+    if first is None:
+        raise UserError(f"{path} holds no rows")
+    schema = first.schema.with_metadata(
+        {**(first.schema.metadata or {}), _FACTS: json.dumps(facts)}
+    )
     rows = 0
-    with copy.open("wb") as file, contextlib.ExitStack() as stack:
-        for table in map(arrow.plain, tables):
-            if writer is None:
-                detected = {_DETECTED: json.dumps([asdict(layout), facts])}
-                schema = table.schema.with_metadata({**(table.schema.metadata or {}), **detected})
-                writer = stack.enter_context(pa.ipc.new_stream(file, schema))
+    with copy.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for table in itertools.chain([first], tables):
             writer.write_table(table)
             rows += len(table)
             activity.advance(f"reading {path.name}", rows, None)
-    if not rows:
-        raise UserError(f"{path} holds no rows")
 
 
-def _open_copy(copy: Path) -> FileRows:
+def _open_copy(path: Path, copy: Path) -> FileRows:
     with copy.open("rb") as file:  # to Arrow, a stream that is cut off between batches is whole
         file.seek(-len(_END_OF_STREAM), os.SEEK_END)
         if file.read() != _END_OF_STREAM:
             raise pa.ArrowInvalid(f"{copy} is cut off")
     table = MemoryMappedTable.from_file(str(copy))
-    layout, facts = json.loads(table.schema.metadata[_DETECTED])
-    return FileRows(Dataset(table, fingerprint=copy.stem), ReadOptions(**layout), facts)
+    facts = json.loads(table.schema.metadata[_FACTS])
+    noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
+    numbers = np.arange(1, len(table) + 1)
+    if _NUMBER in table.column_names:
+        numbers = table.column(_NUMBER).to_numpy()
+        table = table.drop([_NUMBER])
+    return FileRows(Dataset(table, fingerprint=copy.stem), facts, noun, numbers)
 
 
 @contextlib.contextmanager
@@ -197,77 +190,73 @@ def _explain(path: Path) -> Iterator[None]:
 
 
 def _arrow_tables(path: Path) -> Iterator[pa.Table]:
-    with contextlib.ExitStack() as stack:
-        if formats.suffix(path) == ".parquet":
-            # read ahead, a row group of 650,000 texts would be in memory as a whole
-            file = stack.enter_context(pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16))
-            schema = file.schema_arrow
-            batches = file.iter_batches(batch_size=1024)
-        else:
-            source = stack.enter_context(pa.memory_map(str(path)))
-            try:
-                table = pa.ipc.open_file(source).read_all()
-            except pa.ArrowInvalid:  # a stream, as `datasets` writes it
-                source.seek(0)
-                table = pa.ipc.open_stream(source).read_all()
-            schema = table.schema
-            batches = table.to_batches(max_chunksize=1024)
-        read_text.column_names(path, schema.names)
-        for batch in batches:
-            yield pa.Table.from_batches([batch]).replace_schema_metadata(schema.metadata)
+    if formats.suffix(path) == ".parquet":
+        # read ahead, a row group of 650,000 texts would be in memory as a whole
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16)
+        schema = file.schema_arrow
+        parts = file.iter_batches(batch_size=read_text.ROWS_AT_ONCE)
+    else:
+        source = pa.memory_map(str(path))
+        try:
+            table = pa.ipc.open_file(source).read_all()
+        except pa.ArrowInvalid:  # a stream, as `datasets` writes it
+            source.seek(0)
+            table = pa.ipc.open_stream(source).read_all()
+        schema = table.schema
+        parts = table.to_batches(max_chunksize=read_text.ROWS_AT_ONCE)
+    read_text.column_names(path, schema.names)
+    for part in parts:
+        yield pa.Table.from_batches([part]).replace_schema_metadata(schema.metadata)
 
 
-def _records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
-    """Yield the rows of a table, the names of the columns first; refuse these names as a row."""
-    is_sheet = formats.suffix(path) == formats.SPREADSHEET
-    names: list[str] = []
-    for record in (_sheet_records if is_sheet else read_text.records)(path, layout):
-        cells = [cell.strip(_AROUND_NAMES).casefold() for cell in record.fields]
-        if not names:
-            names = cells
-        elif len(names) > 1 and cells == names:
-            raise UserError(
-                f"{path}, {'row' if is_sheet else 'line'} {record.first_line}: the names of the "
-                "columns again, as of joined files: remove all of these but the first"
-            )
-        yield record
+def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:
+    """Yield rows as tables; all is text, and an empty field a null. The first row has the names of
+    the columns; refuse these as another row.
+    """
+    header = next(records, Record(1, 1, [])).fields
+    titles = _as_titles(header)
+    names = read_text.column_names(path, header)
+    schema = pa.schema([*((name, pa.string()) for name in names), (_NUMBER, pa.int64())])
+    for batch in batches(records):
+        for record in batch:
+            if len(titles) > 1 and _as_titles(record.fields) == titles:
+                noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
+                place = f"{path}, {noun} {record.first_line}"
+                raise UserError(f"{place}: the names of the columns again: remove the line")
+        cells = zip(*(record.fields for record in batch), strict=True)
+        columns = [[field or None for field in column] for column in cells]
+        yield pa.table([*columns, [record.first_line for record in batch]], schema=schema)
 
 
-def _choose_sheet(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
-    """Return how a spreadsheet is read, and a fact where several visible sheets have rows.
+def _as_titles(fields: Sequence[str]) -> list[str]:
+    """Return fields without what joined files have around the names of their columns."""
+    return [field.strip('\ufeff\xa0 \t"').casefold() for field in fields]
+
+
+def _read_sheet(path: Path, sheet: str | None) -> tuple[Iterator[Record], list[str]]:
+    """Return the rows of a sheet that are not empty, and a fact where several visible sheets have
+    rows.
 
     Formulas without a value, which calamine reads as empty, are refused.
     """
     with CalamineWorkbook.from_path(path) as book:
         names = book.sheet_names
-        filled = [
-            sheet.name
-            for sheet in book.sheets_metadata
-            if (sheet.typ, sheet.visible) == (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
-            and book.get_sheet_by_name(sheet.name).height > 1
-        ]
-    if options.sheet not in (None, *names):
-        raise UserError(f"--sheet {options.sheet}: {path} has the sheets {', '.join(names)}")
+        if sheet not in (None, *names):
+            raise UserError(f"--sheet {sheet}: {path} has the sheets {', '.join(names)}")
+        visible = [s.name for s in book.sheets_metadata if (s.typ, s.visible) == _VISIBLE_SHEET]
+        filled = [name for name in visible if book.get_sheet_by_name(name).height > 1]
+        name = sheet or [*filled, *names][0]
+        rows = book.get_sheet_by_name(name).iter_rows()
     with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if "/worksheets/" in name and (cell := _UNCOMPUTED.search(archive.read(name))):
-                raise UserError(
-                    f"{path}, {name}: the formula in {(cell[1] or b'a cell').decode()} has no "
-                    "value, as no spreadsheet has computed it: open the file in one and save it"
-                )
-    sheet = options.sheet or [*filled, *names][0]
-    fact = f"read the sheet '{sheet}', not {', '.join(filled[1:])} (--sheet)"
-    return replace(options, sheet=sheet), [fact] * (options.sheet is None and len(filled) > 1)
-
-
-def _sheet_records(path: Path, layout: ReadOptions) -> Iterator[read_text.Record]:
-    """Yield the rows of a sheet that are not empty, the names of the columns first."""
-    with CalamineWorkbook.from_path(path) as book:
-        rows = book.get_sheet_by_name(layout.sheet or "").iter_rows()
-        for number, values in enumerate(rows, start=1):
-            cells = [_as_text(value) for value in values]
-            if any(cells):
-                yield read_text.Record(number, number, cells)
+        for member in archive.namelist():
+            if "/worksheets/" in member and (cell := _UNCOMPUTED.search(archive.read(member))):
+                place = f"{path}, {member}, {(cell[1] or b'a cell').decode()}"
+                raise UserError(f"{place}: a formula without a value: open and save the file")
+    texts = ([_as_text(value) for value in values] for values in rows)
+    numbered = enumerate(texts, start=1)
+    records = (Record(number, number, cells) for number, cells in numbered if any(cells))
+    fact = f"read the sheet '{name}', not {', '.join(filled[1:])} (--sheet)"
+    return records, [fact] * (sheet is None and len(filled) > 1)
 
 
 def _as_text(value: Any) -> str:
@@ -291,39 +280,32 @@ def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
     These are known at the end only, so the file is read twice.
     """
     types: dict[str, pa.DataType] = {}
-    for batch in read_text.batches(_json_rows(path, encoding), operator.itemgetter(1)):
-        for name in dict.fromkeys(name for row, _ in batch for name in row):
-            kind = _json_type([row.get(name) for row, _ in batch])
-            types[name] = _common_type(types.get(name, kind), kind)
-    for batch in read_text.batches(_json_rows(path, encoding), operator.itemgetter(1)):
-        yield pa.table(
-            {name: _json_array([row.get(name) for row, _ in batch], types[name]) for name in types}
-        )
+    for batch in batches(_json_rows(path, encoding)):
+        for name in dict.fromkeys(name for _, row in batch for name in row):
+            values = [row.get(name) for _, row in batch]
+            types[name] = _common_type(types.get(name, pa.null()), values)
+    for batch in batches(_json_rows(path, encoding)):
+        columns: dict[str, Any] = {_NUMBER: [number for number, _ in batch]}
+        for name, kind in types.items():
+            values = [row.get(name) for _, row in batch]
+            if kind == pa.json_():
+                values = [None if v is None else json.dumps(v, ensure_ascii=False) for v in values]
+            columns[name] = pa.array(values, kind)
+        yield pa.table(columns)
 
 
-def _json_type(values: Sequence[Any]) -> pa.DataType:
-    has_booleans = any(isinstance(value, bool) for value in values)
+def _common_type(kind: pa.DataType, values: Sequence[Any]) -> pa.DataType:
+    """Return the type of values and of others of a type, such as of whole numbers and fractions;
+    that of JSON if they have none.
+    """
     with contextlib.suppress(*_NO_COMMON_TYPE):
-        kind = pa.array(values).type
+        other = pa.array(values).type
+        has_booleans = any(isinstance(value, bool) for value in values)
         # Arrow makes numbers of truth values, and gives each object the keys of all others
-        if pa.types.is_boolean(kind) == has_booleans and "struct" not in str(kind):
-            return kind
+        if pa.types.is_boolean(other) == has_booleans and "struct" not in str(other):
+            schemas = [pa.schema([("", kind)]), pa.schema([("", other)])]
+            return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
     return pa.json_()
-
-
-def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    """Return the type of whole numbers and fractions, for instance; that of JSON if need be."""
-    schemas = [pa.schema([("", kind)]) for kind in (first, second)]
-    with contextlib.suppress(*_NO_COMMON_TYPE):
-        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-    return pa.json_()
-
-
-def _json_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if kind != pa.json_():
-        return pa.array(values, kind)
-    texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
-    return pa.array(texts, pa.string()).cast(kind)
 
 
 def _json_lines(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
@@ -332,25 +314,22 @@ def _json_lines(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
     return ((number, line) for number, line in numbered if not line.isspace())
 
 
-def _json_rows(path: Path, encoding: str | None) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield each row, and about how many characters it has."""
+def _json_rows(path: Path, encoding: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each row with the number of its line, or of the row in a document."""
     beginning = [line for _, line in itertools.islice(_json_lines(path, encoding), 2)]
     is_document = len(beginning) < 2 or beginning[0].lstrip().startswith("[")
     if is_document and formats.suffix(path) == ".json":
         text = "".join(read_text.text_lines(path, encoding))
         rows = read_text.parse_json(text, path)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise UserError(
-                f"{path}: expected an array of objects, as DataFrame.to_json(orient='records') "
-                f"writes it, found {text.strip()[:40]!r}"
-            )
-        yield from ((row, len(text) // len(rows)) for row in rows)
+            expected = "an array of objects, as DataFrame.to_json(orient='records') writes it"
+            raise UserError(f"{path}: expected {expected}, found {text.strip()[:40]!r}")
+        yield from enumerate(rows, start=1)
         return
-    for number, line in _json_lines(path, encoding):
+    for position, (number, line) in enumerate(_json_lines(path, encoding), start=1):
         row = read_text.parse_json(line, path, number)
         if not isinstance(row, dict):
-            raise UserError(
-                f"{path}, line {number}: expected an object, found {line.strip()[:40]!r} (an "
-                "array of objects is read from a .json)"
-            )
-        yield row, len(line)
+            hint = "an array is read from a .json"
+            content = repr(line.strip()[:40])
+            raise UserError(f"{path}, line {number}: expected an object ({hint}), found {content}")
+        yield number if formats.suffix(path) in _WITH_LINES else position, row

@@ -21,7 +21,7 @@ from datasets.exceptions import DatasetGenerationError
 from finetune.data import ROW, embedded, memory, read
 from finetune.data.files_of_splits import SplitFiles, choose_splits, find_files
 from finetune.data.prediction_columns import set_aside
-from finetune.data.read import line_numbers, read_file
+from finetune.data.read import read_file
 from finetune.data.read_text import ReadOptions
 from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import hub
@@ -63,14 +63,13 @@ class Source:
 
     def describe(self) -> str:
         """Return a short description: ``tickets.csv (local)``."""
-        descriptions = {
+        return {
             "none": "made by the recipe",
-            "memory": memory.describe(self.dataset),
+            "memory": f"in memory ({self.dataset.removeprefix(memory.PREFIX)})",
             "embedded": f"{self.dataset.removeprefix(embedded.PREFIX)} (installed package)",
             "local": f"{self.dataset} (local)",
             "hub": f"{self.dataset} (Hub)",
-        }
-        return descriptions[self.kind]
+        }[self.kind]
 
     @functools.cached_property
     def files(self) -> SplitFiles:
@@ -86,19 +85,19 @@ class Source:
         report = report or Report()
         if not self.dataset:
             raise UserError("--dataset is required: this recipe has no data set of its own")
-        unused: dict[str, str | None] = {}
+        options = {}
         if self.kind != "hub":
-            unused = {"--dataset_revision": self.revision, "--dataset_config": self.config}
+            options = {"--dataset_revision": self.revision, "--dataset_config": self.config}
         if self.options.flags and (self.kind != "local" or self.files.kind == "images"):
-            unused |= self.options.flags
-        if mistakes := [f"{flag} {value}" for flag, value in unused.items() if value is not None]:
-            raise UserError(*(f"{text}: does not apply to {self.describe()}" for text in mistakes))
+            options |= self.options.flags
+        if unused := [f"{flag} {value}" for flag, value in options.items() if value is not None]:
+            raise UserError(*(f"{text}: does not apply to {self.describe()}" for text in unused))
         if self.kind == "local":
             facts = self.files.facts
             splits = {
                 split: _join_files(split, paths, self.options, report)
                 if self.files.kind == "tables"
-                else self._read_classes(paths, self.files.labels[split])
+                else self._read_classes(paths)
                 for split, paths in self.files.files.items()
             }
         else:
@@ -115,8 +114,8 @@ class Source:
 
         Of ``rows``, numbers from 0, the first few are named.
         """
-        places = self._find_places(split, rows[:SHOWN_PLACES])
         groups = []
+        places = self._find_places(split, rows[:SHOWN_PLACES])
         for noun, group in itertools.groupby(places, key=lambda place: place[0]):
             numbers = [str(number) for _, number in group]
             groups.append(f"{noun}{'s' * (len(numbers) > 1)} {', '.join(numbers)}")
@@ -137,18 +136,17 @@ class Source:
         places: dict[int, tuple[str, int | str]] = {}
         start = 0
         for path in paths:
-            end = start + len(read_file(path, self.options).rows)
-            if inside := [row for row in rows if start <= row < end]:
-                noun, numbers = line_numbers(path, [row - start for row in inside], self.options)
-                noun = f"{path.name} {noun}" if len(paths) > 1 else noun
-                places |= {row: (noun, number) for row, number in zip(inside, numbers, strict=True)}
+            file = read_file(path, self.options)
+            end = start + len(file.rows)
+            noun = f"{path.name} {file.noun}" if len(paths) > 1 else file.noun
+            places |= {n: (noun, file.numbers[n - start]) for n in rows if start <= n < end}
             start = end
         return [places[row] for row in rows]
 
-    def _read_classes(self, paths: Sequence[Path], labels: Sequence[str]) -> Dataset:
-        directory = Path(self.dataset).expanduser()
-        files = [str(path.relative_to(directory)) for path in paths]
-        rows = Dataset.from_dict({"label": labels, "file": files})
+    def _read_classes(self, paths: Sequence[Path]) -> Dataset:
+        files = [path.relative_to(Path(self.dataset).expanduser()) for path in paths]
+        labels = [file.parts[self.files.class_level] for file in files]
+        rows = Dataset.from_dict({"label": labels, "file": [*map(str, files)]})
         if self.files.kind == "images":
             images = [str(path.absolute()) for path in paths]
             return rows.add_column("image", images).cast_column("image", Image())
@@ -164,10 +162,8 @@ class Source:
         commit = find_commit(next(iter(loaded.values())))
         # without the Hub the library takes what is in the cache, whatever its revision
         if _COMMIT.fullmatch(self.revision or "") and commit not in (None, self.revision):
-            raise UserError(
-                f"--dataset_revision {self.revision}: the cache has '{name}' at {commit}, and the "
-                "Hub was not contacted"
-            )
+            place = f"the cache has '{name}' at {commit}, and the Hub was not contacted"
+            raise UserError(f"--dataset_revision {self.revision}: {place}")
         return loaded
 
 
@@ -199,10 +195,7 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         columns = file.rows.column_names
         expected = tables[0].column_names
         if {*columns} != {*expected}:
-            raise UserError(
-                f"{path} has the columns {columns}, and {paths[0]} has {expected}: give all files "
-                "of a split the same columns"
-            )
+            raise UserError(f"{path}: expected the columns of {paths[0]}, {expected}: {columns}")
     for fact, name in facts.items():
         report.info(f"{name}: {fact}", name="reading", split=split)
     try:

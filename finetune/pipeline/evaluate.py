@@ -14,7 +14,7 @@ from datasets import Dataset
 from finetune.data import columns, memory
 from finetune.data.digests import fingerprint, seen_in
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
-from finetune.data.sources import number_rows
+from finetune.data.sources import Source, number_rows
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.pipeline.results import assess, scores
@@ -79,7 +79,7 @@ def evaluate(
     source = str(run.path)
     if data is not None:
         data = memory.store(data)
-        source = memory.describe(data) if data.startswith(memory.PREFIX) else data
+        source = Source(data).describe() if data.startswith(memory.PREFIX) else data
     elif reading:
         raise UserError(f"--{next(iter(reading))}: needs --data FILE")
     recipe = run.recipe()
