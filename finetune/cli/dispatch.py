@@ -3,14 +3,12 @@
 python -m finetune RECIPE [flags]
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from finetune.errors import RunError, UserError, suggestion
+from finetune.errors import UserError, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import __version__, distributed, stopping
 
@@ -56,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     stopping.keep_secrets()
     try:
         return _run(list(words))
-    except (UserError, RunError, stopping.Stopped) as error:
+    except stopping.Stopped as error:
         return stopping.stop(error)
     except KeyboardInterrupt as error:
         if not error.args and distributed.ranks().rank == 0:  # else it was told how to resume
@@ -66,8 +64,6 @@ def main(words: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if distributed.ranks().world_size == 1:
-            raise
         return stopping.stop(error)
 
 
@@ -79,8 +75,6 @@ def _run(words: list[str]) -> int:
         print(f"finetune {__version__}")
         return 0
     verb, *rest = words
-    if verb.startswith("-") and (hint := suggestion(verb, ("--help", "--version"), 0.7)):
-        raise UserError(f"unknown option {verb}{hint}")
     if verb == "list":
         if rest and rest != ["--help"]:
             raise UserError(f"list: unexpected words: {' '.join(rest)}")

@@ -1,17 +1,13 @@
 """The flags of the subcommands; those of a recipe are read by ``config/parser.py``."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from finetune.cli import console
 from finetune.errors import UserError, suggestion
 from finetune.recipe import ImageRecipe, TextRecipe, catalog
-from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.runtime.formats import QUOTING
 
@@ -26,14 +22,6 @@ RUN = {
     "--cpu_kernels auto|off": "on a CPU: auto for the kernels of this toolkit, off for those of "
     "the libraries (default: as in training)",
 }
-
-
-def load_run(path: str, trust_recipe: bool) -> Run:
-    """Return the run in a directory; the files that it names are imported if the user trusts it."""
-    run = Run.load(path)
-    if trust_recipe:
-        run.trust(console.tell)
-    return run
 
 
 def recipe_and_flags(words: Sequence[str], verb: str = "") -> tuple[str, list[str]]:

@@ -5,6 +5,7 @@ Its docstring is what ``--help`` shows. Under a launcher it runs on every rank, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune.cli import console
-from finetune.cli.parser import RUN, TRUST, Parser, load_run, recipe_and_flags
+from finetune.cli.parser import RUN, TRUST, Parser, recipe_and_flags
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import RunError, UserError, counted
 from finetune.predicting import READING
 from finetune.recipe import catalog
+from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, stopping
 
 if TYPE_CHECKING:
@@ -152,7 +154,7 @@ def evaluate(words: Sequence[str]) -> int:
     options = {
         name: value for name, value in values.items() if value is not None and value is not False
     }
-    run = load_run(typed.run, typed.trust_recipe)
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.tell)
     sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
     if not hub.missing(sources):
         hub.go_offline()
@@ -201,7 +203,8 @@ def compare(words: Sequence[str]) -> int:
 
     names = (f"comparison{f'.{n}' * (n > 0)}.html" for n in itertools.count())
     page = typed.output or next(name for name in names if not Path(name).exists())
-    comparison = compare_runs([load_run(path, typed.trust_recipe) for path in typed.runs], page)
+    load = functools.partial(Run.load, trust_recipe=typed.trust_recipe, tell=console.tell)
+    comparison = compare_runs([*map(load, typed.runs)], page)
     console.show(comparison.scores(comparison.headline))
     for sentence in comparison.verdicts:
         console.say(f"\n{sentence}")
@@ -221,7 +224,8 @@ def report(words: Sequence[str]) -> int:
     parser.refuse_launcher()
     from finetune.pipeline.report import report as write_report
 
-    written = write_report(load_run(typed.run, typed.trust_recipe))
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.tell)
+    written = write_report(run)
     console.say(f"report: {written.page}; model card: {written.card}")
     if written.suspects:
         console.say(

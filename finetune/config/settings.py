@@ -15,7 +15,6 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -35,7 +34,7 @@ _TRUE = ("", "yes", "true", "t", "y", "1")  # what is typed for a switch
 _HUB_TOKEN = re.compile(r"(hub[-_]token[= ])[^\s,)]+")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """What one run is made from."""
 
@@ -45,7 +44,7 @@ class Settings:
     user_options: dict[str, Any]  # what the config file and the flags set
     dry_run: bool  # whether to stop after one collated batch
     command: str  # that says the same again, for people
-    hub_token: str | None = field(repr=False)  # in no other attribute
+    hub_token: str | None = dataclasses.field(repr=False)  # in no other attribute
 
     @classmethod
     def from_command_line(cls, recipe: str, flags: Sequence[str]) -> Settings:
@@ -216,10 +215,7 @@ def _read_config(parser: RecipeParser, config: str) -> dict[str, Any]:
                 elif value not in ("", "null", "~"):
                     text = json.dumps(value) if isinstance(value, dict) else value
                     words.append(f"--{name}={text}")
-    values = parser.read(words, f"{config}: ")
-    if values.pop("config", None) is not None:
-        parser.report.error(f"{config}: 'config' cannot name another file")
-    return values
+    return parser.read(words, f"{config}: ")
 
 
 def _load_yaml(config: str) -> dict[str, Any]:

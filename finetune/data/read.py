@@ -36,7 +36,7 @@ from finetune.data import arrow, caches, read_text
 from finetune.data.read_text import ReadOptions
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
-from finetune.runtime.files import is_full, replacing
+from finetune.runtime.files import replacing
 
 #: Part of the name of a copy: raise it when the same file is read in another way.
 _VERSION = 5
@@ -56,6 +56,7 @@ _UNREADABLE = (
     *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
     *(pa.ArrowException, zipfile.BadZipFile),
 )
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 #: What joined files, some with a byte order mark, may have around the names of their columns.
 _AROUND_NAMES = '\ufeff\xa0 \t"'
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
@@ -191,7 +192,7 @@ def _explain(path: Path) -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
-        if isinstance(error, OSError) and (is_full(error) or error.errno == errno.EROFS):
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
             raise caches.unwritable(error) from error
         raise UserError(f"cannot read {path}: {error}") from error
 

@@ -193,7 +193,7 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
     """Return how many of the rows are training rows of the run too, whatever their label."""
     try:
         if missing := hub.missing({**run.manifest.options, "model": None}):
-            raise UserError(f"{missing[0]} is not in the cache")
+            raise UserError(f"{missing['dataset']} is not in the cache")
         _require_same_data(run, recipe)
     except (UserError, OSError) as error:
         reason = str(error).partition("\n")[0]

@@ -4,8 +4,6 @@ Every process joins the group before anything is read. While rank 0 prepares, th
 group of their own, whose timeout is a day: the user's ``--ddp_timeout`` is for training.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle
@@ -15,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from finetune.errors import RunError, UserError
 
@@ -147,16 +145,14 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def communication_failure(error: BaseException) -> Literal["lost", "timeout"] | None:
-    """Return what kept another rank from answering: it has exited, or is late; else None."""
+def lost_connection(error: BaseException) -> bool:
+    """Return whether an error says that another rank does not answer: it has exited, or is late."""
     if not isinstance(error, RuntimeError):
-        return None
+        return False
     from torch.distributed import DistError
 
     text = str(error).lower()
-    if not (isinstance(error, DistError) or "gloo" in text or "nccl" in text):
-        return None
-    return "timeout" if "timed out" in text or "timeout" in text else "lost"
+    return isinstance(error, DistError) or "gloo" in text or "nccl" in text
 
 
 def gather(value: Any, group: Any = None) -> list[Any]:
@@ -239,13 +235,12 @@ def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
     with tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing) as probe:
         of_rank_0 = gather(Path(probe.name).name)[0]
         is_shared = all(gather((existing / of_rank_0).exists()))
-    if is_shared and save_on_each_node:
+    if is_shared == save_on_each_node:
         raise UserError(
             f"--output_dir {directory}: the machines share it and would overwrite each other's "
             "files; leave --save_on_each_node out"
-        )
-    if not is_shared and not save_on_each_node:
-        raise UserError(
-            f"--output_dir {directory}: the machines do not share it, so the others could neither "
-            "load the best model nor resume; use a shared directory, or add --save_on_each_node"
+            if is_shared
+            else f"--output_dir {directory}: the machines do not share it, so the others could "
+            "neither load the best model nor resume; use a shared directory, or add "
+            "--save_on_each_node"
         )

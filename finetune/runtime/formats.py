@@ -2,8 +2,6 @@
 from elsewhere that a spreadsheet or a terminal must show, not run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Import Python files by their path; what stops them is reported by file and line."""
-
-from __future__ import annotations
+"""Import Python files by their path, and report what stops them, or which packages are missing."""
 
 import hashlib
 import importlib.util
@@ -11,10 +9,23 @@ from types import ModuleType
 from typing import TypeVar
 
 from finetune.errors import UserError
+from finetune.runtime import DISTRIBUTION
 
 T = TypeVar("T")
 #: The directory that holds ``finetune``, ``recipes`` and ``metrics``.
 HOUSE = Path(__file__).resolve().parents[2]
+
+
+def require_packages(flag: str, *packages: str) -> None:
+    """Refuse a flag that needs packages which are not installed.
+
+    Raises:
+        UserError: With the command that installs them.
+    """
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise UserError(
+            f"{flag} needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[check]'"
+        )
 
 
 def read_source(path: Path, kind: str) -> tuple[bytes, str]:

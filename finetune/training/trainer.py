@@ -25,7 +25,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from finetune.data import batches, encoding
 from finetune.errors import UserError
-from finetune.runtime import lock
+from finetune.runtime import files
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint, steps
 from finetune.training.arguments import FinetuneArguments
@@ -147,7 +147,7 @@ class Trainer(CheckpointTrainer):
                 output = super().train(path, *args, **kwargs)
         finally:
             if self.moves_runs_aside and self.args.should_save:
-                lock.release(directory)
+                files.unlock(directory)
         if self.is_fsdp_enabled:  # the model is saved whole; checkpoints stay sharded
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output

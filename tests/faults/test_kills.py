@@ -119,7 +119,7 @@ def test_two_at_once_in_one_directory(
         said = "".join(log.read_text() for log in logs if log.exists())
         assert sorted(process.exitcode or 0 for process in pair) in ([0, 2], [0, 0]), said
         if any(process.exitcode for process in pair):
-            assert "a run is in progress there (process " in said
+            assert "a run is in progress there" in said
         assert_same(run, whole())
 
 
@@ -176,7 +176,7 @@ def test_a_rank_that_is_stopped_ends_the_job(
         with launched(words, run, more=("--ddp_timeout", "10")) as job:
             output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 1, output
-    assert f"rank {1 - rank} timed out waiting for another rank (--ddp_timeout)" in output
+    assert f"rank {1 - rank} lost the connection to another rank" in output
     assert Run.load(run).status == ("stale" if rank == 0 else "failed")
     with launched(words, run, more=("--resume",)) as job:
         output, _ = job.communicate(timeout=PATIENCE)
