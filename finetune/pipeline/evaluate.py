@@ -101,7 +101,7 @@ def evaluate(
     def prepare() -> tuple[Recipe, int | None, list[str]]:
         notes = [run.unfinished] if run.unfinished else []
         options = {**manifest.options, "model": None} if data is None else {"dataset": data}
-        hub.require(options, data="--data FILE")
+        hub.require(options)
         if data is None:
             _require_same_data(run, recipe)
             _ = recipe.prepared

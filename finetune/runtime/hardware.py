@@ -1,8 +1,6 @@
 """What a process computes with: the precision of matrix products, and its threads."""
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from joblib import cpu_count
@@ -21,7 +19,7 @@ def prefers_bf16(device_type: str) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device_type != "cpu":
         return False
-    has: Mapping[str, Any] = torch.cpu.get_capabilities()
+    has = torch.cpu.get_capabilities()
     has_fast_bf16 = has.get("avx512_bf16") and not str(has.get("cpu_name", "")).startswith("Intel")
     return bool(has.get("amx_bf16") or has_fast_bf16)
 

@@ -52,17 +52,11 @@ def go_offline() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def require(
-    options: Mapping[str, Any],
-    *,
-    embedded: bool = False,
-    packaged: str = "",
-    data: str = "--dataset FILE",
-) -> None:
+def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str = "") -> None:
     """Require that the Hub answers within a second, if something is :func:`missing`.
 
     Raises:
-        UserError: With the alternatives: ``--embedded``, a ``packaged`` model, other ``data``.
+        UserError: With the alternatives: ``--embedded``, a ``packaged`` model, other files.
     """
     names = missing(options)
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -70,11 +64,10 @@ def require(
     if not names or (not is_offline and _answers(endpoint)):
         return
     reason = "HF_HUB_OFFLINE is set" if is_offline else f"{endpoint} does not answer"
-    flags = {"dataset": data, "model": "--model DIRECTORY"}
     alternatives = [
         *["--embedded: data and model from installed packages"] * embedded,
         *[f"--model {packaged}: a small model, no download"] * bool(packaged and "model" in names),
-        f"{' '.join(flags[option] for option in names)}: your own files",
+        "--dataset FILE (of evaluate: --data FILE), --model DIRECTORY: your own files",
         "HF_ENDPOINT=https://a.mirror, HF_HUB_OFFLINE=0 or HF_HOME=/a/filled/cache before the "
         "command",
     ]
@@ -121,8 +114,7 @@ def _answers(endpoint: str) -> bool:
 
 def caches() -> dict[str, Path]:
     """Return the directories of the libraries: ``hub`` for models, ``datasets`` for data sets."""
-    common = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME", f"{common}/huggingface")
+    home = os.environ.get("HF_HOME", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
     variables = {"hub": "HF_HUB_CACHE", "datasets": "HF_DATASETS_CACHE"}
     directories = {name: os.environ.get(key, f"{home}/{name}") for name, key in variables.items()}
     return {name: Path(directory).expanduser() for name, directory in directories.items()}

@@ -90,15 +90,14 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
 
 def _handle(number: int, frame: FrameType | None) -> None:
     global _request
-    time_of_signal = time.monotonic()
     if _request is not None:
         # launchers pass on what a terminal sent to all: within 2 s it is the same request
-        if time_of_signal - _request[1] > 2:
+        if time.monotonic() - _request[1] > 2:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         return
     name = signal.Signals(number).name
-    _request = name, time_of_signal
+    _request = name, time.monotonic()
     if (deferral := _deferral) is None:
         raise Stopped(name)
 
@@ -150,10 +149,9 @@ def stop(error: BaseException) -> int:
     line = str(error).strip().partition("\n")[0]
     if isinstance(error, Stopped):  # rank 0 has said how to go on
         return STATUS
-    if isinstance(error, UserError):
-        message = "\n".join(f"error: {mistake}" for mistake in error.mistakes)
-    elif isinstance(error, RunError):
-        message = f"error: {error}"
+    if isinstance(error, (UserError, RunError)):
+        mistakes = getattr(error, "mistakes", (error,))
+        message = "\n".join(f"error: {mistake}" for mistake in mistakes)
     elif is_lost:
         message = f"error: rank {rank} lost the connection to another rank (exited or late): {line}"
     else:
