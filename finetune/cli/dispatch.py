@@ -76,8 +76,6 @@ def _run(words: list[str]) -> int:
         return 0
     verb, *rest = words
     if verb == "list":
-        if rest and rest != ["--help"]:
-            raise UserError(f"list: unexpected words: {' '.join(rest)}")
         print(_table(catalog.summaries()))
         return 0
     if verb not in VERBS:

@@ -26,12 +26,10 @@ RUN = {
 
 def recipe_and_flags(words: Sequence[str], verb: str = "") -> tuple[str, list[str]]:
     """Return the name of the recipe, which comes first, and the flags."""
-    names = catalog.summaries()
     if not words or words[0].startswith("-"):
-        recipe = next((word for word in words if word in names), "RECIPE")
         raise UserError(
-            f"the name of a recipe comes first: python -m finetune {verb}{recipe} [flags] "
-            f"(available: {', '.join(names)})"
+            f"the name of a recipe comes first: python -m finetune {verb}RECIPE [flags] "
+            f"(available: {', '.join(catalog.summaries())})"
         )
     return words[0], list(words[1:])
 

@@ -73,9 +73,7 @@ class RecipeParser(HfArgumentParser):
             prog=f"python -m finetune {self.title}",
             usage="%(prog)s [flags]",
             description=inspect.cleandoc(sys.modules[recipe.__module__].__doc__ or ""),
-            formatter_class=functools.partial(
-                argparse.RawDescriptionHelpFormatter, max_help_position=30
-            ),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
     @functools.cached_property

@@ -191,8 +191,7 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     is_on = {name for name, value in options.items() if str(value).lower() in _TRUE}
     if is_on & {"push_to_hub", *_SOURCES}:  # or a source without its value
         return
-    defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-    sources = {**defaults, **(recipe.embedded if "embedded" in is_on else {}), **options}
+    sources = {**vars(recipe()), **(recipe.embedded if "embedded" in is_on else {}), **options}
     is_local = sources["dataset"] and not hub.names_repository(sources["dataset"])
     may_have_mistakes = is_local or other_words or not typed.keys() <= {*_SOURCES}
     if not hub.missing(sources):
