@@ -145,14 +145,14 @@ class Settings:
     @property
     def resuming(self) -> str:
         """The command that resumes this run where it was interrupted."""
-        command = self.command
         checkpoint = self.values.resume_from_checkpoint
         if self.values.resume:
-            return command
-        if command.startswith("finetune."):
-            command = command.replace(f", resume_from_checkpoint={checkpoint!r}", "")
+            return self.command
+        if self.command.startswith("finetune."):
+            command = self.command.replace(f", resume_from_checkpoint={checkpoint!r}", "")
             return f"{command[:-1]}, resume=True)"
-        return f"{command} --resume" + "_from_checkpoint last" * bool(checkpoint)  # the last counts
+        # the last of a flag counts
+        return f"{self.command} --resume" + "_from_checkpoint last" * bool(checkpoint)
 
     @functools.cached_property
     def values(self) -> ArgumentValues:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from finetune.data.prediction_columns import LABEL, USER_COLUMNS, usual_name
-from finetune.errors import RunError, UserError
+from finetune.errors import RunError, UserError, suggestion
 from finetune.runtime import files
 from finetune.runtime.importing import read_source
 from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
@@ -71,7 +71,10 @@ class Run:
         run = path if isinstance(path, Run) else cls(Path(path).expanduser())
         if not (run.path / MANIFEST).exists():
             reason = f"no {MANIFEST} in it" if run.path.exists() else "no such directory"
-            raise UserError(f"{path} is not the directory of a run: {reason}")
+            folders = (run.path.parent, Path("runs"))
+            runs = [file.parent for folder in folders for file in folder.glob(f"*/{MANIFEST}")]
+            hint = suggestion(str(run.path), runs)
+            raise UserError(f"{path} is not the directory of a run: {reason}{hint}")
         if not trust_recipe:
             return run
         from finetune.recipe import catalog, scoring
