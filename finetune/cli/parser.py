@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 from finetune.errors import UserError, suggestion
 from finetune.recipe import ImageRecipe, TextRecipe, catalog
-from finetune.runtime import distributed
 from finetune.runtime.formats import QUOTING
 
 #: Flags of the subcommands that read a run, and of those that compute with its model.
@@ -79,11 +78,6 @@ class Parser(argparse.ArgumentParser):
         flag = re.compile(r"^--[\w-]+(?==|$)")
         words = [flag.sub(lambda m: f"--{m[0][2:].replace('-', '_')}", word) for word in args]
         return super().parse_known_args(words, namespace)
-
-    def refuse_launcher(self) -> None:
-        """Refuse several processes, which would all write the same files."""
-        if distributed.under_launcher():
-            raise UserError(f"{self.verb} runs in one process: python -m finetune {self.verb} ...")
 
     def error(self, message: str) -> NoReturn:
         """Raise a ``UserError``, for unknown flags with the nearest ones."""

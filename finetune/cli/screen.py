@@ -40,7 +40,6 @@ def _start(event: events.Started) -> None:
     arguments = event.arguments
     recipe = settings.recipe
     splits = recipe.splits
-    balance = recipe.kind.balance(targets.values(splits["train"]))
     epochs = arguments.num_train_epochs
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
     base = getattr(recipe, "model", None)
@@ -53,7 +52,7 @@ def _start(event: events.Started) -> None:
         "splits": recipe.split_how,
         "task": recipe.kind.name.replace("_", " ")
         + (f" ({recipe.task_reason})" if recipe.task_reason else ""),
-        "labels": balance,
+        "labels": recipe.kind.balance(targets.values(splits["train"])),
         "texts": ", ".join(recipe.columns_read()) if getattr(recipe, "text_columns", "") else "",
         "long texts": _long_texts(recipe) if isinstance(recipe, TextRecipe) else "",
         "model": described,

@@ -71,9 +71,7 @@ def check(words: Sequence[str]) -> int:
         "--suspects FILE.csv": "write the rows that are suspected, to be corrected in a "
         "spreadsheet and given back to a training: --relabel FILE.csv, --exclude FILE.csv",
     }
-    parser = Parser(check, flags_of_check)
-    typed, other_words = parser.parse_known_args(words)
-    parser.refuse_launcher()
+    typed, other_words = Parser(check, flags_of_check).parse_known_args(words)
     recipe, flags = recipe_and_flags(other_words, "check ")
     from finetune.pipeline import check as checking
 
@@ -197,7 +195,6 @@ def compare(words: Sequence[str]) -> int:
     parser = Parser(compare, {"--output PAGE": page, **TRUST})
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs, two or more")
     typed = parser.parse_args(words)
-    parser.refuse_launcher()
     from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
 
@@ -219,9 +216,7 @@ def report(words: Sequence[str]) -> int:
 
     python -m finetune report runs/yelp
     """
-    parser = Parser(report, {"run": RUN["run"], **TRUST})
-    typed = parser.parse_args(words)
-    parser.refuse_launcher()
+    typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
     from finetune.pipeline.report import report as write_report
 
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.tell)
@@ -264,10 +259,9 @@ def doctor(words: Sequence[str]) -> int:
         raise RunError(f"not every rank connected to {place} within 60 s: {reason}") from error
     console.say(f"\n{len(hosts)} of {total} ranks connected, on {', '.join(dict.fromkeys(hosts))}")
     # as nccl-tests define the speed of a link (doc/PERFORMANCE.md there)
-    share = 2 * (total - 1) / total
     rows = [
         [f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}"]
-        + [f"{size / seconds / 1e9 * factor:.2f}" for factor in (1, share)]
+        + [f"{size / seconds / 1e9 * factor:.2f}" for factor in (1, 2 * (total - 1) / total)]
         for size, seconds in examination.time_all_reduces()
     ]
     console.table(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)

@@ -184,16 +184,15 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     for name in (*_SOURCES, "config", "embedded", "push_to_hub"):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
     namespace, other_words = parser.parse_known_args(flags)
-    typed = {name: value for name, value in vars(namespace).items() if value is not None}
-    options = {**typed}
+    options = {name: value for name, value in vars(namespace).items() if value is not None}
     with contextlib.suppress(UserError):
-        options = {**(_load_yaml(typed["config"]) if "config" in typed else {}), **typed}
+        options = {**(_load_yaml(options["config"]) if "config" in options else {}), **options}
     is_on = {name for name, value in options.items() if str(value).lower() in _TRUE}
     if is_on & {"push_to_hub", *_SOURCES}:  # or a source without its value
         return
     sources = {**vars(recipe()), **(recipe.embedded if "embedded" in is_on else {}), **options}
     is_local = sources["dataset"] and not hub.names_repository(sources["dataset"])
-    may_have_mistakes = is_local or other_words or not typed.keys() <= {*_SOURCES}
+    may_have_mistakes = is_local or other_words or not options.keys() <= {*_SOURCES}
     if not hub.missing(sources):
         hub.go_offline()
     elif distributed.is_main_process() and not may_have_mistakes:
