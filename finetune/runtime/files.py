@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import platform
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,7 @@ def lock(directory: Path) -> None:
     if path not in _LOCKS:
         file_lock = FileLock(path, thread_local=False)
         file_lock.acquire(timeout=0.5)  # a process that only looks has it for a moment, `is_locked`
+        path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         _LOCKS[path] = file_lock
 
 

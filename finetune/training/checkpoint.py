@@ -142,9 +142,10 @@ def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
         directory.mkdir(parents=True, exist_ok=True)
         files.lock(directory)
     except TimeoutError as error:
+        process = (directory / files.LOCK).read_text(errors="replace")
         raise UserError(
-            f"--output_dir {directory}: a run is in progress there, by the `process` in its "
-            f"{MANIFEST}; wait for it or stop it, or use another directory"
+            f"--output_dir {directory}: a run is in progress there ({process}); "
+            "wait for it or stop it, or use another directory"
         ) from error
     except OSError as error:
         raise UserError(f"--output_dir {directory} cannot be locked: {error}") from error
