@@ -4,8 +4,6 @@ A :class:`UserError` is a mistake of the person at the keyboard; a broken invari
 ``assert``. The command line prints it without a traceback, from rank 0 only, with exit status 2.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import os

@@ -195,9 +195,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the lock of a run directory is a file that nobody locks",
-        "finetune/runtime/lock.py",
-        "_EXCLUSIVE = fcntl.LOCK_EX | fcntl.LOCK_NB",
-        "_EXCLUSIVE = fcntl.LOCK_UN",
+        "finetune/runtime/files.py",
+        "        file_lock = FileLock(path, thread_local=False)",
+        '        file_lock = FileLock(f"{path}{os.getpid()}", thread_local=False)',
         ("D7",),
     ),
     Mutation(
@@ -308,8 +308,8 @@ MUTATIONS = (
     Mutation(
         "a user's mistake ends with exit status 1",
         "finetune/runtime/stopping.py",
-        "        status = 2",
-        "        status = 1",
+        "    return 2 if isinstance(error, UserError) else 1",
+        "    return 1",
         ("F4",),
     ),
     Mutation(

@@ -3,14 +3,12 @@
 python -m finetune RECIPE [flags]
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from finetune.errors import RunError, UserError, suggestion
+from finetune.errors import UserError, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import __version__, distributed, stopping
 
@@ -56,19 +54,15 @@ def main(words: Sequence[str] | None = None) -> int:
     stopping.keep_secrets()
     try:
         return _run(list(words))
-    except (UserError, RunError, stopping.Stopped) as error:
+    except BrokenPipeError:  # `| head` has read enough of a help text
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (stopping.Stopped, Exception) as error:
         return stopping.stop(error)
     except KeyboardInterrupt as error:
         if not error.args and distributed.ranks().rank == 0:  # else it was told how to resume
             print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `| head` has read enough of a help text
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        if distributed.ranks().world_size == 1:
-            raise
-        return stopping.stop(error)
 
 
 def _run(words: list[str]) -> int:
@@ -95,6 +89,8 @@ def _run(words: list[str]) -> int:
             )
         verb = "train"
         rest = words
+    if verb in ("check", "compare", "report") and distributed.under_launcher():
+        raise UserError(f"{verb} runs in one process: python -m finetune {verb} ...")
     module = importlib.import_module(f"finetune.cli.{'predict' if verb == 'predict' else 'verbs'}")
     return int(getattr(module, verb)(rest))
 

@@ -1,18 +1,13 @@
 """The flags of the subcommands; those of a recipe are read by ``config/parser.py``."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from finetune.cli import console
 from finetune.errors import UserError, suggestion
 from finetune.recipe import ImageRecipe, TextRecipe, catalog
-from finetune.runs.run import Run
-from finetune.runtime import distributed
 from finetune.runtime.formats import QUOTING
 
 #: Flags of the subcommands that read a run, and of those that compute with its model.
@@ -28,22 +23,12 @@ RUN = {
 }
 
 
-def load_run(path: str, trust_recipe: bool) -> Run:
-    """Return the run in a directory; the files that it names are imported if the user trusts it."""
-    run = Run.load(path)
-    if trust_recipe:
-        run.trust(console.tell)
-    return run
-
-
 def recipe_and_flags(words: Sequence[str], verb: str = "") -> tuple[str, list[str]]:
     """Return the name of the recipe, which comes first, and the flags."""
-    names = catalog.summaries()
     if not words or words[0].startswith("-"):
-        recipe = next((word for word in words if word in names), "RECIPE")
         raise UserError(
-            f"the name of a recipe comes first: python -m finetune {verb}{recipe} [flags] "
-            f"(available: {', '.join(names)})"
+            f"the name of a recipe comes first: python -m finetune {verb}RECIPE [flags] "
+            f"(available: {', '.join(catalog.summaries())})"
         )
     return words[0], list(words[1:])
 
@@ -93,11 +78,6 @@ class Parser(argparse.ArgumentParser):
         flag = re.compile(r"^--[\w-]+(?==|$)")
         words = [flag.sub(lambda m: f"--{m[0][2:].replace('-', '_')}", word) for word in args]
         return super().parse_known_args(words, namespace)
-
-    def refuse_launcher(self) -> None:
-        """Refuse several processes, which would all write the same files."""
-        if distributed.under_launcher():
-            raise UserError(f"{self.verb} runs in one process: python -m finetune {self.verb} ...")
 
     def error(self, message: str) -> NoReturn:
         """Raise a ``UserError``, for unknown flags with the nearest ones."""

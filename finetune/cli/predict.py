@@ -1,7 +1,5 @@
 """``python -m finetune predict RUN INPUT``: label new rows with the model of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 from tqdm import tqdm
 
 from finetune.cli import console
-from finetune.cli.parser import RUN, Parser, load_run
+from finetune.cli.parser import RUN, Parser
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Predicted, throttle
 from finetune.predicting import READING, Options
@@ -73,7 +71,7 @@ def predict(words: Sequence[str]) -> int:
             "expected INPUT (a file, a folder of images, or - for the standard input), or --text "
             '"one sentence" without --output, --resume and several processes'
         )
-    run = load_run(typed.run, typed.trust_recipe)
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.tell)
     hub.go_offline()  # everything is in the run
     console.import_libraries("finetune.predicting.request")
     if typed.text:

@@ -1,7 +1,5 @@
 """The block at the start of a run, the collated batch of a dry run, and the table at its end."""
 
-from __future__ import annotations
-
 import sys
 
 import torch
@@ -42,7 +40,6 @@ def _start(event: events.Started) -> None:
     arguments = event.arguments
     recipe = settings.recipe
     splits = recipe.splits
-    balance = recipe.kind.balance(targets.values(splits["train"]))
     epochs = arguments.num_train_epochs
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
     base = getattr(recipe, "model", None)
@@ -55,11 +52,11 @@ def _start(event: events.Started) -> None:
         "splits": recipe.split_how,
         "task": recipe.kind.name.replace("_", " ")
         + (f" ({recipe.task_reason})" if recipe.task_reason else ""),
-        "labels": balance,
+        "labels": recipe.kind.balance(targets.values(splits["train"])),
         "texts": ", ".join(recipe.columns_read()) if getattr(recipe, "text_columns", "") else "",
         "long texts": _long_texts(recipe) if isinstance(recipe, TextRecipe) else "",
         "model": described,
-        "device": _device(arguments, settings.command),
+        "device": _device(arguments),
         "batch": _batch_sizes(arguments),
         "precision": results.precision(arguments),
         "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
@@ -88,7 +85,7 @@ def _end(event: events.Finished) -> None:
     )
 
 
-def _device(arguments: FinetuneArguments, command: str) -> list[str]:
+def _device(arguments: FinetuneArguments) -> str:
     kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
     name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
     line = f"{name}, {results.parallel_mode(arguments)}, {counted(arguments.world_size, 'process')}"
@@ -96,11 +93,7 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
         line += f" on {distributed.machines()} machines"
     if kind is None or kind.type == "cpu":
         line += f", {counted(torch.get_num_threads(), 'thread')} each"
-    devices = distributed.devices_in_training(arguments.use_cpu)
-    if arguments.world_size > 1 or devices == 1:
-        return [line]
-    torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
-    return [line, f"faster: {torchrun}; on one GPU only: CUDA_VISIBLE_DEVICES=0"]
+    return line
 
 
 def _long_texts(recipe: TextRecipe) -> str:

@@ -5,6 +5,7 @@ Its docstring is what ``--help`` shows. Under a launcher it runs on every rank, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune.cli import console
-from finetune.cli.parser import RUN, TRUST, Parser, load_run, recipe_and_flags
+from finetune.cli.parser import RUN, TRUST, Parser, recipe_and_flags
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import RunError, UserError, counted
 from finetune.predicting import READING
 from finetune.recipe import catalog
+from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, stopping
 
 if TYPE_CHECKING:
@@ -69,9 +71,7 @@ def check(words: Sequence[str]) -> int:
         "--suspects FILE.csv": "write the rows that are suspected, to be corrected in a "
         "spreadsheet and given back to a training: --relabel FILE.csv, --exclude FILE.csv",
     }
-    parser = Parser(check, flags_of_check)
-    typed, other_words = parser.parse_known_args(words)
-    parser.refuse_launcher()
+    typed, other_words = Parser(check, flags_of_check).parse_known_args(words)
     recipe, flags = recipe_and_flags(other_words, "check ")
     from finetune.pipeline import check as checking
 
@@ -152,7 +152,7 @@ def evaluate(words: Sequence[str]) -> int:
     options = {
         name: value for name, value in values.items() if value is not None and value is not False
     }
-    run = load_run(typed.run, typed.trust_recipe)
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.tell)
     sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
     if not hub.missing(sources):
         hub.go_offline()
@@ -195,13 +195,13 @@ def compare(words: Sequence[str]) -> int:
     parser = Parser(compare, {"--output PAGE": page, **TRUST})
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs, two or more")
     typed = parser.parse_args(words)
-    parser.refuse_launcher()
     from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
 
     names = (f"comparison{f'.{n}' * (n > 0)}.html" for n in itertools.count())
     page = typed.output or next(name for name in names if not Path(name).exists())
-    comparison = compare_runs([load_run(path, typed.trust_recipe) for path in typed.runs], page)
+    load = functools.partial(Run.load, trust_recipe=typed.trust_recipe, tell=console.tell)
+    comparison = compare_runs([*map(load, typed.runs)], page)
     console.show(comparison.scores(comparison.headline))
     for sentence in comparison.verdicts:
         console.say(f"\n{sentence}")
@@ -216,12 +216,11 @@ def report(words: Sequence[str]) -> int:
 
     python -m finetune report runs/yelp
     """
-    parser = Parser(report, {"run": RUN["run"], **TRUST})
-    typed = parser.parse_args(words)
-    parser.refuse_launcher()
+    typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
     from finetune.pipeline.report import report as write_report
 
-    written = write_report(load_run(typed.run, typed.trust_recipe))
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.tell)
+    written = write_report(run)
     console.say(f"report: {written.page}; model card: {written.card}")
     if written.suspects:
         console.say(
@@ -260,10 +259,9 @@ def doctor(words: Sequence[str]) -> int:
         raise RunError(f"not every rank connected to {place} within 60 s: {reason}") from error
     console.say(f"\n{len(hosts)} of {total} ranks connected, on {', '.join(dict.fromkeys(hosts))}")
     # as nccl-tests define the speed of a link (doc/PERFORMANCE.md there)
-    share = 2 * (total - 1) / total
     rows = [
         [f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}"]
-        + [f"{size / seconds / 1e9 * factor:.2f}" for factor in (1, share)]
+        + [f"{size / seconds / 1e9 * factor:.2f}" for factor in (1, 2 * (total - 1) / total)]
         for size, seconds in examination.time_all_reduces()
     ]
     console.table(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)

@@ -1,7 +1,5 @@
 """The options of a recipe as flags: one parser for command line and config file, and its help."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools
@@ -46,13 +44,6 @@ _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "string_to_bool": "true|fa
 _WIDEST_CHOICES = 40
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows one spelling of each flag."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        return f"{action.option_strings[0]} {action.metavar}"
-
-
 class RecipeParser(HfArgumentParser):
     """Parses the flags of a recipe; its ``report`` gets every mistake in them.
 
@@ -82,7 +73,7 @@ class RecipeParser(HfArgumentParser):
             prog=f"python -m finetune {self.title}",
             usage="%(prog)s [flags]",
             description=inspect.cleandoc(sys.modules[recipe.__module__].__doc__ or ""),
-            formatter_class=functools.partial(_HelpFormatter, max_help_position=30),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
     @functools.cached_property
@@ -94,19 +85,22 @@ class RecipeParser(HfArgumentParser):
     def add_argument(
         self, *flags: str, group: str = "", default: Any = None, **options: Any
     ) -> argparse.Action:
-        """Add an option to its group of the help; it is left out where it is not typed."""
+        """Add an option, spelled with underscores, to its group of the help; it is left out of what
+        is parsed where it is not typed.
+        """
         name = flags[0].removeprefix("--")
         if name in REFUSED:  # the launcher or the subcommand sets it
             return argparse.Action(flags, name)
         if "action" in options:  # --no_NAME
             options["help"] = argparse.SUPPRESS
-            return super().add_argument(*flags, default=argparse.SUPPRESS, **options)
+            return super().add_argument(flags[0], default=argparse.SUPPRESS, **options)
         defaults = self.recipe.defaults()
         if name in self.option_names:
             group = group or f"options of {self.title}"
         elif name not in RUN_OPTIONS:
             used = (*_USED, *defaults, *inspect.get_annotations(FinetuneArguments))
-            group, default = "training" if name in used else _REST, defaults.get(name, default)
+            group = "training" if name in used else _REST
+            default = defaults.get(name, default)
         sentence = " ".join(options.get("help", "").split()).partition(". ")[0]
         choices = "|".join(map(str, options.get("choices", ())))
         type_name = getattr(options.get("type"), "__name__", "str")
@@ -118,7 +112,7 @@ class RecipeParser(HfArgumentParser):
             sentence += f" (default: {text.lower() if isinstance(default, bool) else text})"
         options |= {"metavar": metavar, "help": sentence.replace("%", "%%")}
         action: argparse.Action = self.groups[group].add_argument(
-            *flags, default=argparse.SUPPRESS, **options
+            flags[0], default=argparse.SUPPRESS, **options
         )
         return action
 
@@ -128,13 +122,16 @@ class RecipeParser(HfArgumentParser):
         starts = [i for i, word in enumerate(words) if i == 0 or word.startswith("--")]
         for start, end in itertools.pairwise([*starts, len(words)]):
             flag, *values = words[start:end]
-            name = flag.partition("=")[0]
-            flags = self._option_string_actions
-            if name.startswith("--") and name not in flags:
-                unknown = describe_unknown(name, [*flags, "--help"])
-                message = f"{place}{unknown} (all options: {self.prog} --help)"
-                self.report.error(message, name="unknown_option")
-                continue
+            typed, *value = flag.split("=", 1)
+            if typed.startswith("--"):
+                name = typed.replace("-", "_").replace("__", "--", 1)
+                flag = "=".join([name, *value])
+                if name not in (flags := self._option_string_actions):
+                    dashed = (flag.replace("_", "-") for flag in flags)
+                    unknown = describe_unknown(typed, [*flags, *dashed, "--help"])
+                    message = f"{place}{unknown} (all options: {self.prog} --help)"
+                    self.report.error(message, name="unknown_option")
+                    continue
             try:
                 namespace, rest = self.parse_known_args([flag, *values])
                 options |= vars(namespace)

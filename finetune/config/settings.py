@@ -15,7 +15,6 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -35,7 +34,7 @@ _TRUE = ("", "yes", "true", "t", "y", "1")  # what is typed for a switch
 _HUB_TOKEN = re.compile(r"(hub[-_]token[= ])[^\s,)]+")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """What one run is made from."""
 
@@ -45,7 +44,7 @@ class Settings:
     user_options: dict[str, Any]  # what the config file and the flags set
     dry_run: bool  # whether to stop after one collated batch
     command: str  # that says the same again, for people
-    hub_token: str | None = field(repr=False)  # in no other attribute
+    hub_token: str | None = dataclasses.field(repr=False)  # in no other attribute
 
     @classmethod
     def from_command_line(cls, recipe: str, flags: Sequence[str]) -> Settings:
@@ -146,14 +145,14 @@ class Settings:
     @property
     def resuming(self) -> str:
         """The command that resumes this run where it was interrupted."""
-        command = self.command
         checkpoint = self.values.resume_from_checkpoint
         if self.values.resume:
-            return command
-        if command.startswith("finetune."):
-            command = command.replace(f", resume_from_checkpoint={checkpoint!r}", "")
+            return self.command
+        if self.command.startswith("finetune."):
+            command = self.command.replace(f", resume_from_checkpoint={checkpoint!r}", "")
             return f"{command[:-1]}, resume=True)"
-        return f"{command} --resume" + "_from_checkpoint last" * bool(checkpoint)  # the last counts
+        # the last of a flag counts
+        return f"{self.command} --resume" + "_from_checkpoint last" * bool(checkpoint)
 
     @functools.cached_property
     def values(self) -> ArgumentValues:
@@ -185,17 +184,15 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     for name in (*_SOURCES, "config", "embedded", "push_to_hub"):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
     namespace, other_words = parser.parse_known_args(flags)
-    typed = {name: value for name, value in vars(namespace).items() if value is not None}
-    options = {**typed}
+    options = {name: value for name, value in vars(namespace).items() if value is not None}
     with contextlib.suppress(UserError):
-        options = {**(_load_yaml(typed["config"]) if "config" in typed else {}), **typed}
+        options = {**(_load_yaml(options["config"]) if "config" in options else {}), **options}
     is_on = {name for name, value in options.items() if str(value).lower() in _TRUE}
     if is_on & {"push_to_hub", *_SOURCES}:  # or a source without its value
         return
-    defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
-    sources = {**defaults, **(recipe.embedded if "embedded" in is_on else {}), **options}
+    sources = {**vars(recipe()), **(recipe.embedded if "embedded" in is_on else {}), **options}
     is_local = sources["dataset"] and not hub.names_repository(sources["dataset"])
-    may_have_mistakes = is_local or other_words or not typed.keys() <= {*_SOURCES}
+    may_have_mistakes = is_local or other_words or not options.keys() <= {*_SOURCES}
     if not hub.missing(sources):
         hub.go_offline()
     elif distributed.is_main_process() and not may_have_mistakes:
@@ -216,10 +213,7 @@ def _read_config(parser: RecipeParser, config: str) -> dict[str, Any]:
                 elif value not in ("", "null", "~"):
                     text = json.dumps(value) if isinstance(value, dict) else value
                     words.append(f"--{name}={text}")
-    values = parser.read(words, f"{config}: ")
-    if values.pop("config", None) is not None:
-        parser.report.error(f"{config}: 'config' cannot name another file")
-    return values
+    return parser.read(words, f"{config}: ")
 
 
 def _load_yaml(config: str) -> dict[str, Any]:

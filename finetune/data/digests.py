@@ -27,7 +27,8 @@ from datasets import Dataset, DatasetDict, concatenate_datasets
 from finetune.data import arrow, images, targets
 from finetune.data.targets import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows, source_rows
 from finetune.errors import Report, counted
-from finetune.runtime import activity, require_packages
+from finetune.runtime import activity
+from finetune.runtime.importing import require_packages
 
 if TYPE_CHECKING:
     from finetune.data.splits import Plan

@@ -35,7 +35,7 @@ from finetune.data import arrow, caches, read_text
 from finetune.data.read_text import ReadOptions, Record, batches
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
-from finetune.runtime.files import is_full, replacing
+from finetune.runtime.files import replacing
 
 #: Part of the name of a copy: raise it when the same file is read in another way.
 _VERSION = 6
@@ -56,6 +56,7 @@ _UNREADABLE = (
     *(pa.ArrowException, zipfile.BadZipFile),
 )
 _VISIBLE_SHEET = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
 _FACTS = b"finetune"  # where the schema of a copy has what was detected, as JSON
 _NUMBER = "finetune: number of the row"  # the column of a copy that is not of the user
@@ -184,7 +185,7 @@ def _explain(path: Path) -> Iterator[None]:
     try:
         yield
     except _UNREADABLE as error:
-        if isinstance(error, OSError) and (is_full(error) or error.errno == errno.EROFS):
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
             raise caches.unwritable(error) from error
         raise UserError(f"cannot read {path}: {error}") from error
 

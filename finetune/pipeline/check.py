@@ -16,7 +16,7 @@ from finetune.errors import Finding, Severity, Suspect, UserError
 from finetune.pipeline import preparation
 from finetune.pipeline.events import Progress, ignore, telling
 from finetune.recipe import Recipe, TextRecipe
-from finetune.runtime import require_packages
+from finetune.runtime.importing import require_packages
 
 #: The exit status of ``check`` for the worst finding, from the worst.
 STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}

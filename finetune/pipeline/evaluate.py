@@ -101,7 +101,7 @@ def evaluate(
     def prepare() -> tuple[Recipe, int | None, list[str]]:
         notes = [run.unfinished] if run.unfinished else []
         options = {**manifest.options, "model": None} if data is None else {"dataset": data}
-        hub.require(options, data="--data FILE")
+        hub.require(options)
         if data is None:
             _require_same_data(run, recipe)
             _ = recipe.prepared
@@ -193,7 +193,7 @@ def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str])
     """Return how many of the rows are training rows of the run too, whatever their label."""
     try:
         if missing := hub.missing({**run.manifest.options, "model": None}):
-            raise UserError(f"{missing[0]} is not in the cache")
+            raise UserError(f"{missing['dataset']} is not in the cache")
         _require_same_data(run, recipe)
     except (UserError, OSError) as error:
         reason = str(error).partition("\n")[0]

@@ -202,7 +202,6 @@ def write(
         statistics=Statistics(**fields, beyond=differences, thresholds=thresholds),
     ).write(run.path)
     run.update(**outcome, temperature=temperature, status="finished")
-    files.release(run.path)
 
 
 def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndarray:

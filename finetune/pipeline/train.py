@@ -31,7 +31,7 @@ from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignor
 from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, files, lock, stopping
+from finetune.runtime import distributed, files, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint
 from finetune.training.callbacks import Bar, explained
@@ -143,7 +143,7 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
 
                 write_last(recording.run, report_event)
     finally:
-        lock.release(settings.output_dir)
+        files.unlock(settings.output_dir)
     return Run(settings.output_dir)
 
 
@@ -291,7 +291,6 @@ class _Recording:
                 failure = str(error) if is_explained else type(error).__name__
                 with contextlib.suppress(OSError, RunError):  # the failure itself is what counts
                     self.run.update(status=status, failure=failure)
-                files.release(self.run.path)
             if isinstance(error, Diverged):  # on every process: the first to exit ends the others
                 distributed.gather(None)
             raise
@@ -327,5 +326,4 @@ def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])
     with explained(settings.arguments, "writing run.json"):
         manifest.write(directory)
-    files.reserve(directory)
     return Run(directory)

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from finetune.errors import UserError
 from finetune.predicting.request import CHUNK_ROWS, Request, cells
-from finetune.runtime.files import refuse_link, replacing, to_json, write_whole
+from finetune.runtime.files import replacing, to_json, write_whole
 from finetune.runtime.formats import SEPARATORS, escape_formula
 
 #: Writes rows, with the columns that are added to them.
@@ -43,7 +43,8 @@ class Parts:
 
     def refuse_others(self, resume: bool) -> None:
         """Refuse what an interrupted prediction left, unless it is to be resumed and the same."""
-        refuse_link(self._directory)
+        if self._directory.is_symlink():  # nothing is written where it points
+            self._directory.unlink()
         if self._directory.exists() and not resume:
             raise UserError(
                 f"{self._directory} holds an interrupted prediction: add --resume to continue it, "

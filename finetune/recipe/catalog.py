@@ -112,7 +112,7 @@ def _import_package() -> None:
     """Import the toolkit's ``recipes``, whatever else is named so on the import path."""
     init = HOUSE / "recipes" / "__init__.py"
     if "recipes" not in sys.modules:
-        import_source("recipes", init, init.read_bytes(), str(init))
+        import_source("recipes", init, init.read_bytes())
     file = getattr(sys.modules["recipes"], "__file__", None)
     if file is None or Path(file).resolve() != init:
         raise UserError(f"another package named 'recipes' was imported, {file}: rename it")
@@ -159,7 +159,7 @@ def import_file(path: Path, kind: str) -> ModuleType:
         del sys.modules[name]  # of an earlier version of the file
     sys.modules[package] = parent = ModuleType(package)
     parent.__path__ = [str(path.parent)]
-    module = import_source(f"{package}.{path.stem}", path, source, path_below_cwd(path))
+    module = import_source(f"{package}.{path.stem}", path, source)
     setattr(module, _SHA256, sha256)
     return module
 

@@ -22,7 +22,7 @@ from finetune.reporting import plots, tables
 from finetune.reporting.card import provenance
 from finetune.reporting.tables import Cell, Table, estimates, excerpt
 from finetune.runs.run import Run
-from finetune.runtime.files import refuse_link, replacing
+from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
 from finetune.statistics.metrics import MOST_CONFUSED
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
@@ -57,7 +57,8 @@ def write(run: Run) -> Path:
     page = run.path / "report.html"
     tables.write_page(page, title, [scores, *tables.verdicts(run)], sections, warnings)
     directory = run.path / "plots"
-    refuse_link(directory)
+    if directory.is_symlink():  # nothing is written where it points
+        directory.unlink()
     directory.mkdir(exist_ok=True)
     for path in directory.glob("*.png"):  # what this run has too few rows or steps for
         path.unlink()

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data.prediction_columns import LABEL, USER_COLUMNS, usual_name
 from finetune.errors import RunError, UserError, suggestion
-from finetune.runtime import lock
+from finetune.runtime import files
 from finetune.runtime.importing import read_source
 from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
 
@@ -50,13 +50,20 @@ class Run:
     path: Path
 
     @classmethod
-    def load(cls, path: str | Path | Run, *, trust_recipe: bool = False) -> Run:
+    def load(
+        cls,
+        path: str | Path | Run,
+        *,
+        trust_recipe: bool = False,
+        tell: Callable[[str], object] = warnings.warn,
+    ) -> Run:
         """Return the run in ``path``; a run is returned as it is.
 
         Args:
             path: The directory.
             trust_recipe: Whether to import the recipe file and the metric files that the manifest
-                names; a warning gives path and hash of each.
+                names.
+            tell: Called with a sentence with path and hash of each, before it is imported.
 
         Raises:
             UserError: If there is none.
@@ -68,33 +75,26 @@ class Run:
             runs = [file.parent for folder in folders for file in folder.glob(f"*/{MANIFEST}")]
             hint = suggestion(str(run.path), runs)
             raise UserError(f"{path} is not the directory of a run: {reason}{hint}")
-        if trust_recipe:
-            run.trust(functools.partial(warnings.warn, stacklevel=5))
-        return run
-
-    def trust(self, tell: Callable[[str], object]) -> None:
-        """Import the recipe file and the metrics that the manifest names; the user trusts them.
-
-        Args:
-            tell: Called with a sentence with file and hash, before it is imported.
-        """
+        if not trust_recipe:
+            return run
         from finetune.recipe import catalog, scoring
 
-        manifest = self.manifest
-        files = [("metric", path) for path in scoring.files_of(manifest.scoring).values()]
+        manifest = run.manifest
+        sources = [("metric", file) for file in scoring.files_of(manifest.scoring).values()]
         if manifest.recipe.endswith(".py"):
-            files.insert(0, ("recipe", Path(manifest.recipe)))
-        for kind, path in files:
-            if path.is_file() and not catalog.imported(path.resolve()):
-                sha256 = read_source(path, kind)[1]
-                tell(f"importing the {kind} {path.resolve()} (sha256 {sha256})")
-                catalog.import_file(path.resolve(), kind)
+            sources.insert(0, ("recipe", Path(manifest.recipe)))
+        for kind, file in sources:
+            if file.is_file() and not catalog.imported(file.resolve()):
+                sha256 = read_source(file, kind)[1]
+                tell(f"importing the {kind} {file.resolve()} (sha256 {sha256})")
+                catalog.import_file(file.resolve(), kind)
+        return run
 
     @property
     def status(self) -> str:
         """The status in ``run.json``; ``stale`` of a running one whose process is gone."""
         status = self.manifest.status
-        return "stale" if status == "running" and not lock.is_held(self.path) else status
+        return "stale" if status == "running" and not files.is_locked(self.path) else status
 
     @property
     def _state(self) -> str:

@@ -4,8 +4,6 @@ What works through rows calls :func:`advance`, and what has to wait calls :func:
 listens and makes events of it; how often they are shown is decided there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextvars import ContextVar
 

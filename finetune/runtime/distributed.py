@@ -4,8 +4,6 @@ Every process joins the group before anything is read. While rank 0 prepares, th
 group of their own, whose timeout is a day: the user's ``--ddp_timeout`` is for training.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pickle
@@ -15,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from finetune.errors import RunError, UserError
 
@@ -147,16 +145,14 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def communication_failure(error: BaseException) -> Literal["lost", "timeout"] | None:
-    """Return what kept another rank from answering: it has exited, or is late; else None."""
+def lost_connection(error: BaseException) -> bool:
+    """Return whether an error says that another rank does not answer: it has exited, or is late."""
     if not isinstance(error, RuntimeError):
-        return None
+        return False
     from torch.distributed import DistError
 
     text = str(error).lower()
-    if not (isinstance(error, DistError) or "gloo" in text or "nccl" in text):
-        return None
-    return "timeout" if "timed out" in text or "timeout" in text else "lost"
+    return isinstance(error, DistError) or "gloo" in text or "nccl" in text
 
 
 def gather(value: Any, group: Any = None) -> list[Any]:
@@ -195,7 +191,7 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
             try:
                 results.append(prepare())
             except UserError as error:
-                prefix = f"rank {me.rank}: " if me.rank else ""
+                prefix = f"rank {me.rank}: " * (me.rank > 0)
                 failure = UserError(*(f"{prefix}{mistake}" for mistake in error.mistakes))
             except RunError as error:
                 failure = error
@@ -221,9 +217,8 @@ def refuse_disagreement(facts: Mapping[str, Any]) -> None:
     first, *facts_of_others = gather(dict(facts))
     for rank, other in enumerate(facts_of_others, start=1):
         if mistakes := [
-            f"the machines differ in {name}: rank 0 has {first.get(name, 'nothing')!r}, rank "
-            f"{rank} has {other.get(name, 'nothing')!r}; start every machine with the same flags, "
-            "data and libraries"
+            f"the machines differ in {name}: rank 0 has {first.get(name)!r}, rank {rank} has "
+            f"{other.get(name)!r}; start all with the same flags, data and libraries"
             for name in {**first, **other}
             if first.get(name) != other.get(name)
         ]:
@@ -231,21 +226,16 @@ def refuse_disagreement(facts: Mapping[str, Any]) -> None:
 
 
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
-    """Refuse ``--save_on_each_node`` with a shared output directory, and its absence without one,
-    on every rank; all call it, inside the process group. The directory need not exist.
+    """Refuse ``--save_on_each_node`` in a shared directory, where machines would overwrite files of
+    each other, and its absence in others, where only one could resume; all ranks call it.
     """
     path = directory.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.is_dir())
     with tempfile.NamedTemporaryFile(prefix=".finetune-", dir=existing) as probe:
         of_rank_0 = gather(Path(probe.name).name)[0]
         is_shared = all(gather((existing / of_rank_0).exists()))
-    if is_shared and save_on_each_node:
+    if is_shared == save_on_each_node:
+        state, advice = ("share", "leave out") if is_shared else ("do not share", "add")
         raise UserError(
-            f"--output_dir {directory}: the machines share it and would overwrite each other's "
-            "files; leave --save_on_each_node out"
-        )
-    if not is_shared and not save_on_each_node:
-        raise UserError(
-            f"--output_dir {directory}: the machines do not share it, so the others could neither "
-            "load the best model nor resume; use a shared directory, or add --save_on_each_node"
+            f"--output_dir {directory}: the machines {state} it: {advice} --save_on_each_node"
         )

@@ -1,20 +1,21 @@
-"""Files that are written whole or not at all and never through a link, and JSON for any parser."""
-
-from __future__ import annotations
+"""Files that are written whole or not at all and never through a link, JSON for any parser, and one
+process at a time in a directory: a lock that the system releases when the process ends.
+"""
 
 import contextlib
-import errno
+import fcntl
 import json
 import os
+import platform
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from finetune.errors import UserError
+from filelock import FileLock
 
-#: Holds bytes beside a run's files, so that its status can be written on a full disk.
-_RESERVE = ".reserve"
+LOCK = ".lock"
+_LOCKS: dict[Path, FileLock] = {}  # those of this process, by the file as it was then
 
 
 @contextlib.contextmanager
@@ -35,43 +36,43 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader never sees half of it; on a full disk, into the reserve."""
-    try:
-        with replacing(path) as new:
-            new.write_text(text, encoding="utf-8")
-    except OSError as error:
-        if not is_full(error) or not path.with_name(_RESERVE).exists():
-            raise
-        release(path.parent)
-        write_whole(path, text)
-
-
-def refuse_link(directory: Path) -> None:
-    """Refuse to write into a directory that is a link: a run may come from somebody else."""
-    if directory.is_symlink():
-        raise UserError(
-            f"{directory} is a link to {os.readlink(directory)}, where nothing is written: remove "
-            "the link"
-        )
-
-
-def reserve(directory: Path) -> None:
-    """Take some bytes of the disk, for when it is full."""
-    with contextlib.suppress(OSError), replacing(directory / _RESERVE) as new:
-        new.write_bytes(os.urandom(1 << 18))  # zeros might take no space
-
-
-def release(directory: Path) -> None:
-    """Give the bytes of :func:`reserve` back."""
-    (directory / _RESERVE).unlink(missing_ok=True)
-
-
-def is_full(error: OSError) -> bool:
-    """Return whether a disk, a quota or the size that a file may have ended the writing."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    """Write a file so that a reader never sees half of it."""
+    with replacing(path) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 def to_json(content: Any, **options: Any) -> str:
     """Return what ``json.dumps`` does, but null for numbers that are not finite: JSON has none."""
     text = json.dumps(content, **options)
     return json.dumps(json.loads(text, parse_constant=lambda name: None), **options)
+
+
+def lock(directory: Path) -> None:
+    """Take the lock of a directory, which must exist, until :func:`unlock` or the process's end.
+
+    Raises:
+        TimeoutError: If another process has it.
+        OSError: If the file cannot be made or written, or is a link.
+    """
+    path = directory.resolve() / LOCK
+    if path not in _LOCKS:
+        file_lock = FileLock(path, thread_local=False)
+        file_lock.acquire(timeout=0.5)  # a process that only looks has it for a moment, `is_locked`
+        path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+        _LOCKS[path] = file_lock
+
+
+def unlock(directory: Path) -> None:
+    """Release the lock of a directory, if this process has it."""
+    if file_lock := _LOCKS.pop(directory.resolve() / LOCK, None):
+        file_lock.release()
+
+
+def is_locked(directory: Path) -> bool:
+    """Return whether a process, perhaps this one, has the lock of a directory of any user."""
+    try:
+        with (directory / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False

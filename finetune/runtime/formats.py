@@ -2,12 +2,9 @@
 from elsewhere that a spreadsheet or a terminal must show, not run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path
-from typing import Any
 
 #: Formats of rows that training, ``evaluate --data`` and ``predict`` read, by suffix.
 FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather", ".xlsx")
@@ -46,7 +43,7 @@ def stem(path: str | Path) -> str:
     return Path(Path(path).stem if compression(path) else path).stem
 
 
-def escape_formula(cell: Any) -> Any:
+def escape_formula(cell: object) -> object:
     """Return a cell that no spreadsheet runs, by the rule of OWASP; numbers stay as they are."""
     if not isinstance(cell, str) or not cell.startswith(_FORMULAS):
         return cell

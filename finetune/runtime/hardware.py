@@ -1,12 +1,9 @@
 """What a process computes with: the precision of matrix products, and its threads."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import torch
+from joblib import cpu_count
 
 from finetune.runtime import distributed
 
@@ -22,7 +19,7 @@ def prefers_bf16(device_type: str) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device_type != "cpu":
         return False
-    has: Mapping[str, Any] = torch.cpu.get_capabilities()
+    has = torch.cpu.get_capabilities()
     has_fast_bf16 = has.get("avx512_bf16") and not str(has.get("cpu_name", "")).startswith("Intel")
     return bool(has.get("amx_bf16") or has_fast_bf16)
 
@@ -45,17 +42,16 @@ def use_threads(num_threads: int | None) -> int:
     to 1 for every process, so that two on a machine of 64 cores would leave 62 of them idle: under
     a launcher a 1 counts as unset, since nobody can tell who set it.
     """
-    if num_threads is None and not distributed.under_launcher():
+    is_launched = distributed.under_launcher()
+    if num_threads is None and not is_launched:
         return torch.get_num_threads()  # the library's own choice: every core, or what is set
     variable = os.environ.get("OMP_NUM_THREADS", "")
     if num_threads is None and variable.isdecimal() and variable != "1":
         num_threads = int(variable)
     if not num_threads:
-        from joblib import cpu_count
-
         cores = int(cpu_count(only_physical_cores=True))
         num_threads = max(1, cores // distributed.ranks().local_world_size)
-    if distributed.under_launcher():  # for worker processes, and against accelerate's own guess
+    if is_launched:  # for worker processes, and against accelerate's own guess
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
     torch.set_num_threads(num_threads)
     return num_threads

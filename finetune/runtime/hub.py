@@ -4,8 +4,6 @@ With the Hub out of reach each look-up of the libraries fails only after 23 s. S
 needs no network, for the rest the endpoint is tried once, and then ``HF_HUB_OFFLINE=1`` holds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import os
@@ -32,17 +30,17 @@ def names_repository(name: str | None) -> bool:
     return formats.suffix(name) not in formats.FILES and not Path(name).exists()
 
 
-def missing(options: Mapping[str, Any]) -> list[str]:
-    """Return what is on the Hub and not in the cache, for people, of the options ``dataset``,
-    ``model``, ``dataset_revision``, ``model_revision`` and ``dataset_config``.
+def missing(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is on the Hub and not in the cache, in words by option, of ``dataset`` and
+    ``model``; the options ``dataset_revision``, ``model_revision`` and ``dataset_config`` count.
     """
-    names = []
+    names = {}
     for option, noun in (("dataset", "data set"), ("model", "model")):
         name = options.get(option)
         revision = options.get(f"{option}_revision")
         config = options.get(f"{option}_config")
-        if name and names_repository(name) and not _is_cached(option, name, revision, config):
-            names.append(f"the {noun} '{name}'" + (f" at revision '{revision}'" * bool(revision)))
+        if names_repository(name) and not _is_cached(option, str(name), revision, config):
+            names[option] = f"the {noun} '{name}'" + f" at revision '{revision}'" * bool(revision)
     return names
 
 
@@ -54,35 +52,26 @@ def go_offline() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def require(
-    options: Mapping[str, Any],
-    *,
-    embedded: bool = False,
-    packaged: str = "",
-    data: str = "--dataset FILE",
-) -> None:
+def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str = "") -> None:
     """Require that the Hub answers within a second, if something is :func:`missing`.
 
     Raises:
-        UserError: With the alternatives: ``--embedded``, a ``packaged`` model, other ``data``.
+        UserError: With the alternatives: ``--embedded``, a ``packaged`` model, other files.
     """
     names = missing(options)
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
     if not names or (not is_offline and _answers(endpoint)):
         return
-    flags = {"the data set": data, "the model": "--model DIRECTORY"}
-    flags = {noun: flag for noun, flag in flags.items() if noun in "".join(names)}
-    alternatives = ["--embedded: data and model from installed packages"] * embedded
-    if packaged and "the model" in flags:
-        alternatives.append(f"--model {packaged}: a small model, no download")
-    alternatives += [
-        f"{' '.join(flags.values())}: your own files",
+    reason = "HF_HUB_OFFLINE is set" if is_offline else f"{endpoint} does not answer"
+    alternatives = [
+        *["--embedded: data and model from installed packages"] * embedded,
+        *[f"--model {packaged}: a small model, no download"] * bool(packaged and "model" in names),
+        "--dataset FILE (of evaluate: --data FILE), --model DIRECTORY: your own files",
         "HF_ENDPOINT=https://a.mirror, HF_HUB_OFFLINE=0 or HF_HOME=/a/filled/cache before the "
         "command",
     ]
-    reason = "HF_HUB_OFFLINE is set" if is_offline else f"{endpoint} does not answer"
-    message = f"{' and '.join(names)} cannot be loaded: {reason}. Options:"
+    message = f"{' and '.join(names.values())} cannot be loaded: {reason}. Options:"
     raise UserError("\n  ".join([message, *alternatives]))
 
 
@@ -125,9 +114,7 @@ def _answers(endpoint: str) -> bool:
 
 def caches() -> dict[str, Path]:
     """Return the directories of the libraries: ``hub`` for models, ``datasets`` for data sets."""
-    common = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    home = Path(os.environ.get("HF_HOME", f"{common}/huggingface"))
-    return {
-        "hub": Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser(),
-        "datasets": Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser(),
-    }
+    home = os.environ.get("HF_HOME", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
+    variables = {"hub": "HF_HUB_CACHE", "datasets": "HF_DATASETS_CACHE"}
+    directories = {name: os.environ.get(key, f"{home}/{name}") for name, key in variables.items()}
+    return {name: Path(directory).expanduser() for name, directory in directories.items()}

@@ -1,6 +1,4 @@
-"""Import Python files by their path; what stops them is reported by file and line."""
-
-from __future__ import annotations
+"""Import Python files by their path, and report what stops them, or which packages are missing."""
 
 import hashlib
 import importlib.util
@@ -11,10 +9,23 @@ from types import ModuleType
 from typing import TypeVar
 
 from finetune.errors import UserError
+from finetune.runtime import DISTRIBUTION
 
 T = TypeVar("T")
 #: The directory that holds ``finetune``, ``recipes`` and ``metrics``.
 HOUSE = Path(__file__).resolve().parents[2]
+
+
+def require_packages(flag: str, *packages: str) -> None:
+    """Refuse a flag that needs packages which are not installed.
+
+    Raises:
+        UserError: With the command that installs them.
+    """
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise UserError(
+            f"{flag} needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[check]'"
+        )
 
 
 def read_source(path: Path, kind: str) -> tuple[bytes, str]:
@@ -30,12 +41,12 @@ def read_source(path: Path, kind: str) -> tuple[bytes, str]:
     return source, hashlib.sha256(source).hexdigest()
 
 
-def import_source(name: str, path: Path, source: bytes, name_in_messages: str) -> ModuleType:
+def import_source(name: str, path: Path, source: bytes) -> ModuleType:
     """Import the source of a file as the module ``name``: what was hashed is what is run, and no
     compiled copy beside it.
 
     Raises:
-        UserError: If it cannot be imported; the message calls the file by ``name_in_messages``.
+        UserError: If it cannot be imported.
     """
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -46,10 +57,10 @@ def import_source(name: str, path: Path, source: bytes, name_in_messages: str) -
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, UserError):
-            messages = [f"{name_in_messages}: {mistake}" for mistake in error.mistakes]
+            messages = [f"{path_below_cwd(path)}: {mistake}" for mistake in error.mistakes]
             raise UserError(*messages) from error
         if isinstance(error, (Exception, SystemExit)):
-            raise UserError(describe_error(error, path, name_in_messages)) from error
+            raise UserError(describe_error(error, path, path_below_cwd(path))) from error
         raise
     return module
 

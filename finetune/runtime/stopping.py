@@ -8,10 +8,9 @@ Rank 0 reports at once. Another rank, or one that lost its connection to another
 the symptom, first waits for the launcher, which ends the processes of a job when one has failed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import signal
@@ -82,7 +81,7 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
     except RuntimeError as error:
         # a launcher sends the signal when another rank has failed: that is what it reports, and the
         # connection that is lost then is a symptom
-        if _request is not None and distributed.communication_failure(error) == "lost":
+        if _request is not None and distributed.lost_connection(error):
             raise Stopped(_request[0]) from error
         raise
     finally:
@@ -91,15 +90,14 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
 
 def _handle(number: int, frame: FrameType | None) -> None:
     global _request
-    time_of_signal = time.monotonic()
     if _request is not None:
         # launchers pass on what a terminal sent to all: within 2 s it is the same request
-        if time_of_signal - _request[1] > 2:
+        if time.monotonic() - _request[1] > 2:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         return
     name = signal.Signals(number).name
-    _request = name, time_of_signal
+    _request = name, time.monotonic()
     if (deferral := _deferral) is None:
         raise Stopped(name)
 
@@ -115,13 +113,10 @@ def _handle(number: int, frame: FrameType | None) -> None:
     threading.Thread(target=end_after_grace, daemon=True).start()
 
 
+@functools.cache
 def keep_secrets() -> None:
-    """Mask passwords and tokens in tracebacks and in what the libraries log."""
-    if sys.excepthook is not sys.__excepthook__:
-        return
-
-    def print_masked(*error: Any) -> None:
-        print(masked("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
+    """Mask passwords and tokens in what the libraries log."""
+    make_record = logging.getLogRecordFactory()
 
     def make_masked_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make_record(*args, **kwargs)
@@ -130,8 +125,6 @@ def keep_secrets() -> None:
             record.args = ()
         return record
 
-    make_record = logging.getLogRecordFactory()
-    sys.excepthook = print_masked
     logging.setLogRecordFactory(make_masked_record)
 
 
@@ -150,23 +143,19 @@ def _wait_to_be_ended() -> None:
 def stop(error: BaseException) -> int:
     """Print why this process stops, once per machine, and return the exit status."""
     rank = distributed.ranks().rank
-    failure = distributed.communication_failure(error)
-    if rank != 0 or failure == "lost":
+    is_lost = distributed.lost_connection(error)
+    if rank != 0 or is_lost:
         _wait_to_be_ended()
     line = str(error).strip().partition("\n")[0]
-    status = 1
     if isinstance(error, Stopped):  # rank 0 has said how to go on
         return STATUS
-    if isinstance(error, UserError):
-        message = "\n".join(f"error: {mistake}" for mistake in error.mistakes)
-        status = 2
-    elif isinstance(error, RunError):
-        message = f"error: {error}"
-    elif failure == "lost":
-        message = f"error: rank {rank} lost the connection to another rank, which exited: {line}"
-    elif failure == "timeout":
-        message = f"error: rank {rank} timed out waiting for another rank (--ddp_timeout): {line}"
+    if isinstance(error, (UserError, RunError)):
+        mistakes = getattr(error, "mistakes", (error,))
+        message = "\n".join(f"error: {mistake}" for mistake in mistakes)
+    elif is_lost:
+        message = f"error: rank {rank} lost the connection to another rank (exited or late): {line}"
     else:
-        message = f"rank {rank} failed:\n{''.join(traceback.format_exception(error))}".rstrip()
+        title = f"rank {rank} failed:\n" * (distributed.ranks().world_size > 1)
+        message = f"{title}{''.join(traceback.format_exception(error))}".rstrip()
     print(visible(masked(message)), file=sys.stderr, flush=True)
-    return status
+    return 2 if isinstance(error, UserError) else 1

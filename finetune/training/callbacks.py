@@ -17,8 +17,8 @@ from torch.profiler import profile, schedule, tensorboard_trace_handler
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
-from finetune.errors import RunError, counted
-from finetune.runtime import activity, distributed, files, stopping
+from finetune.errors import RunError, UserError, counted
+from finetune.runtime import activity, distributed, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.steps import GlobalBatchSampler
@@ -146,7 +146,8 @@ def make_profiler(steps: int, directory: Path) -> profile:
     """Return a profiler of ``steps`` steps after the first two, in which memory is allocated and
     kernels are chosen; it writes a trace for ``chrome://tracing`` or Perfetto.
     """
-    files.refuse_link(directory)
+    if directory.is_symlink():
+        raise UserError(f"{directory} is a link: nothing is written through it; remove it")
     plan = schedule(wait=1, warmup=1, active=steps, repeat=1)
     return profile(schedule=plan, on_trace_ready=tensorboard_trace_handler(str(directory)))
 

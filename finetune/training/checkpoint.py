@@ -27,7 +27,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from transformers.trainer_pt_utils import safe_globals
 
 from finetune.errors import UserError
-from finetune.runtime import lock
+from finetune.runtime import files
 from finetune.training.manifest import MANIFEST, Record
 
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
@@ -126,18 +126,19 @@ def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock.acquire(directory)
+        files.lock(directory)
     except OSError as error:
         reason = f"cannot be locked: {error}"
-        if isinstance(error, BlockingIOError):
-            reason = f"a run is in progress there ({error}): stop it, or use another directory"
+        if isinstance(error, TimeoutError):
+            process = (directory / files.LOCK).read_text(errors="replace")
+            reason = f"a run is in progress there ({process}): stop it, or use another directory"
         raise UserError(f"--output_dir {directory}: {reason}") from error
     if not moves_aside or not _content(directory):
         return None
     if directory.name in ("", ".."):  # `.` has no name to put a number behind
         directory = directory.resolve()
     aside = _free_path(directory)
-    lock.release(directory)
+    files.unlock(directory)
     directory.rename(aside)
     occupy(directory)
     return f"moved the run in {directory} to {aside}"
@@ -148,7 +149,7 @@ def refuse_foreign(directory: Path) -> None:
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"--output_dir {directory}: {existing} is a file or cannot be written to")
-    if lock.is_held(directory):
+    if files.is_locked(directory):
         occupy(directory)  # which refuses it unless it is ours
     # checkpoints alone are what a trainer leaves that no command started
     is_run = (directory / MANIFEST).exists() or any(directory.glob("checkpoint-*"))
@@ -157,7 +158,7 @@ def refuse_foreign(directory: Path) -> None:
 
 
 def _content(directory: Path) -> list[Path]:
-    return [path for path in directory.glob("*") if path.name != lock.NAME]
+    return [path for path in directory.glob("*") if path.name != files.LOCK]
 
 
 def refuse_code(checkpoint: str | Path) -> None:

@@ -33,7 +33,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from finetune.data import batches, encoding
 from finetune.errors import Diverged, UserError
 from finetune.models.cpu import exchange
-from finetune.runtime import distributed, lock
+from finetune.runtime import distributed, files
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint, steps
 from finetune.training.arguments import FinetuneArguments, shard_embeddings_once
@@ -157,7 +157,7 @@ class Trainer(transformers.Trainer):
                 output = super().train(path, *args, **kwargs)
         finally:
             if self.moves_runs_aside and self.args.should_save:
-                lock.release(directory)
+                files.unlock(directory)
         if self.is_fsdp_enabled:  # the model is saved whole; checkpoints stay sharded
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output

@@ -120,7 +120,7 @@ def test_nothing_is_written_through_a_link_in_a_run(faulty: Faulty, tmp_path: Pa
     run = tmp_path / "run"
     assert faulty(run, fault="step 4,SIGTERM") == 75
     (treasure := tmp_path / "treasure").write_text("untouched", encoding="utf-8")
-    names = (".reserve", "config.json", "tokenizer.json", "tokenizer_config.json")
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json")
     names += ("training_args.bin", "model.safetensors", "metrics.json", "predictions.parquet")
     for name in names:
         (run / name).unlink(missing_ok=True)
