@@ -76,7 +76,7 @@ class Settings:
             changed = [name for name in defaults if getattr(recipe, name) != defaults[name]]
             options = {**{name: getattr(recipe, name) for name in changed}, **options}
             recipe = type(recipe)
-        parser = RecipeParser(catalog.find(recipe) if isinstance(recipe, str) else recipe)
+        parser = RecipeParser(catalog.find(recipe))
         hints = {**get_type_hints(RunOptions), "output_dir": str}
         keywords: dict[str, Any] = {}
         for name, value in options.items():

@@ -219,7 +219,12 @@ def _continue_from(path: Path, directory: Path, notes: list[str]) -> Resumption:
 
 
 def _read_manifest(directory: Path) -> Manifest | None:
-    return Manifest.read(directory) if (directory / MANIFEST).exists() else None
+    if not (directory / MANIFEST).exists():
+        return None
+    try:
+        return Manifest.read(directory)
+    except UserError as error:
+        raise UserError(f"{error}; without that file, its checkpoints can be resumed") from error
 
 
 def configuration(settings: Settings) -> dict[str, Any]:

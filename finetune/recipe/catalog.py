@@ -44,14 +44,19 @@ def summaries() -> dict[str, str]:
     return {**shipped, **{point.name: f"from {point.value}" for point in points}, **shipped}
 
 
-def find(name: str) -> type[Recipe]:
-    """Return the recipe class of a name: ``yelp``, ``path/to/mine.py`` or an entry point.
+def find(name: str | type[Recipe]) -> type[Recipe]:
+    """Return the recipe class of a name: ``yelp``, ``path/to/mine.py`` or an entry point; of a
+    class itself.
 
     Raises:
         UserError: If there is none, or if the file does not define exactly one recipe.
     """
     from finetune.recipe import Recipe
 
+    if not isinstance(name, str):
+        if isinstance(name, type) and issubclass(name, Recipe):
+            return name
+        raise UserError(f"expected a recipe, its class, name or path, found {name!r}")
     points = entry_points(group=ENTRY_POINTS, name=name)
     loaded: Any
     if name in _shipped():

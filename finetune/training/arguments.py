@@ -15,8 +15,9 @@ from types import SimpleNamespace
 from typing import Any, Literal, cast, get_type_hints
 
 import torch
-from transformers import TrainingArguments
+from transformers import SchedulerType, TrainingArguments
 from transformers.integrations import integration_utils as trackers
+from transformers.optimization import get_scheduler
 from transformers.utils.import_utils import is_in_notebook
 
 from finetune.errors import UserError, suggestion
@@ -36,13 +37,13 @@ _REFUSED = {
     "eval_do_concat_batches": "the batches of an evaluation are put together once, after the last",
     "label_names": "the labels of a recipe are in the column 'labels'",
 }
-#: Numbers are 0 or more, these 1 or more, and shares below 1.
+#: Numbers are 0 or more, these 1 or more, and some below a bound.
 _AT_LEAST_1 = {
     *("save_every", "save_total_limit", "early_stopping_patience", "profile", "num_threads"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
     *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout", "max_steps"),
 }
-_SHARES = {"label_smoothing_factor", "adam_beta1", "adam_beta2"}
+_BELOW = {"label_smoothing_factor": 1, "adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
 
 
 def _option(default: Any, help: str) -> Any:
@@ -115,9 +116,17 @@ class ArgumentValues(SimpleNamespace):
             UserError: In the library's words, if they contradict each other.
         """
         try:
-            return FinetuneArguments(**vars(self))
-        except (ValueError, ImportError) as error:
+            arguments = FinetuneArguments(**vars(self))
+        except (ValueError, ImportError, OSError) as error:
             raise UserError(str(error)) from error
+        name = SchedulerType(arguments.lr_scheduler_type)
+        kwargs: Any = arguments.lr_scheduler_kwargs
+        try:  # the library makes it when the training has begun
+            get_scheduler(name, torch.optim.SGD([torch.zeros(1)]), 1, 2, kwargs)
+        except (ValueError, TypeError) as error:
+            flags = f"--lr_scheduler_type {name.value} --lr_scheduler_kwargs {kwargs}"
+            raise UserError(f"{flags}: {error}") from error
+        return arguments
 
 
 def training_names() -> set[str]:
@@ -200,10 +209,11 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
             yield f"--{name}: {reason}"
     for name, value in vars(values).items():
         lowest = int(name in _AT_LEAST_1)
-        bound = 1 if name in _SHARES else math.inf
+        bound = _BELOW.get(name, math.inf)
         is_default = value == getattr(FinetuneArguments, name, None)  # -1 may be unset
         if isinstance(value, (int, float)) and not is_default and not lowest <= value < bound:
-            yield f"--{name} {value}: expected {lowest} or more" + " and below 1" * (bound == 1)
+            below = f" and below {bound}" * (name in _BELOW)
+            yield f"--{name} {value}: expected {lowest} or more{below}"
     if values.num_train_epochs == 0:
         yield "--num_train_epochs 0: expected more than 0"
     if (seconds := values.grace_seconds) > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
@@ -232,18 +242,20 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     if values.early_stopping_patience is not None and not keeps_best:
         flags = "--eval_strategy and --save_strategy other than no"
         yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
-    if values.optim != FinetuneArguments.optim:  # the import takes a second
+    if values.optim != FinetuneArguments.optim or values.optim_args:  # the import takes a second
         from transformers import Trainer
 
         try:
             Trainer.get_optimizer_cls_and_kwargs(cast(Any, values))
         except (ImportError, ValueError, AttributeError) as error:
-            if "install" in str(error):  # others may need the model
-                yield f"--optim {getattr(values.optim, 'value', values.optim)}: {error}"
+            if not isinstance(error, AttributeError) and "`model`" not in str(error):
+                name = getattr(values.optim, "value", values.optim)
+                yield f"--optim {name}, --optim_args {values.optim_args}: {error}"
     installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     names = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
     for name in sorted({*names} - {"none", "all", *installed}):
-        hint = suggestion(name, trackers.INTEGRATION_TO_CALLBACK)
+        known = trackers.INTEGRATION_TO_CALLBACK
+        hint = "" if name in known else suggestion(name, known)
         yield f"--report_to {name}: not installed{hint}"
 
 

@@ -86,7 +86,10 @@ def problem(path: Path) -> str | None:
     if not (path / Checkpoint.NAME).exists():
         return f"it has no {Checkpoint.NAME}: it was never completed, or is of another trainer"
     try:
-        saved = Checkpoint.read(path).files
+        checkpoint = Checkpoint.read(path)
+        if checkpoint.step != number(path):
+            return f"it was saved at step {checkpoint.step} and renamed"
+        saved = checkpoint.files
         present = _describe_files(path)
         for name in sorted({*filter(_LOADED.fullmatch, present), *saved}):
             if present.get(name) != saved.get(name):

@@ -75,7 +75,9 @@ class Record:
         """Write the file, whole or not at all."""
         content = dataclasses.asdict(self)  # type: ignore[call-overload]
         directory.mkdir(parents=True, exist_ok=True)
-        write_whole(directory / self.NAME, to_json(content, indent=2, default=str) + "\n")
+        # a metric of the user's may be a number of NumPy
+        text = to_json(content, indent=2, default=lambda v: getattr(v, "item", v.__str__)())
+        write_whole(directory / self.NAME, text + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -746,6 +746,12 @@ T --global_batch_size 0 -> --global_batch_size 0
 T --num_train_epochs 0 -> --num_train_epochs 0
 T --learning_rate=-1 -> --learning_rate -1
 T --seed=-1 -> --seed -1
+T --seed 4294967296 -> --seed 4294967296
+T --metrics , -> --metrics
+T --optim_args foo -> --optim_args foo
+T --lr_scheduler_type cosine_with_min_lr -> --lr_scheduler_type cosine_with_min_lr min_lr_rate
+T --lr_scheduler_kwargs foo -> --lr_scheduler_kwargs foo
+T --accelerator_config foo -> 'foo'
 T --warmup_steps -1 -> --warmup_steps -1
 T --max_steps 0 -> --max_steps 0
 T --train_samples 0 -> --train_samples 0
@@ -935,6 +941,9 @@ def test_mistakes_of_verbs_in_python(
             verb("nowhere")
     with pytest.raises(finetune.UserError, match="dry_run"):
         finetune.train("yelp", embedded=True, dry_run=True)
+    for recipe in (5, None, int):
+        with pytest.raises(finetune.UserError, match="expected a recipe"):
+            finetune.check(recipe)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 
 
