@@ -140,8 +140,8 @@ MUTATIONS = (
     Mutation(
         "predict --calibrated does not apply the temperature",
         "finetune/predicting/request.py",
-        "self._temperature = float(temperature or 1.0)",
-        "self._temperature = 1.0",
+        "float(run.manifest.temperature or 1.0) if options.calibrated else 1.0",
+        "1.0",
         ("E4",),
     ),
     Mutation(
@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "--csv_safe has no effect on cells",
         "finetune/predicting/output.py",
-        "[escape(_as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]",
-        "[_as_json(cell) if isinstance(cell, (list, dict)) else cell for cell in line]",
+        "table.writerow(map(escape, values))",
+        "table.writerow(values)",
         ("F5",),
     ),
     Mutation(

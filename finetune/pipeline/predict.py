@@ -19,8 +19,8 @@ from finetune.errors import Report, UserError
 from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import Options
-from finetune.predicting.output import Parts, open_writer
-from finetune.predicting.request import STANDARD_INPUT, Request, text_names
+from finetune.predicting.output import Parts, write_rows
+from finetune.predicting.request import STANDARD_INPUT, Request, choose_columns
 from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
 from finetune.runtime.formats import QUOTING
@@ -81,11 +81,11 @@ def predict(
     elif memory.is_table(data):  # of polars, for instance
         frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
     else:
-        frame = _frame(data, text_names(loaded.recipe(scores=False), checked))
+        frame = _frame(data, choose_columns(loaded, checked))
         if isinstance(data, pd.Series):
             frame.index = data.index
-    request = Request(loaded, frame, checked, report=errors)
-    chunks = request.predict(lambda rows: progress(Predicted(rows, request.total)))
+    request = Request(loaded, frame, checked, errors)
+    chunks = request.predict(lambda rows: progress(Predicted(rows, request.total)), request.chunks)
     tables = [added for *_, added in chunks]
     for name in request.added:
         frame[name] = [value for table in tables for value in table.column(name).to_pylist()]
@@ -137,54 +137,49 @@ def predict_file(
         checked = _options(options, errors)
         try:
             loaded = Run.load(run, trust_recipe=trust_recipe)
-            request = Request(loaded, source, checked, path, errors)
+            request = Request(loaded, source, checked, errors, path)
         except UserError as error:  # of the run alone, or with the others
             mistakes = dict.fromkeys([*errors.sentences("error"), *error.mistakes])
             raise UserError(*mistakes) from error
         if resumable is None:
             return request, None, {}
         parts = Parts(resumable, request)
-        if ranks.rank == 0:
-            parts.refuse_others(resume)
-        return request, parts, parts.complete()
+        return request, parts, parts.complete(resume)
 
     use_cpu = not torch.accelerator.is_available()
     distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
     request, parts, complete = distributed.main_process_first(prepare, share=False)
     before = sum(complete.values())
-    rows = missing = 0
+    rows = request.total or 0
     started = time.perf_counter()
 
     def report(rows_done: int) -> None:  # the other processes have done about as many
+        nonlocal rows
+        rows = request.total or rows_done
         rows_of_all = before + rows_done * ranks.world_size
         event = Predicted(min(rows_of_all, request.total or rows_of_all), request.total)
         on_rank_zero(progress)(event)
 
     if parts is None:
-        with open_writer(target, request) as write:
-            for _, chunk, added in request.predict(report):
-                write(chunk, added)
-                rows += len(added)
-                missing += added.column(0).null_count
-                if not isinstance(target, Path):
-                    target.flush()
+        chunks = request.predict(report, request.chunks)
+        write_rows(target, request, ((some, added) for _, some, added in chunks))
         seconds = time.perf_counter() - started
     else:
-        rows = len(request.rows)
-        for number, _, added in request.predict(report, ranks.rank, ranks.world_size, complete):
+        numbers = (n for n in request.chunks[ranks.rank :: ranks.world_size] if n not in complete)
+        for number, _, added in request.predict(report, numbers):
             parts.write(number, added)
         distributed.gather(None)  # wait for the others
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
         seconds = time.perf_counter() - started
         if ranks.rank == 0:
-            missing = parts.join()
+            parts.join()
     return FilePrediction(
         output=path or Path("-"),
         rows=rows,
         rows_before=before,
         samples_per_second=(rows - before) / seconds,
-        precision=request.precision,
-        notes=request.notes(missing),
+        precision=str(request.options.precision),
+        notes=request.notes(),
     )
 
 

@@ -12,17 +12,7 @@ READING = ("text_column", "text_columns", "image_column", *FILES)
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a prediction: those in :data:`READING`, and how it is computed and written.
-
-    Attributes:
-        all_probabilities: Whether to add the probability of every class.
-        calibrated: Whether to divide logits by the temperature of the run.
-        precision: ``fp32`` or ``bf16``; None for bf16 in text classification where the device
-            supports it natively, else fp32.
-        cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
-        batch_tokens: Tokens per batch, padding included; None for 1024 on a CPU, 65536 on a GPU.
-        csv_safe: Whether to escape what a spreadsheet would run as a formula.
-    """
+    """Options of a prediction: those in :data:`READING`, and how it is computed and written."""
 
     text_column: str | None = None
     text_columns: str | None = None
@@ -31,9 +21,11 @@ class Options:
     csv_separator: str | None = None
     encoding: str | None = None
     sheet: str | None = None
-    all_probabilities: bool = False
-    calibrated: bool = False
+    all_probabilities: bool = False  # adds that of every class
+    calibrated: bool = False  # divides logits by the temperature of the run
+    #: ``fp32`` or ``bf16``; None for bf16 in text classification where the device supports it
+    #: natively, else fp32.
     precision: str | None = None
-    cpu_kernels: str | None = None
-    batch_tokens: int | None = None
-    csv_safe: bool = False
+    cpu_kernels: str | None = None  # ``auto`` or ``off``; None for the setting of the training
+    batch_tokens: int | None = None  # with padding; None for 1024 on a CPU, 65536 on a GPU
+    csv_safe: bool = False  # escapes what a spreadsheet would run as a formula

@@ -13,22 +13,24 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import NoneType, SimpleNamespace
-from typing import IO, Any
+from types import SimpleNamespace
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from finetune.data.prediction_columns import json_text
 from finetune.errors import UserError
 from finetune.predicting.request import CHUNK_ROWS, Request, cells
-from finetune.runtime.files import replacing, to_json, write_whole
+from finetune.runtime.files import replacing
 from finetune.runtime.formats import SEPARATORS, escape_formula
 
-#: Writes rows, with the columns that are added to them.
-Writer = Callable[[pa.Table, pa.Table], object]
-_ROWS_AT_ONCE = 16 * CHUNK_ROWS  # in memory; one row group of parquet
+#: Rows, and the columns that are added to them.
+Chunk = tuple[pa.Table, pa.Table]
+_CHUNKS_AT_ONCE = 16  # in memory; one row group of parquet
+_FACTS = b"facts"  # where the schema of a part has what its predictions depend on, as JSON
 
 
 class Parts:
@@ -38,11 +40,13 @@ class Parts:
         self._output = output
         self._request = request
         self._directory = output.with_name(f"{output.name}.part")
-        self._manifest = self._directory / "manifest.json"
-        self._facts = to_json(request.facts(), indent=2)
+        self._facts = request.facts()
 
-    def refuse_others(self, resume: bool) -> None:
-        """Refuse what an interrupted prediction left, unless it is to be resumed and the same."""
+    def complete(self, resume: bool) -> dict[int, int]:
+        """Return the number of rows of each part that is there, by the number of its chunk.
+
+        What an interrupted prediction left is refused, unless it is to be resumed and the same.
+        """
         if self._directory.is_symlink():  # nothing is written where it points
             self._directory.unlink()
         if self._directory.exists() and not resume:
@@ -50,136 +54,110 @@ class Parts:
                 f"{self._directory} holds an interrupted prediction: add --resume to continue it, "
                 "or remove that directory"
             )
-        if self._manifest.exists():
-            recorded = json.loads(self._manifest.read_text(encoding="utf-8"))
-            if changes := [
-                f"--resume: {name} has changed (was {recorded.get(name)}, is {value}); remove "
-                f"{self._directory} to start again"
-                for name, value in json.loads(self._facts).items()
-                if value != recorded.get(name)
-            ]:
-                raise UserError(*changes)
-
-    def complete(self) -> dict[int, int]:
-        """Return the number of rows of each chunk that is done, by the number of the chunk.
-
-        A part that cannot be read, or has another number of rows, is predicted again.
-        """
         complete = {}
-        total = len(self._request.rows)
-        for number, start in enumerate(range(0, total, CHUNK_ROWS)):
-            with contextlib.suppress(FileNotFoundError, pa.ArrowInvalid):
-                rows = pq.read_metadata(self._path(number)).num_rows
-                if rows == min(CHUNK_ROWS, total - start):
-                    complete[number] = rows
+        for path in self._directory.glob("*.parquet"):
+            with contextlib.suppress(pa.ArrowInvalid):  # cut off: it is predicted again
+                part = pq.read_metadata(path)
+                recorded = json.loads(part.metadata.get(_FACTS, "{}"))
+                if changes := [
+                    f"--resume: {name} has changed (was {recorded.get(name)}, is {value}); remove "
+                    f"{self._directory} to start again"
+                    for name, value in self._facts.items()
+                    if value != recorded.get(name)
+                ]:
+                    raise UserError(*changes)
+                complete[int(path.stem)] = part.num_rows
         return complete
 
     def write(self, number: int, predictions: pa.Table) -> None:
-        """Write the predictions of a chunk; of the first one, also what they depend on."""
-        if not self._manifest.exists():
-            self._directory.mkdir(exist_ok=True)
-            write_whole(self._manifest, self._facts)
-        with replacing(self._path(number)) as new:
-            pq.write_table(predictions, new)
-            _flush(new)
+        """Write the predictions of a chunk."""
+        self._directory.mkdir(exist_ok=True)
+        with _replacing(self._directory / f"{number:08d}.parquet") as new:
+            facts = {_FACTS: json.dumps(self._facts)}
+            pq.write_table(predictions.replace_schema_metadata(facts), new)
 
-    def join(self) -> int:
-        """Write the rows with their predictions; return the number of rows that have none."""
-        missing = 0
-        rows = self._request.rows
-        with open_writer(self._output, self._request, self._directory) as write:
-            for start in range(0, len(rows), _ROWS_AT_ONCE):
-                some = rows[start : start + _ROWS_AT_ONCE]
-                numbers = range(start // CHUNK_ROWS, -(-(start + len(some)) // CHUNK_ROWS))
-                predictions = pa.concat_tables(pq.read_table(self._path(n)) for n in numbers)
-                write(some, predictions)
-                missing += predictions.column(0).null_count
+    def join(self) -> None:
+        """Write the rows with their predictions into the output."""
+        parts = sorted(self._directory.glob("*.parquet"))
+        chunks = (
+            (
+                self._request.rows[number * CHUNK_ROWS : (number + _CHUNKS_AT_ONCE) * CHUNK_ROWS],
+                pa.concat_tables(map(pq.read_table, parts[number : number + _CHUNKS_AT_ONCE])),
+            )
+            for number in range(0, len(parts), _CHUNKS_AT_ONCE)
+        )
+        write_rows(self._output, self._request, chunks, self._directory)
         shutil.rmtree(self._directory)
-        return missing
-
-    def _path(self, number: int) -> Path:
-        return self._directory / f"{number:08d}.parquet"
 
 
-@contextlib.contextmanager
-def open_writer(
-    output: Path | IO[str], request: Request, directory: Path | None = None
-) -> Iterator[Writer]:
-    """Give what writes rows into an open file, or into one that appears when all are written.
+def write_rows(
+    output: Path | IO[str],
+    request: Request,
+    chunks: Iterable[Chunk],
+    directory: Path | None = None,
+) -> None:
+    """Write rows into an open file as they arrive, or into one that appears when all are written.
 
     Args:
         output: A path, or a file that was opened with ``newline=""``.
         request: What is predicted.
+        chunks: The rows, in order.
         directory: Of the unfinished file, on the same disk; that of ``output`` if None.
     """
     if not isinstance(output, Path):
-        yield _text_writer(output, request)
+        _write_text(output, request, chunks)
         return
-    with replacing(output, directory) as new:
-        with contextlib.ExitStack() as stack:
-            if request.suffix == ".parquet":
-                yield _parquet_writer(new, request.maps, stack)
-            else:
-                file = stack.enter_context(new.open("w", encoding="utf-8", newline=""))
-                yield _text_writer(file, request)
-        _flush(new)
+    with _replacing(output, directory) as new:
+        if request.suffix == ".parquet":
+            _write_parquet(new, request, chunks)
+        else:
+            with new.open("w", encoding="utf-8", newline="") as file:
+                _write_text(file, request, chunks)
 
 
-def _text_writer(file: IO[str], request: Request) -> Writer:
-    def lines(rows: pa.Table, added: pa.Table) -> Iterator[tuple[Any, ...]]:
-        values = [cells(table, name) for table in (rows, added) for name in table.column_names]
-        return zip(*values, strict=True)
+@contextlib.contextmanager
+def _replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
+    """Give a new file, whose content is on the disk before it takes the place of ``path``."""
+    with replacing(path, directory) as new:
+        yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
 
-    if request.suffix == ".jsonl":
-        return lambda rows, added: file.writelines(
-            _as_json(dict(zip(request.columns, line, strict=True))) + "\n"
-            for line in lines(rows, added)
-        )
+
+def _write_text(file: IO[str], request: Request, chunks: Iterable[Chunk]) -> None:
     # the writer quotes fields that hold a character of its line end; a newline alone is written
     newlines = SimpleNamespace(write=lambda line: file.write(line.removesuffix("\r\n") + "\n"))
-    table = csv.writer(newlines, delimiter=SEPARATORS[request.suffix], lineterminator="\r\n")
+    separator = SEPARATORS.get(request.suffix)
+    table = csv.writer(newlines, delimiter=separator or ",", lineterminator="\r\n")
     escape = escape_formula if request.options.csv_safe else lambda cell: cell
-    table.writerow(map(escape, request.columns))
-    return lambda rows, added: table.writerows(
-        [escape(_as_json(cell) if isinstance(cell, (list, dict)) else cell) for cell in line]
-        for line in lines(rows, added)
-    )
+    if separator:
+        table.writerow(map(escape, request.columns))
+    for chunk in chunks:
+        columns = [cells(part, name) for part in chunk for name in part.column_names]
+        for row in zip(*columns, strict=True):
+            if separator:
+                values = [json_text(v) if isinstance(v, (list, dict)) else v for v in row]
+                table.writerow(map(escape, values))
+            else:
+                file.write(f"{json_text(dict(zip(request.columns, row, strict=True)))}\n")
+        file.flush()
 
 
-def _as_json(value: Any) -> str:
-    """Return JSON: dates and decimals as texts, NaN as null; infinity as Python and pandas do."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    if "NaN" in text:
-        value = json.loads(text, parse_constant=lambda name: None if name == "NaN" else float(name))
-        text = json.dumps(value, ensure_ascii=False)
-    return text
-
-
-def _parquet_writer(
-    path: Path, maps: Mapping[str, pa.DataType], stack: contextlib.ExitStack
-) -> Writer:
-    file: pq.ParquetWriter | None = None
-
-    def write(rows: pa.Table, added: pa.Table) -> None:
-        nonlocal file
-        columns = dict(zip(rows.column_names, rows.columns, strict=True))
-        for name, column in columns.items():
-            if name in maps:
-                columns[name] = pa.array(column.to_pylist(), maps[name])
-            elif column.type == pa.json_():  # texts as they are, everything else as JSON
-                values = cells(rows, name)
-                texts = [v if isinstance(v, (str, NoneType)) else _as_json(v) for v in values]
-                columns[name] = pa.array(texts, pa.string())
-        # without the metadata of the input, in which `datasets` would miss the new columns
-        columns |= dict(zip(added.column_names, added.columns, strict=True))
-        table = pa.table(columns)
-        file = file or stack.enter_context(pq.ParquetWriter(path, table.schema))
-        file.write_table(table)
-
-    return write
-
-
-def _flush(path: Path) -> None:
-    """Put the content of a file on the disk before it gets its name."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+def _write_parquet(path: Path, request: Request, chunks: Iterable[Chunk]) -> None:
+    schema = pq.read_schema(request.name) if request.kind == ".parquet" else ()
+    maps = {field.name: field.type for field in schema if "map<" in str(field.type)}
+    with contextlib.ExitStack() as stack:
+        file: pq.ParquetWriter | None = None
+        for chunk in chunks:
+            columns = {}
+            for part in chunk:
+                for name, column in zip(part.column_names, part.columns, strict=True):
+                    if name in maps:  # which are lists in `rows`
+                        column = pa.array(column.to_pylist(), maps[name])
+                    elif column.type == pa.json_():  # texts as they are, everything else as JSON
+                        column = pa.array(map(json_text, cells(part, name)), pa.string())
+                    columns[name] = column
+            # without the metadata of the input, in which `datasets` would miss the new columns
+            table = pa.table(columns)
+            file = file or stack.enter_context(pq.ParquetWriter(path, table.schema))
+            file.write_table(table)
