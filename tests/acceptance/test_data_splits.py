@@ -720,7 +720,7 @@ def test_corrections_of_several_labels_and_of_numbers(
     assert targets == pytest.approx(expected_numbers, abs=1e-5)
 
 
-@pytest.mark.contract("C8")
+@pytest.mark.contract("C8", "E9")
 @pytest.mark.parametrize(
     ("column", "value", "fragments"),
     [

@@ -112,6 +112,7 @@ def test_predictions_are_those_of_the_saved_model(run: finetune.Run) -> None:
             np.testing.assert_allclose(
                 predictions.iloc[:, 1:].to_numpy(), values, rtol=1e-5, atol=1e-4
             )
+        assert run.metrics.test["r2"] > 0.1
         return
     predictions = finetune.predict(run, texts, precision="fp32", all_probabilities=True)
     columns = [f"probability of {name}" for name in names]
@@ -130,6 +131,7 @@ def test_predictions_are_those_of_the_saved_model(run: finetune.Run) -> None:
         decided = [[names[i] for i in np.flatnonzero(row > 0.5)] for row in probabilities]
         assert [list(labels) for labels in predictions["label"]] == decided
         assert len({*map(tuple, decided)}) > 1
+        assert decided[40:] == [list(labels) for labels in run.predictions["prediction"]]
     else:
         assert predictions["label"].tolist() == [names[i] for i in probabilities.argmax(axis=1)]
         np.testing.assert_allclose(predictions["probability"], probabilities.max(axis=1), atol=1e-5)

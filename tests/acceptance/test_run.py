@@ -1161,7 +1161,7 @@ def test_the_seed_decides_head_and_order(reviews: Path, bert: Path, tmp_path: Pa
     assert batches[0] == batches[1] != batches[2]
 
 
-# ---- progress, and what a run is -----------------------------------------------------------------
+# ---- progress ------------------------------------------------------------------------------------
 
 
 @pytest.mark.contract("A10")
@@ -1195,28 +1195,6 @@ def test_progress_is_called_with_events(
     assert all(str(event) and "\n" not in str(event) for event in events)
     for event in logged[:2]:
         assert len([line for line in lines if f"loss {event.values['loss']:.4f}" in line]) == 1
-
-
-@pytest.mark.contract("A2")
-def test_attributes_of_a_run(single_label_run: finetune.Run) -> None:
-    run = finetune.Run.load(str(single_label_run.path))
-    assert finetune.Run.load(run).path == run.path == single_label_run.path
-    for name, value in (("run.json", run.manifest), ("metrics.json", run.metrics)):
-        stored = json.loads((run.path / name).read_text())
-        assert stored["schema"] == value.schema == value["schema"] == 1
-    stored = json.loads((run.path / "metrics.json").read_text())
-    assert run.metrics.test == run.metrics["test"] == stored["test"]
-    assert run.metrics.validation == stored["validation"]
-    assert run.statistics.rows == len(run.predictions) == 48
-    interval = run.statistics.metrics["accuracy"]
-    assert interval["low"] < interval["value"] == run.metrics.test["accuracy"] < interval["high"]
-    assert (run.labels, run.unfinished) == (["bad", "good"], None)
-    assert run.manifest.task == "single_label"
-    assert run.kind.name == "single_label"
-    assert run.recipe().model == str(run.path)
-    assert not run.model().training
-    with pytest.raises(finetune.UserError, match=re.escape(str(run.path.parent / "nothing"))):
-        finetune.Run.load(run.path.parent / "nothing")
 
 
 # ---- the trainer, and loops written by hand ------------------------------------------------------
