@@ -711,6 +711,11 @@ def test_an_installed_wheel_runs_outside_a_checkout(
     (wheel,) = tmp_path.glob("trainer_recipes-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
+    (info,) = site.glob("*.dist-info")
+    metadata = (info / "METADATA").read_text(encoding="utf-8").splitlines()
+    version = f"Version: {finetune.__version__}"
+    assert {"Name: trainer-recipes", version, "License-Expression: Apache-2.0"} <= {*metadata}
+    assert (info / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     options = flags(dataset=reviews, model=bert, max_steps=2, output_dir=tmp_path / "run")
     where = "import finetune, recipes; print(finetune.__file__, recipes.__file__)"
     env = {"PYTHONPATH": str(site)}

@@ -520,11 +520,14 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "one-label-in-python-lists": (["['a']", "['a', 'b']", "b"], [], ["'b'", "line 3"]),
     "words-among-numbers": ([1, 2, 3, "n/a"], [], ["'n/a'", "line 4", "--task single_label"]),
     "printed-list": (["bad", "good", "['bad' 'good']"], [], ["line 3", "JSON list"]),
-    "separator-of-all": (
-        ["bad#good", "good#slow", "bad#slow"],
-        [],
-        ["'bad#good'", "line 1", "--label_separator '#'", "--task single_label"],
-    ),
+    **{
+        f"separator-of-all-{sign}": (
+            [f"bad{sign}good", f"good{sign}slow", f"bad{sign}slow"],
+            [],
+            [f"'bad{sign}good'", "line 1", f"--label_separator '{sign}'", "--task single_label"],
+        )
+        for sign in ("#", "::", "~")
+    },
     "zero-one-lists": (
         [[1, 0, 0], [0, 1, 1]],
         [],
