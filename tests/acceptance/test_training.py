@@ -720,7 +720,7 @@ def whole(shared_directory: Path, faulty: dict[str, str]) -> Callable[..., Path]
         def train(path: Path) -> None:
             finetune.train(str(FAULTY), **faulty, **more, output_dir=str(path / "run"))
 
-        name = "-".join(["whole", *map(str, more.values())])
+        name = "-".join(["whole", *(f"{name}={value}" for name, value in more.items())])
         return once(shared_directory / name, train) / "run"
 
     return trained
@@ -733,8 +733,8 @@ def assert_identical(run: Path, expected: Path) -> None:
     for split in ("validation", "test"):
         assert Run.load(run).metrics[split] == Run.load(expected).metrics[split]
     assert Run.load(run).predictions.equals(Run.load(expected).predictions)
-    last = sorted(expected.glob("checkpoint-*"), key=lambda path: int(path.name[11:]))[-1]
-    for path in [expected / "model.safetensors", *last.iterdir()]:
+    last = [path for name in checkpoints(expected)[-1:] for path in (expected / name).iterdir()]
+    for path in [expected / "model.safetensors", *last]:
         other = run / path.relative_to(expected)
         if path.suffix == ".safetensors":
             weights, others = load_file(path), load_file(other)
@@ -772,6 +772,9 @@ def checkpoints(run: Path) -> list[str]:
     return sorted((path.name for path in run.glob("checkpoint-*")), key=lambda name: int(name[11:]))
 
 
+BY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+
+
 @pytest.mark.contract("D5", "D7")
 @pytest.mark.parametrize(
     ("fault", "more", "step"),
@@ -783,6 +786,17 @@ def checkpoints(run: Path) -> list[str]:
         ("batch 2,SIGTERM", {}, 3),  # in the evaluation after step 3
         ("save 2,SIGINT", {}, 6),
         ("step 7,SIGTERM", {"gradient_accumulation_steps": 2}, 7),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("end of step 18,SIGTERM", {}, 18),
+                ("end of epoch 1,SIGINT", BY_EPOCH, 9),
+                ("batch 1,SIGUSR1", BY_EPOCH, 9),
+                ("batch 3,SIGTERM", {"per_device_eval_batch_size": 4}, 3),
+                ("step 8,SIGTERM", {"early_stopping_patience": 9}, 8),
+                ("step 6,SIGINT", {"save_strategy": "no", "eval_strategy": "no"}, 6),
+            )
+        ),
     ],
     ids=str,
 )
@@ -797,7 +811,8 @@ def test_a_signal_saves_a_checkpoint_and_the_printed_command_resumes(
     manifest = Run.load(run).manifest
     assert (manifest.status, manifest.stopped_by) == ("interrupted", fault.partition(",")[2])
     assert checkpoints(run)[-1] == f"checkpoint-{step}"
-    assert not (run / "metrics.json").exists()
+    with pytest.raises(finetune.UserError, match=r"metrics\.json: its status is 'interrupted'"):
+        finetune.report(run)
     resumed = cli(*typed_again(stopped))
     assert resumed.status == 0, resumed.stderr
     assert f"checkpoint-{step}" in resumed.output
