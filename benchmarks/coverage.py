@@ -28,9 +28,7 @@ SAMPLES, SAMPLE = 20, 100_000
 
 
 def classes(shares: list[float], right: list[float], *, are_stars: bool = False) -> Draw:
-    """Draw rows of classes that are right that often, else of any other class or a star or two
-    off.
-    """
+    """Draw rows of classes, right that often, else of another class or a star or two off."""
 
     def draw(generator: np.random.Generator, rows: int, models: int) -> list[Any]:
         count = len(shares)

@@ -9,19 +9,20 @@ listed as unverified; without a GPU that is everything. The exit status is 1 if 
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from safetensors.numpy import load_file
 from trees import run as run_python
+
+from finetune import Run
 
 STEPS, GLOBAL_BATCH = 20, 32
 #: Real sentences and MiniLM; 352 rows are 11 steps, so that the steps go over the end of an epoch.
@@ -35,26 +36,16 @@ DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
 
 @dataclass(frozen=True)
 class Launch:
-    """One way to train.
+    """One way to train."""
 
-    Attributes:
-        name: Of the check and of the run directory.
-        gpus: The fewest that it needs; 0 is the CPU. More than one: all that there are.
-        torchrun: Whether it starts a process for each of them.
-        mode: How ``parallel_mode`` in ``run.json`` begins.
-        precision: Of the matrix products.
-        flags: More of them.
-        interrupted: Whether it ends after half of the steps, and is resumed.
-        within: The largest differences from the reference: other sums, or other kernels.
-    """
-
-    name: str
-    gpus: int = 1
-    torchrun: bool = False
-    mode: str = "one device"
-    precision: str = "fp32"
+    name: str  # of the check and of the run directory
+    gpus: int = 1  # the fewest that it needs; 0 is the CPU; more than one: all that there are
+    torchrun: bool = False  # whether it starts a process for each of them
+    mode: str = "one device"  # how ``parallel_mode`` in ``run.json`` begins
+    precision: str = "fp32"  # of the matrix products
     flags: tuple[str, ...] = ()
-    interrupted: bool = False
+    interrupted: bool = False  # whether it ends after half of the steps, and is resumed
+    #: The largest differences from the reference: other sums, or other kernels.
     within: tuple[float, float, float] = (1e-4, 1e-5, 1e-3)
 
 
@@ -104,18 +95,16 @@ class Check:
         run = self.directory / launch.name.replace(" ", "-")
         if run.exists():
             return run
-        words = [*TRAINING, *launch.flags, f"--precision={launch.precision}"]
-        words.append(f"--output_dir={run}")
+        words = [*TRAINING, *launch.flags, f"--precision={launch.precision}", f"--output_dir={run}"]
         if launch.interrupted:
             self.start(launch, *words, f"--max_steps={STEPS // 2}")
             words.append("--resume_from_checkpoint=last")
         self.start(launch, *words, f"--max_steps={STEPS}")
-        manifest = read_manifest(run)
-        device = manifest["launch"]["device"].partition(":")[0]
-        trained = manifest["launch"]["parallel_mode"], device, manifest["launch"]["precision"]
-        expected = launch.mode, "cuda" if launch.gpus else "cpu", launch.precision
-        if not trained[0].startswith(expected[0]) or trained[1:] != expected[1:]:
-            raise RuntimeError(f"trained as {trained}, expected {expected}")
+        trained = Run.load(run).manifest.launch
+        facts = [trained["parallel_mode"], trained["device"], trained["precision"]]
+        expected = [launch.mode, "cuda" if launch.gpus else "cpu", launch.precision]
+        if not all(map(str.startswith, facts, expected)):
+            raise RuntimeError(f"trained as {facts}, expected {expected}")
         return run
 
     def compare(self, launch: Launch, reference: Launch) -> None:
@@ -139,17 +128,14 @@ class Check:
 
     def explode(self) -> None:
         """Check that a training whose weights explode is stopped, and no checkpoint is broken."""
-        try:
+        with contextlib.suppress(RuntimeError):  # its exit status
             self.train(EXPLODES)
-        except RuntimeError:
-            manifest = read_manifest(run := self.directory / EXPLODES.name.replace(" ", "-"))
-            is_other = manifest["status"] != "diverged"
-            self.show(EXPLODES.name, "status", float(is_other), 0.0)
-            for path in run.glob("checkpoint-*/model.safetensors"):
-                is_broken = not all(np.isfinite(w).all() for w in load_file(path).values())
-                self.show(EXPLODES.name, path.parent.name, float(is_broken), 0.0)
-            return
-        raise RuntimeError("it was not stopped")
+        run = self.directory / EXPLODES.name.replace(" ", "-")
+        is_other = Run.load(run).manifest.status != "diverged"
+        self.show(EXPLODES.name, "status", float(is_other), 0.0)
+        for path in run.glob("checkpoint-*/model.safetensors"):
+            is_broken = not all(np.isfinite(w).all() for w in load_file(path).values())
+            self.show(EXPLODES.name, path.parent.name, float(is_broken), 0.0)
 
     def show(self, name: str, what: str, difference: float, most: float) -> None:
         """Print a line; a difference that is no number is a failure."""
@@ -159,22 +145,15 @@ class Check:
         print(f"{name:<32} {what:<14} {difference:>8.1e} {most:>8.1e}  {result}", flush=True)
 
 
-def read_manifest(run: Path) -> dict[str, Any]:
-    """Return ``run.json``."""
-    content: dict[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    return content
+def read_losses(run: Path) -> dict[int, float]:
+    """Return the logged loss of each step."""
+    history = Run.load(run).manifest.history
+    return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
 
 
 def in_losses(run: Path, reference: Path) -> float:
     """Return the largest difference between the logged losses of a step."""
-    ours, theirs = (
-        {
-            entry["step"]: entry["loss"]
-            for entry in read_manifest(path)["history"]
-            if "loss" in entry
-        }
-        for path in (run, reference)
-    )
+    ours, theirs = read_losses(run), read_losses(reference)
     if len(ours) != STEPS or ours.keys() != theirs.keys():
         raise RuntimeError(f"losses of the steps {sorted(ours)} and {sorted(theirs)}")
     return max(abs(ours[step] - theirs[step]) for step in ours)
@@ -199,10 +178,8 @@ def in_tables(file: Path, reference: Path) -> float:
     Predicted labels are left out: a row near the boundary may have either.
     """
     ours, theirs = (pd.read_parquet(path) for path in (file, reference))
-    if list(ours.columns) != list(theirs.columns) or len(ours) != len(theirs) or ours.empty:
-        raise RuntimeError(f"{ours.shape} and {theirs.shape} rows and columns")
-    if not (ours["text"] == theirs["text"]).all():
-        raise RuntimeError("the rows are others, or in another order")
+    if list(ours) != list(theirs) or [*ours["text"]] != [*theirs["text"]] or ours.empty:
+        raise RuntimeError(f"other columns or rows: {ours.shape} and {theirs.shape}")
     numbers = [name for name in ours if pd.api.types.is_float_dtype(ours[name])]
     return float(np.abs(ours[numbers].to_numpy() - theirs[numbers].to_numpy()).max())
 

@@ -70,13 +70,12 @@ if __name__ == "__main__":
     parser.add_argument("max_length", type=int)
     parser.add_argument("--batch", type=int, help="rows of a process in a step; else predict")
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--output_dir", default="stock")
     given = parser.parse_args()
     if given.batch:
         train(
             given.data, given.model, given.max_length,
             per_device_train_batch_size=given.batch, max_steps=given.steps, save_strategy="no",
-            logging_strategy="no", report_to="none", output_dir=given.output_dir, use_cpu=True,
+            logging_strategy="no", report_to="none", output_dir="stock", use_cpu=True,
         )  # fmt: skip
     else:
         predict(given.data, given.model, given.max_length)

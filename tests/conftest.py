@@ -41,8 +41,8 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
 #: Unit tests that are quick and hold a subtle rule; the others run pages, notebooks and faults, and
 #: are slow. What users rely on is in the acceptance tests.
 QUICK = {
-    *("augmentation", "class_weights", "cpu", "docs", "estimates", "exchange", "gpu_check", "head"),
-    *("kernels", "losses", "recipe", "rooms"),
+    *("augmentation", "cpu", "docs", "estimates", "exchange", "gpu_check", "head", "kernels"),
+    *("losses", "recipe", "rooms"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

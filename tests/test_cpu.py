@@ -9,15 +9,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    BertConfig,
     BertForSequenceClassification,
 )
 
 from finetune.models.cpu import attention, layers, unpadded
 from finetune.recipe import catalog
-from tests.models import drawn, padded_pair, small, watched_layer
+from tests.models import drawn, padded_pair, small, unpadded_bert, watched_layer
 
 Shape = tuple[int, int, int, int]
 
@@ -114,25 +111,6 @@ def test_what_is_not_plain_is_left_to_torch() -> None:
     assert found.dtype == torch.bfloat16
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_model_that_uses_it_says_the_same(tmp_path: Path) -> None:
-    config = BertConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_labels=3
-    )
-    model = AutoModelForSequenceClassification.from_config(config).eval()
-    ids = torch.randint(50, (4, 21), generator=torch.Generator().manual_seed(0))
-    lengths = torch.tensor([21, 5, 1, 20])
-    mask = (torch.arange(21) < lengths[:, None]).long()
-    before = [model(ids, attention_mask=each).logits for each in (mask, None)]
-    attention.use(model)
-    assert model.config._attn_implementation == attention.NAME
-    with torch.inference_mode():
-        after = [model(ids, attention_mask=each).logits for each in (mask, None)]
-    assert_close(after, before, rtol=1e-5, atol=1e-5)
-    model.save_pretrained(tmp_path)
-    assert AutoConfig.from_pretrained(tmp_path)._attn_implementation != attention.NAME
-
-
 LENGTHS = {
     "short and long": [150, 3, 17, 64, 1, 65, 39, 149, 8],
     "some as long as with what fills them up": [96, 96, 64, 64, 32, 5, 96, 128, 1],
@@ -164,10 +142,7 @@ def test_layers_without_padding_say_the_same(kind: str, lengths: list[int]) -> N
 
 
 def test_hidden_states_that_are_asked_for_have_their_padding() -> None:
-    model = small("bert")
-    attention.use(model)
-    assert unpadded.use(model)
-    seen = watched_layer(model)
+    model, seen = unpadded_bert()
     states = model(**padded_pair(), output_hidden_states=True).hidden_states
     assert [each.shape for each in states] == [(2, 90, 32)] * 3
     assert seen == [180]
@@ -179,12 +154,9 @@ def test_hidden_states_that_are_asked_for_have_their_padding() -> None:
 
 def test_recomputed_layers_keep_their_padding() -> None:
     """A checkpoint may hand them a mask that does not know what it stands for."""
-    model = small("bert").train()
-    attention.use(model)
-    assert unpadded.use(model)
-    model.activation_checkpointing_enable(dict(use_reentrant=True))
+    model, seen = unpadded_bert()
+    model.train().activation_checkpointing_enable(dict(use_reentrant=True))
     model.enable_input_require_grads()
-    seen = watched_layer(model)
     model(**padded_pair()).logits.sum().backward()
     assert set(seen) == {180}
 
@@ -212,19 +184,14 @@ def test_what_is_not_known_to_be_the_same_keeps_its_padding(
 
 def test_rows_that_begin_with_padding_keep_it() -> None:
     """The head reads the state of their first token."""
-    model = small("bert")
-    attention.use(model)
-    assert unpadded.use(model)
-    seen = watched_layer(model)
+    model, seen = unpadded_bert()
     mask = (torch.arange(90) >= torch.tensor([0, 88])[:, None]).long()
     model(torch.full((2, 90), 7) * mask, attention_mask=mask)
     assert seen == [180]
 
 
 def test_a_model_of_two_trainers_is_hooked_once() -> None:
-    model = small("bert")
-    attention.use(model)
-    assert unpadded.use(model)
+    model, _ = unpadded_bert()
     before = model(**padded_pair()).logits
     for again in (model, copy.deepcopy(model)):
         assert not unpadded.use(again)
@@ -299,4 +266,5 @@ def test_a_trainer_on_a_cpu_uses_them(
     inputs = next(iter(trainer.get_train_dataloader()))["input_ids"]
     assert inputs.shape[1] % 8 == 0
     assert trainer.model.config._attn_implementation == attends
+    assert attention.NAME not in trainer.model.config.to_json_string()  # other machines lack it
     assert unpadded.use(trainer.model) != replaced  # they see none already

@@ -9,7 +9,7 @@ import pytest
 import sklearn.metrics as sk
 from scipy.special import softmax
 
-from finetune.statistics import estimates, metrics, mistakes, scored
+from finetune.statistics import metrics, mistakes, scored
 from finetune.statistics.metrics import METRICS
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredNumbers, ScoredRows
 
@@ -121,12 +121,3 @@ def test_labels_that_no_row_has_are_left_out_of_the_average_precision() -> None:
     rows = ScoredLabels(has, ["a", "b"], Probabilities(scores))
     value = METRICS["labels", "average_precision"].function(rows)[0]
     assert value == pytest.approx(sk.average_precision_score(has[:, 0], scores[:, 0]))
-
-
-def test_wilson_is_that_of_scipy() -> None:
-    from scipy.stats import binomtest
-
-    for hits, rows in ((0, 7), (3, 7), (7, 7)):
-        interval = estimates.share(hits, rows)
-        expected = binomtest(hits, rows).proportion_ci(method="wilson")
-        assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))

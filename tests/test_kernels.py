@@ -1,7 +1,6 @@
-"""What a kernel does not know is left to the libraries, and so is everything by one switch."""
+"""What a kernel does not know is left to the libraries."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +12,7 @@ from transformers import AutoModelForTokenClassification
 from transformers.models.bert.modeling_bert import BertEncoder
 
 from finetune.models.cpu import attention, unpadded
-from finetune.recipe import catalog
-from tests.models import drawn, padded_pair, small, watched_layer
+from tests.models import drawn, padded_pair, small, unpadded_bert
 
 Model = torch.nn.Module
 LAYER = SimpleNamespace(is_causal=False)
@@ -112,13 +110,6 @@ def test_a_head_that_reads_every_token_keeps_the_padding() -> None:
     assert not unpadded.use(model)
 
 
-def unpadded_bert() -> tuple[Any, list[int]]:
-    model = small("bert")
-    attention.use(model)
-    assert unpadded.use(model)
-    return model, watched_layer(model)
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -159,19 +150,3 @@ def test_a_model_that_failed_half_way_returns_padded_states_after_it() -> None:
         model(**{**padded_pair(), "input_ids": torch.full((2, 90), 999)})
     model.bert(**padded_pair())  # of which more than the first token may be read
     assert seen == [180]
-
-
-# ---- the switch ----------------------------------------------------------------------------------
-
-
-def test_the_head_does_not_depend_on_the_kernels(
-    uneven_reviews: Path, tiny_model: str, tmp_path: Path
-) -> None:
-    recipe = catalog.find("yelp")(dataset=str(uneven_reviews), model=tiny_model)
-    heads = []
-    for choice in ("auto", "off"):
-        torch.manual_seed(len(heads))
-        trainer = recipe.trainer(output_dir=str(tmp_path), use_cpu=True, cpu_kernels=choice)
-        heads.append(trainer.model.classifier.weight)
-        assert trainer.model_wrapped is trainer.model
-    assert torch.equal(*heads)

@@ -10,7 +10,7 @@ from safetensors import safe_open
 import finetune
 from finetune.config.parser import RecipeParser
 from finetune.errors import UserError
-from finetune.recipe import Recipe, TextRecipe, catalog, option, scoring
+from finetune.recipe import Recipe, TextRecipe, catalog, option
 from tests.hub.repositories import UNCASED
 
 
@@ -143,11 +143,6 @@ def test_a_keyword_of_another_type_is_refused_by_name() -> None:
         "dry_run: expected true or false, found 'yes'",
         "--split_seed: expected a whole number, found 1.5",
     )
-
-
-def test_a_metric_of_the_toolkit_is_loaded_by_its_name() -> None:
-    scores = scoring.load("recall").compute(predictions=[0, 1, 0, 0], references=[0, 1, 1, 1])
-    assert scores == pytest.approx({"recall": 1 / 3})
 
 
 def test_the_batch_that_is_named_last_puts_the_others_aside() -> None:

@@ -20,11 +20,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-Result = TypeVar("Result")
 
 #: How the variables begin that the libraries read as they are imported.
 READ = ("CUDA", "DATASETS", "HF_", "HOME", "HUGGING", "MKL", "MPL", "OMP", "OPENBLAS", "TOKENIZERS")
@@ -213,38 +210,6 @@ class Servers:
     def close(self) -> None:
         for server in reversed(self._started):  # the first forked the others
             server.communicate()
-
-
-def in_warm_processes(
-    num_processes: int, work: Callable[..., Result], *arguments: Any
-) -> list[Result]:
-    """Return what ``work`` returns in each process of a job, by rank; they are forked from one
-    with all imports, which finds ``work`` by its name.
-    """
-    import multiprocessing
-
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    multiprocessing.set_forkserver_preload(["tests.warm", *IMPORTS])
-    configuration = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        max_restarts=0,
-        start_method="forkserver",
-    )
-    results = elastic_launch(configuration, _frozen)(work, *arguments)
-    return [results[rank] for rank in range(num_processes)]
-
-
-def _frozen(work: Callable[..., Result], *arguments: Any) -> Result:
-    """Trainings look for garbage, but not among all that was imported."""
-    import gc
-
-    gc.freeze()
-    return work(*arguments)
 
 
 if __name__ == "__main__":

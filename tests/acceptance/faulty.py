@@ -1,21 +1,24 @@
 """Reviews, good or bad, and what goes wrong: a signal, a loss that is no number, no memory.
 
 `FAULT` is `PLACE,ACTION[,RANK[,ATTEMPT]]`, several separated by `;`. A place is `preparation`,
-`step N` (in the forward pass of the step), `loss N`, `batch N` (of the evaluations) or `save N`
-(between the weights and the optimizer of the checkpoint). Steps, batches and saves are counted from
-the start of the process. `ROWS` is a directory for the rows of each step.
+`start` (of the training), `step N` (in the forward pass of the step), `loss N`, `end of step N`,
+`end of epoch N`, `batch N` (of the evaluations) or `save N` (between the weights and the optimizer
+of the checkpoint). Steps, batches and saves are counted from the start of the process. `ROWS` is a
+directory for the rows of each step.
 """
 
 import contextlib
 import copy
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
 from finetune import TextRecipe
 
@@ -68,6 +71,9 @@ class Faulty(TextRecipe):
         model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
         return model
 
+    def trainer_kwargs(self, model: Any = None) -> dict[str, Any]:
+        return {**super().trainer_kwargs(model), "callbacks": [Places()]}
+
     @property
     def step(self) -> int:
         return (self.passes[True] - 1) // self.accumulation + 1
@@ -93,6 +99,19 @@ class Faulty(TextRecipe):
         return losses
 
 
+class Places(TrainerCallback):
+    """The places between the steps."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        act("start")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        act(f"end of step {state.global_step}")
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        act(f"end of epoch {round(state.epoch)}")
+
+
 def actions(place: str) -> list[str]:
     """Return what `FAULT` asks of this process at a place."""
     now = [os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")]
@@ -114,6 +133,10 @@ def act(place: str) -> None:
         elif action == "hold":
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(12)
+        elif action == "pause":
+            time.sleep(2.5)
+        elif action == "remove":
+            shutil.rmtree(os.environ["DISK"])
         elif action == "fill":
             fill(Path(os.environ["DISK"]))
         elif action == "memory":

@@ -578,15 +578,6 @@ def test_what_is_detected_is_printed_at_each_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.contract("C1", "C3")
-def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
-    """Also one of the same size; one that is only touched or copied is not."""
-    path = write_rows(tmp_path / "rows.csv", [("old", "good")])
-    assert rows_of(text_recipe(path).load()["train"]) == [("old", "good")]
-    write_rows(tmp_path / "new.csv", [("new", "good")]).replace(path)
-    assert rows_of(text_recipe(path).load()["train"]) == [("new", "good")]
-
-
-@pytest.mark.contract("C1", "C3")
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_texts_of_megabytes_are_read_whole(suffix: str, tmp_path: Path) -> None:
     """With quotation marks, separators and line breaks in them."""

@@ -18,7 +18,7 @@ import torch
 from transformers import AutoTokenizer
 
 import finetune
-from tests.acceptance.test_data import Row, refusal, rows_of, text_recipe
+from tests.acceptance.test_data import Row, text_recipe
 from tests.acceptance.test_data_splits import HEAD, SPLITS, WORDS, split_rows, write
 from tests.conftest import HANGS
 from tests.jobs import free_port, rank_without_launcher
@@ -309,18 +309,7 @@ def test_texts_are_tokenized_as_the_tokenizer_does_and_only_once(
     assert set(cached_files()) > set(files)
 
 
-@pytest.mark.contract("C10")
-def test_many_rows_are_tokenized_in_order_by_several_processes(tmp_path: Path, bert: Path) -> None:
-    """`--preprocessing_num_workers`: the rows of one process."""
-    table = [(f"w{n} {' great' * (n % 7)} {tmp_path.name}", "ab"[n % 2]) for n in range(12_000)]
-    path = write(tmp_path / "a.csv", table)
-    tokens = tokenized_rows(path, bert, preprocessing_num_workers=2)
-    texts = text_recipe(path).splits["train"]["text"][:]
-    tokenizer = AutoTokenizer.from_pretrained(bert)
-    assert tokens["train"] == tokenizer(texts, truncation=True, max_length=21)["input_ids"]
-
-
-@pytest.mark.contract("C10")
+@pytest.mark.contract("C1", "C3", "C10")
 @pytest.mark.parametrize("way", ["rewritten", "replaced", "touched"])
 def test_a_file_that_changed_is_read_again(way: str, tmp_path: Path, bert: Path) -> None:
     """Also one of the same size and modification time; one that was only touched is the same."""
@@ -363,27 +352,30 @@ def test_processes_that_start_at_once_read_the_same_rows(
 
 
 @pytest.mark.contract("C10", "D4")
-def test_workers_are_forked_in_a_process_group_too(
-    tmp_path: Path, bert: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_in_group", [False, True])
+def test_many_rows_are_tokenized_in_order_by_several_processes(
+    is_in_group: bool, tmp_path: Path, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the threads of gloo, whom no worker needs; they end, and the rows are the same."""
-    table = [(f"w{n} {tmp_path.name} in a group", "ab"[n % 2]) for n in range(8_000)]
+    """In a process group too, with the threads of gloo, whom no worker needs."""
+    table = [(f"w{n} {'great ' * (n % 7)} {tmp_path.name}", "ab"[n % 2]) for n in range(8_000)]
     path = write(tmp_path / "a.csv", table)
     forks: list[str] = []
     fork = os.fork
     monkeypatch.setattr(os, "fork", lambda: forks.append("forked") or fork())
     recipe = text_recipe(path, model=str(bert), max_length=21, preprocessing_num_workers=2)
     assert recipe.splits
-    store = f"file://{tmp_path}/store"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    if is_in_group:
+        store = f"file://{tmp_path}/store"
+        torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
-        in_group = recipe.prepared["train"]["input_ids"][:]
+        token_ids = recipe.prepared["train"]["input_ids"][:]
     finally:
-        torch.distributed.destroy_process_group()
+        if is_in_group:
+            torch.distributed.destroy_process_group()
     assert len(forks) >= 2
     texts = list(recipe.splits["train"]["text"])
     tokenizer = AutoTokenizer.from_pretrained(bert)
-    assert in_group == tokenizer(texts, truncation=True, max_length=21)["input_ids"]
+    assert token_ids == tokenizer(texts, truncation=True, max_length=21)["input_ids"]
 
 
 @pytest.mark.contract("C10", "D4")
@@ -470,42 +462,3 @@ def test_a_model_without_tokenizer_files_is_refused(tmp_path: Path, bert: Path) 
     (message,) = (finding.message for finding in result.findings if "tokenizer" in finding.message)
     assert {"tokenizer.json", "vocab.txt"} <= set(re.findall(r"[\w.]+\w", message))
     assert "save_pretrained" in message
-
-
-# ---- cases from bug reports ----------------------------------------------------------------------
-
-
-@pytest.mark.contract("C5")
-@pytest.mark.parametrize("separator", ["#", "::", "~"])
-def test_a_separator_between_labels_is_asked_for_whatever_it_is(
-    separator: str, tmp_path: Path
-) -> None:
-    """Where every part of a cell is itself a label."""
-    names = ["billing", "urgent", "spam"]
-    cells = [names[n % 3] if n % 4 else separator.join((names[n % 3], names[(n + 1) % 3]))
-             for n in range(150)]  # fmt: skip
-    texts = [text for text, _ in plain(150)]
-    path = write(tmp_path / "a.csv", list(zip(texts, cells, strict=True)))
-    message = refusal(text_recipe(path))
-    assert "--label_separator" in message
-    assert separator in message
-    assert "--task single_label" in message
-
-
-@pytest.mark.contract("C1", "E8")
-def test_a_column_called_id_keeps_its_values(tmp_path: Path) -> None:
-    """As any other column."""
-    table = [(149 - number, *row) for number, row in enumerate(plain(150))]
-    path = write(tmp_path / "a.csv", table, ("id", *HEAD))
-    loaded = text_recipe(path).load()["train"]
-    assert list(map(str, loaded["id"])) == [str(row[0]) for row in table]
-
-
-@pytest.mark.contract("C1")
-def test_empty_objects_of_json_lines_are_read(tmp_path: Path) -> None:
-    """Beside texts and labels, as annotation tools write them."""
-    empty: dict[str, Any] = {"meta": {}, "entities": [], "nested": {"a": {}}}
-    lines = [json.dumps({"text": text, "label": label, **empty}) for text, label in plain(150)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    loaded = text_recipe(tmp_path / "a.jsonl").load()["train"]
-    assert rows_of(loaded) == plain(150)

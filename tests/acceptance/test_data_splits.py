@@ -158,18 +158,6 @@ def test_rows_of_held_out_splits_are_not_trained_on_and_stay_as_they_are(tmp_pat
     assert note_of(recipe, "1 of 26 validation", "test data")
 
 
-@pytest.mark.contract("C6")
-def test_no_text_of_a_large_test_set_is_trained_on(tmp_path: Path) -> None:
-    """Every repeated row is dropped."""
-    write(tmp_path / "train.csv", rows(2000))
-    write(tmp_path / "test.csv", rows(1000))
-    recipe = text_recipe(tmp_path)
-    splits = split_rows(recipe)
-    assert splits["test"] == rows(1000)
-    assert sorted(splits["train"] + splits["validation"]) == sorted(rows(1000, first=1000))
-    assert "train" in note_of(recipe, "1,000")
-
-
 @pytest.mark.contract("C6", "B1")
 def test_pairs_are_duplicates_where_both_texts_are(tmp_path: Path) -> None:
     """One text in common is no duplicate and no contradiction."""
@@ -715,7 +703,7 @@ def test_corrections_of_several_labels_and_of_numbers(
     assert targets == pytest.approx(expected_numbers, abs=1e-5)
 
 
-@pytest.mark.contract("C8")
+@pytest.mark.contract("C8", "E9")
 @pytest.mark.parametrize(
     ("column", "value", "fragments"),
     [
@@ -756,57 +744,52 @@ def corrections_of(path: Path, lines: Sequence[Sequence[str]]) -> str:
     return f'"{data.write_csv(path, head, table)}"'
 
 
-@pytest.mark.contract("C8")
-def test_a_correction_is_of_the_rows_with_its_content_and_label(tmp_path: Path) -> None:
-    """Rows that contradict each other are told apart; those that do not are corrected together."""
-    (tmp_path / "data").mkdir()
-    write(tmp_path / "data" / "train.csv", rows(40))
-    test = [("twice", "bad"), ("twice", "good"), ("twice", "good"), ("once", "bad")]
-    write(tmp_path / "data" / "test.csv", test)
-    for label, new, expected in (
-        ("bad", "good", ["good", "good", "good", "bad"]),
-        ("good", "bad", ["bad", "bad", "bad", "bad"]),
-        ("good", "drop", ["bad", "bad"]),
-    ):
-        name = tmp_path / f"edited, {label} to {new}.csv"
-        option = corrections_of(name, [("test", "twice", label, new)])
-        splits = split_rows(text_recipe(tmp_path / "data", relabel=option))
-        assert [row[1] for row in splits["test"]] == expected
-
-
-@pytest.mark.contract("C8")
-def test_a_correction_tells_labels_apart_that_differ_by_case(tmp_path: Path) -> None:
-    """As they are written; a spreadsheet that changed the case is understood where one fits."""
-    (tmp_path / "data").mkdir()
-    write(tmp_path / "data" / "train.csv", rows(60, ("bad", "Bad", "good")))
-    write(tmp_path / "data" / "test.csv", [("twice", "bad"), ("twice", "Bad"), ("once", "good")])
-    lines = [("test", "twice", "Bad", "good"), ("test", "once", "GOOD", "bad")]
-    option = corrections_of(tmp_path / "edited.csv", lines)
-    splits = split_rows(text_recipe(tmp_path / "data", relabel=option))
-    assert [row[1] for row in splits["test"]] == ["bad", "good", "bad"]
+TWICE = [("twice", "bad"), ("twice", "good"), ("twice", "good"), ("once", "bad")]
+CASES = [("twice", "bad"), ("twice", "Bad"), ("once", "good")]
+#: Labels of the training rows, test rows, corrections, and the labels of the test rows after them.
+CORRECTED: list[tuple[Sequence[str], list[Row], list[Sequence[str]], list[str]]] = [
+    (("bad", "good"), TWICE, [("twice", "bad", "good")], ["good", "good", "good", "bad"]),
+    (("bad", "good"), TWICE, [("twice", "good", "bad")], ["bad", "bad", "bad", "bad"]),
+    (("bad", "good"), TWICE, [("twice", "good", "drop")], ["bad", "bad"]),
+    (
+        ("bad", "Bad", "good"),
+        CASES,
+        [("twice", "Bad", "good"), ("once", "GOOD", "bad")],
+        ["bad", "good", "bad"],
+    ),
+    *(
+        (names, [("once", names[0])], [("once", names[0], cell)], [name])
+        for names, cell, name in (
+            (("pos", "neg", " neg"), " neg", " neg"),
+            (("pos", "neg", " neg"), "neg", "neg"),
+            (("pos", "neg", " neg"), "neg ", "neg"),
+            ((" pos", " neg"), " neg", " neg"),
+            (("pos", " drop"), " drop", " drop"),
+        )
+    ),
+]
 
 
 @pytest.mark.contract("C4", "C8")
-@pytest.mark.parametrize(
-    ("labels", "cell", "expected"),
-    [
-        (("pos", "neg", " neg"), " neg", " neg"),
-        (("pos", "neg", " neg"), "neg", "neg"),
-        (("pos", "neg", " neg"), "neg ", "neg"),
-        ((" pos", " neg"), " neg", " neg"),
-        (("pos", " drop"), " drop", " drop"),
-    ],
-)
-def test_a_new_label_keeps_its_blanks(
-    labels: Sequence[str], cell: str, expected: str, tmp_path: Path
+@pytest.mark.parametrize(("names", "test", "lines", "expected"), CORRECTED)
+def test_a_correction_is_of_the_rows_with_its_content_and_label(
+    names: Sequence[str],
+    test: list[Row],
+    lines: list[Sequence[str]],
+    expected: list[str],
+    tmp_path: Path,
 ) -> None:
-    """The class with the name that was typed comes first."""
+    """Rows that contradict each other are told apart; those that do not are corrected together.
+
+    Labels are as they are written, with their blanks; a spreadsheet that changed the case is
+    understood where one fits.
+    """
     (tmp_path / "data").mkdir()
-    write(tmp_path / "data" / "train.csv", rows(60, labels))
-    write(tmp_path / "data" / "test.csv", [("once", labels[0]), ("more", labels[1])])
-    option = corrections_of(tmp_path / "edited.csv", [("test", "once", labels[0], cell)])
+    write(tmp_path / "data" / "train.csv", rows(60, names))
+    write(tmp_path / "data" / "test.csv", test)
+    option = corrections_of(tmp_path / "edited, by hand.csv", [("test", *line) for line in lines])
     splits = split_rows(text_recipe(tmp_path / "data", relabel=option))
-    assert [row[1] for row in splits["test"]] == [expected, labels[1]]
+    assert [row[1] for row in splits["test"]] == expected
 
 
 @pytest.mark.contract("C8")
@@ -839,8 +822,7 @@ def test_an_ambiguous_correction_is_refused(
     """With its lines, all mistakes at once."""
     (tmp_path / "data").mkdir()
     write(tmp_path / "data" / "train.csv", rows(40))
-    test = [("twice", "bad"), ("twice", "good"), ("twice", "good"), ("once", "bad")]
-    write(tmp_path / "data" / "test.csv", test)
+    write(tmp_path / "data" / "test.csv", TWICE)
     option = corrections_of(tmp_path / "edited.csv", lines)
     message = refusal(text_recipe(tmp_path / "data", relabel=option))
     for fragment in ["--relabel", "edited.csv", *fragments]:

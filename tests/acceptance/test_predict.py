@@ -112,6 +112,7 @@ def test_predictions_are_those_of_the_saved_model(run: finetune.Run) -> None:
             np.testing.assert_allclose(
                 predictions.iloc[:, 1:].to_numpy(), values, rtol=1e-5, atol=1e-4
             )
+        assert run.metrics.test["r2"] > 0.1
         return
     predictions = finetune.predict(run, texts, precision="fp32", all_probabilities=True)
     columns = [f"probability of {name}" for name in names]
@@ -130,6 +131,7 @@ def test_predictions_are_those_of_the_saved_model(run: finetune.Run) -> None:
         decided = [[names[i] for i in np.flatnonzero(row > 0.5)] for row in probabilities]
         assert [list(labels) for labels in predictions["label"]] == decided
         assert len({*map(tuple, decided)}) > 1
+        assert decided[40:] == [list(labels) for labels in run.predictions["prediction"]]
     else:
         assert predictions["label"].tolist() == [names[i] for i in probabilities.argmax(axis=1)]
         np.testing.assert_allclose(predictions["probability"], probabilities.max(axis=1), atol=1e-5)
@@ -424,26 +426,9 @@ def test_a_row_without_a_text_has_no_prediction(
     assert any(count.search(note) for note in done.notes) is bool(missing)
 
 
-@pytest.mark.contract("E4")
-def test_columns_that_parquet_cannot_hold(single_label_run: finetune.Run, tmp_path: Path) -> None:
-    """Empty objects become JSON text, or are refused by name before anything is predicted."""
-    rows = [
-        {"text": text, "meta": {}, "entities": [], "nested": {"a": {}}} for text in new_texts(5)
-    ]
-    write_table(tmp_path / "meta.jsonl", rows)
-    try:
-        finetune.predict_file(single_label_run, tmp_path / "meta.jsonl", tmp_path / "out.parquet")
-    except finetune.UserError as error:
-        assert "meta" in str(error)  # noqa: PT017
-        assert [path.name for path in tmp_path.iterdir()] == ["meta.jsonl"]
-    else:
-        predictions = pd.read_parquet(tmp_path / "out.parquet")
-        assert predictions["meta"].tolist() == ["{}"] * 5
-        assert predictions["label"].notna().all()
-
-
 MAPS = pa.map_(pa.string(), pa.int64())
 IDS = b'{"text": "a", "id": "A1"}\n{"text": "b", "id": 7}\n{"text": "c", "id": "007"}\n'
+EMPTY = b'{"text": "a", "meta": {}, "nested": {"a": {}}}\n'
 INFINITE = b'{"text": "a", "x": Infinity, "y": [-Infinity]}\n{"text": "b", "x": 1.5, "y": null}\n'
 
 
@@ -454,6 +439,8 @@ INFINITE = b'{"text": "a", "x": Infinity, "y": [-Infinity]}\n{"text": "b", "x": 
         (IDS, "out.parquet", "id", ["A1", "7", "007"]),
         (IDS, "out.csv", "id", ["A1", "7", "007"]),
         (IDS, "out.jsonl", "id", ["A1", 7, "007"]),
+        (EMPTY, "out.parquet", "meta", ["{}"]),
+        (EMPTY, "out.parquet", "nested", ['{"a": {}}']),
         (INFINITE, "out.jsonl", "x", [np.inf, 1.5]),
         (INFINITE, "out.jsonl", "y", [[-np.inf], None]),
         (INFINITE, "out.csv", "y", ["[-Infinity]", ""]),
@@ -469,7 +456,9 @@ def test_values_and_types_of_the_input_are_kept(
     column: str,
     values: list[Any] | None,
 ) -> None:
-    """Ids of mixed types, infinity, and maps, which stay maps in parquet (`values` is None)."""
+    """Ids of mixed types, infinity, empty objects, which parquet cannot hold and so are JSON, and
+    maps, which stay maps in parquet (`values` is None).
+    """
     path = tmp_path / ("in.jsonl" if isinstance(source, bytes) else "in.parquet")
     if isinstance(source, bytes):
         path.write_bytes(source)
@@ -1018,49 +1007,6 @@ def test_the_evaluation_loss_has_one_definition(reviews: Path, bert: Path, tmp_p
 # ---- E8 ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def numbered_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> finetune.Run:
-    """Trained on rows with columns of the user: `id` counts down; `author` and others."""
-    folder = tmp_path_factory.mktemp("numbered")
-    rows = [
-        (239 - n, text, label, f"author {n % 5}", f"t{n}", f"p{n}", *"xyz")
-        for n, (text, label) in enumerate(data.labelled_sentences(240))
-    ]
-    header = ["id", "text", "label", "author", "tokens", "prediction", "labels", "length", "file"]
-    data.write_csv(folder / "own_id.csv", header, rows)
-    options = TRAINING | dict(dataset=str(folder / "own_id.csv"), model=str(bert), baseline=False)
-    options |= dict(text_column="text", label_column="label", num_train_epochs=1)
-    return finetune.train("text", output_dir=str(folder / "run"), **options)
-
-
-@pytest.mark.contract("E8")
-@pytest.mark.parametrize(
-    ("file", "column"),
-    [
-        ("predictions.parquet", "author"),
-        ("predictions.parquet", "id"),
-        ("predictions.parquet", "tokens"),
-        ("predictions.parquet", "prediction"),
-        ("predictions.parquet", "labels"),
-        ("predictions.parquet", "length"),
-        ("predictions.parquet", "file"),
-        ("suspects.csv", "id"),
-        ("suspects.csv", "author"),
-        ("suspects.csv", "prediction"),
-    ],
-)
-def test_columns_of_the_user_are_in_the_files_of_a_run(
-    numbered_run: finetune.Run, file: str, column: str
-) -> None:
-    """They have their names and values, joined by the text of each row."""
-    source = pd.read_csv(numbered_run.path.parent / "own_id.csv", dtype=str).set_index("text")
-    path = numbered_run.path / file
-    table = pd.read_parquet(path) if file.endswith(".parquet") else pd.read_csv(path, dtype=str)
-    assert len(table) > 5
-    assert column in table
-    assert table[column].astype(str).tolist() == source.loc[table["text"], column].tolist()
-
-
 #: Columns of the user: the values of three rows, and those in ``predictions.parquet`` if others.
 USER_VALUES: dict[str, list[Any]] = {
     "id": [1234567890123456791, None, 1234567890123456793],
@@ -1069,14 +1015,17 @@ USER_VALUES: dict[str, list[Any]] = {
     "tags": [["x", "y"], [], None],
     "meta": [{"k": 1}, {"k": "\u00e9"}, None],
     "empty": [{}, {}, {}],
+    "nested": [{"a": {}}, {"a": {}}, None],
     "thumbnail": ["a.jpg", "b.jpg", None],
-    **{name: [f"{name} {number}" for number in range(3)] for name in ("text", "texts", "label")},
+    **{name: [f"{name} {n}" for n in range(3)] for name in ("text", "texts", "label", "author")},
+    **{name: [*"xyz"] for name in ("tokens", "prediction", "labels", "length", "file")},
     **{name: ["a", "b", None] for name in ("_row", "_row (data)", "text (data)", "model_text")},
 }
 IN_PARQUET = {
     "code": ["A1", "7", "007"],
     "meta": ['{"k": 1}', '{"k": "\u00e9"}', None],
     "empty": ["{}", "{}", "{}"],
+    "nested": ['{"a": {}}', '{"a": {}}', None],
 }
 
 
@@ -1178,16 +1127,17 @@ def test_columns_of_the_user_keep_their_types(bert: Path, tmp_path: Path) -> Non
 
 @pytest.mark.contract("E8", "E2")
 def test_columns_of_the_toolkit_are_prefixed_where_the_data_has_their_names(
-    numbered_run: finetune.Run,
+    own_columns_run: finetune.Run,
 ) -> None:
     """And the verbs that read the table still use them."""
-    table = pd.read_parquet(numbered_run.path / "predictions.parquet")
-    assert {*table["model_prediction"]} <= {*table["label"]}
-    accuracy = (table["model_prediction"] == table["label"]).mean()
-    assert numbered_run.metrics.test["accuracy"] == pytest.approx(accuracy)
-    assert numbered_run.statistics.metrics["accuracy"]["value"] == pytest.approx(accuracy)
-    assert finetune.evaluate(numbered_run).metrics["accuracy"] == pytest.approx(accuracy)
+    run = own_columns_run
+    table = pd.read_parquet(run.path / "predictions.parquet")
+    assert {*table["model_prediction"]} <= {*table["model_label"]} == {"bad", "good"}
+    accuracy = (table["model_prediction"] == table["model_label"]).mean()
+    assert run.metrics.test["accuracy"] == pytest.approx(accuracy)
+    assert run.statistics.metrics["accuracy"]["value"] == pytest.approx(accuracy)
+    assert finetune.evaluate(run).metrics["accuracy"] == pytest.approx(accuracy)
     assert table["model_tokens"].gt(0).all()
-    listed = pd.read_csv(numbered_run.path / "suspects.csv", dtype=str).set_index("text")
-    predicted = table.set_index("text")["model_prediction"]
+    listed = pd.read_csv(run.path / "suspects.csv", dtype=str).set_index("model_model_text")
+    predicted = table.set_index("model_model_text")["model_prediction"]
     assert listed["suggested"].tolist() == predicted[listed.index].tolist()

@@ -711,6 +711,11 @@ def test_an_installed_wheel_runs_outside_a_checkout(
     (wheel,) = tmp_path.glob("trainer_recipes-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
+    (info,) = site.glob("*.dist-info")
+    metadata = (info / "METADATA").read_text(encoding="utf-8").splitlines()
+    version = f"Version: {finetune.__version__}"
+    assert {"Name: trainer-recipes", version, "License-Expression: Apache-2.0"} <= {*metadata}
+    assert (info / "licenses" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     options = flags(dataset=reviews, model=bert, max_steps=2, output_dir=tmp_path / "run")
     where = "import finetune, recipes; print(finetune.__file__, recipes.__file__)"
     env = {"PYTHONPATH": str(site)}
@@ -1161,7 +1166,7 @@ def test_the_seed_decides_head_and_order(reviews: Path, bert: Path, tmp_path: Pa
     assert batches[0] == batches[1] != batches[2]
 
 
-# ---- progress, and what a run is -----------------------------------------------------------------
+# ---- progress ------------------------------------------------------------------------------------
 
 
 @pytest.mark.contract("A10")
@@ -1195,28 +1200,6 @@ def test_progress_is_called_with_events(
     assert all(str(event) and "\n" not in str(event) for event in events)
     for event in logged[:2]:
         assert len([line for line in lines if f"loss {event.values['loss']:.4f}" in line]) == 1
-
-
-@pytest.mark.contract("A2")
-def test_attributes_of_a_run(single_label_run: finetune.Run) -> None:
-    run = finetune.Run.load(str(single_label_run.path))
-    assert finetune.Run.load(run).path == run.path == single_label_run.path
-    for name, value in (("run.json", run.manifest), ("metrics.json", run.metrics)):
-        stored = json.loads((run.path / name).read_text())
-        assert stored["schema"] == value.schema == value["schema"] == 1
-    stored = json.loads((run.path / "metrics.json").read_text())
-    assert run.metrics.test == run.metrics["test"] == stored["test"]
-    assert run.metrics.validation == stored["validation"]
-    assert run.statistics.rows == len(run.predictions) == 48
-    interval = run.statistics.metrics["accuracy"]
-    assert interval["low"] < interval["value"] == run.metrics.test["accuracy"] < interval["high"]
-    assert (run.labels, run.unfinished) == (["bad", "good"], None)
-    assert run.manifest.task == "single_label"
-    assert run.kind.name == "single_label"
-    assert run.recipe().model == str(run.path)
-    assert not run.model().training
-    with pytest.raises(finetune.UserError, match=re.escape(str(run.path.parent / "nothing"))):
-        finetune.Run.load(run.path.parent / "nothing")
 
 
 # ---- the trainer, and loops written by hand ------------------------------------------------------

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import xxhash
 import finetune
 from tests.acceptance import data
 from tests.acceptance.conftest import TRAINING, Commands, Finished, flags
+from tests.acceptance.test_results import Page, assert_no_network
 from tests.conftest import HANGS, ROOT
 
 Cli = Callable[..., Finished]
@@ -784,6 +784,7 @@ T --config unknown.yaml -> unknown.yaml learning_rte learning_rate
 T --config type.yaml -> type.yaml max_length long
 T --config two.yaml -> two.yaml learning_rte learning_rate | two.yaml train_samples 1.5
 T --config list.yaml -> --config list.yaml
+T --config broken.yaml -> broken.yaml line 2
 T --config twice.yaml -> twice.yaml seed
 txet D M -> 'txet' 'text'
 train yepl -> 'yepl' 'yelp'
@@ -877,18 +878,6 @@ def test_mistakes_that_check_finds_are_named(
     assert listing(directory) == before
 
 
-@pytest.mark.contract("F4")
-def test_a_broken_config_is_named_with_its_line(cli: Cli, directory: Path) -> None:
-    """YAML that does not parse is refused with the file and the line, without a traceback."""
-    before = listing(directory)
-    finished = cli(*TYPED["T"].split(), "--config", "broken.yaml")
-    assert finished.status == 2
-    assert "broken.yaml" in finished.stderr
-    assert "line 2" in finished.stderr
-    assert "Traceback" not in finished.stderr
-    assert listing(directory) == before
-
-
 #: Keywords of `finetune.train`, and words of each of the mistakes.
 KEYWORDS: list[tuple[dict[str, Any], str]] = [
     (dict(learning_rte=1e-3), "learning_rte learning_rate"),
@@ -908,7 +897,7 @@ KEYWORDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.contract("F4")
+@pytest.mark.contract("E11", "F4")
 @pytest.mark.parametrize(("options", "mistakes"), KEYWORDS)
 def test_mistakes_in_python_come_at_once(
     options: dict[str, Any], mistakes: str,
@@ -964,10 +953,10 @@ def hostile_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file whose name, columns, labels and texts hold formulas, HTML and terminal escapes."""
     directory = tmp_path_factory.mktemp("hostile")
     rows = [
-        (f"{FORMULAS[number % len(FORMULAS)]} <xss-text> {ESCAPES} {text}", LABELS[label])
-        for number, (text, label) in enumerate(data.labelled_sentences(240, seed=5))
+        (f"{FORMULAS[n % 8]} <xss-text> {ESCAPES} {text}", LABELS[label], f"<xss-{n % 2}>")
+        for n, (text, label) in enumerate(data.labelled_sentences(240, seed=5))
     ]
-    data.write_csv(directory / FILE, [TEXT_COLUMN, LABEL_COLUMN], rows)
+    data.write_csv(directory / FILE, [TEXT_COLUMN, LABEL_COLUMN, "<xss-kind>"], rows)
     return directory
 
 
@@ -1073,46 +1062,29 @@ def test_suspects_are_escaped(hostile_run: finetune.Run) -> None:
 # ---- F5: HTML and terminals ----------------------------------------------------------------------
 
 
-class Page(HTMLParser):
-    """The tags, attributes and texts of a page, as a browser reads them."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 @pytest.mark.contract("F5")
-def test_the_parser_of_pages_sees_what_a_browser_runs() -> None:
-    """The parser used below finds tags and attributes that are not escaped."""
-    page = Page('<p title="a" onmouseover="x">a <xss-label>b</p>&lt;xss-name&gt;')
-    assert page.tags == {"p", "xss-label"}
-    assert page.attributes == {"title", "onmouseover"}
+def test_the_parser_of_pages_sees_what_a_browser_runs(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('<p onmouseover="x">a <xss-label>b</p>&lt;xss-name&gt;', "utf-8")
+    page = Page(tmp_path / "a")
+    assert page.tags == ["p", "xss-label"]
+    assert page.attributes == [("p", "onmouseover", "x")]
     assert page.text == "a b<xss-name>"
 
 
 def assert_only_text(path: Path, *names: str) -> None:
     """Assert that a page shows names with HTML as text, and that a browser would run none."""
-    page = Page(path.read_text(encoding="utf-8"))
-    assert [tag for tag in page.tags if tag.startswith("xss") or tag == "script"] == []
-    assert [name for name in page.attributes if name.startswith("on")] == []
+    page = Page(path)
+    assert_no_network(page)
+    assert [tag for tag in page.tags if tag.startswith("xss")] == []
     for name in names:
         assert name in page.text
 
 
-@pytest.mark.contract("F5")
+@pytest.mark.contract("E7", "F5")
 def test_html_in_the_report_is_text(hostile_run: finetune.Run) -> None:
-    """HTML in texts, labels and file names is shown by report.html, not run."""
+    """HTML in texts, labels, columns and file names is shown by report.html, not run."""
     names = ("<xss-text>", "<xss-label>", "<xss-name>", "<xss-file>", '" onmouseover="x')
+    names += ("<xss-kind> = <xss-1>",)
     assert_only_text(hostile_run.path / "report.html", *names)
 
 
@@ -1155,7 +1127,7 @@ def test_escapes_in_check_are_shown(
     assert_visible(finished.output, *map(escaped, names))
 
 
-@pytest.mark.contract("F5")
+@pytest.mark.contract("E7", "F5")
 def test_escapes_in_train_and_compare_are_shown(
     cli: Cli, tmp_path: Path, hostile_run: finetune.Run, hostile_words: list[object]
 ) -> None:

@@ -1,27 +1,29 @@
 """One run, one directory: who has it is known by a lock, whatever a file says."""
 
-import contextlib
 import dataclasses
-import io
 import multiprocessing
 import os
 import platform
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from finetune import Run, UserError, cli
+from finetune import Run, UserError
 from finetune.pipeline import resumption
-from finetune.runtime import distributed
 from finetune.training import checkpoint
 from finetune.training.checkpoint import occupy, refuse_foreign
-from tests.faults.conftest import Faulty
-from tests.warm import in_warm_processes
+from tests.acceptance.conftest import Finished
+from tests.acceptance.test_training import Train
+from tests.conftest import HANGS
+from tests.jobs import free_port, rank_without_launcher
+from tests.warm import Servers
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 
@@ -102,40 +104,31 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(
         assert newest.exists()
 
 
-def test_a_run_that_is_removed_while_it_trains_is_told(
-    words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    remove = tmp_path / "remove.py"
-    text = Path(words[0]).read_text(encoding="utf-8")
-    told = 'import shutil; state.global_step == 16 and shutil.rmtree(args.output_dir); fault(f"step'
-    remove.write_text(text.replace('fault(f"step', told), encoding="utf-8")
-    assert cli.main([str(remove), *words[1:], "--output_dir", str(tmp_path / "run")]) == 1
-    assert f"{tmp_path / 'run' / 'run.json'} was removed while the run was in progress" in (
-        capfd.readouterr().err
-    )
+def test_a_run_that_is_removed_while_it_trains_is_told(train: Train, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = train(run, fault="end of step 16,remove", environment={"DISK": str(run)})
+    assert done.status == 1
+    assert f"{run / 'run.json'} was removed while the run was in progress" in done.stderr
 
 
 @pytest.mark.faults
-def test_nothing_is_written_through_a_link_in_a_run(faulty: Faulty, tmp_path: Path) -> None:
+def test_nothing_is_written_through_a_link_in_a_run(train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert faulty(run, fault="step 4,SIGTERM") == 75
+    assert train(run, fault="step 5,SIGTERM").status == 75
     (treasure := tmp_path / "treasure").write_text("untouched", encoding="utf-8")
     names = ("config.json", "tokenizer.json", "tokenizer_config.json")
     names += ("training_args.bin", "model.safetensors", "metrics.json", "predictions.parquet")
     for name in names:
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(treasure)
-    assert faulty(run, "--resume") == 0
+    assert train(run, "--resume").status == 0
     assert treasure.read_text(encoding="utf-8") == "untouched"
     assert not [name for name in names if (run / name).is_symlink()]
 
 
 @pytest.mark.faults
 def test_a_signal_while_the_report_is_written_is_told(
-    faulty: Faulty,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(run: Run) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -144,80 +137,84 @@ def test_a_signal_while_the_report_is_written_is_told(
 
     run = tmp_path / "run"
     monkeypatch.setattr("finetune.reporting.page.write", write)
-    assert faulty(run, "--max_steps", "3") == 75
-    said = capfd.readouterr().out
-    assert f"to write it: python -m finetune report {run}" in said
+    done = train(run, "--max_steps", 3)
+    assert done.status == 75
+    assert f"to write it: python -m finetune report {run}" in done.stdout
     assert Run.load(run).status == "finished"
-    assert faulty(run, "--max_steps", "3", "--resume") == 0
-    assert "nothing is left to train" in capfd.readouterr().out
+    again = train(run, "--max_steps", 3, "--resume")
+    assert again.status == 0
+    assert "nothing is left to train" in again.stdout
 
 
 # ---- machines with a disk each -------------------------------------------------------------------
 
+Machines = Callable[..., list[Finished]]
 
-def agree(directory: str) -> tuple[int, list[str]] | str:
-    """In one of two processes: what it goes on from, in a directory of its own."""
-    from finetune.pipeline.preparation import resumption  # as the training does
 
-    distributed.join_process_group(None, 60, use_cpu=True)
-    mine = Path(directory, str(distributed.ranks().rank))
-    try:
-        found = resumption.agree_on_checkpoint(resumption.find("resume", mine, renames=True), mine)
-        assert found is not None
-        return found.step, found.notes
-    except UserError as error:
-        return str(error)
-    finally:
-        distributed.leave()
+@pytest.fixture
+def machines(servers: Servers, words: list[str], tmp_path: Path) -> Machines:
+    """Resume in two processes, each a machine with a run directory that is named by its rank."""
+
+    def resume(*flags: str) -> list[Finished]:
+        port, ranks = free_port(), []
+        typed = [*words, *flags, "--save_on_each_node", "--ddp_timeout=60", "--resume"]
+        for rank in range(2):
+            environment = {**os.environ, **rank_without_launcher(rank, 2, port)}
+            place = ["--output_dir", str(tmp_path / str(rank))]
+            line = servers.words("finetune", [*typed, *place], environment)
+            pipes: Any = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            ranks.append(subprocess.Popen(line, env=environment, **pipes))
+        outputs = [rank.communicate(timeout=HANGS) for rank in ranks]
+        return [
+            Finished(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)
+        ]
+
+    return resume
 
 
 @pytest.mark.faults
 @pytest.mark.processes
 def test_machines_go_back_to_what_is_whole_on_all(
-    whole: Callable[..., Path], tmp_path: Path
+    machines: Machines, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
-    for rank in range(2):
-        shutil.copytree(whole(), tmp_path / str(rank))
-        Run.load(tmp_path / str(rank)).update(status="running")
+    runs = [shutil.copytree(whole(), tmp_path / str(rank)) for rank in range(2)]
+    for run in runs:
+        Run.load(run).update(status="running")
     for name in ("checkpoint-18/optimizer.pt", "checkpoint-15/scheduler.pt"):
-        (tmp_path / "1" / name).unlink()
-    shutil.rmtree(tmp_path / "0" / "checkpoint-12")
-    found = in_warm_processes(2, agree, str(tmp_path))
-    assert [each[0] for each in found] == [9, 9]
-    assert ["scheduler.pt" in note for note in found[1][1]] == [False, True]
-    shutil.rmtree(tmp_path / "1")
-    for told in in_warm_processes(2, agree, str(tmp_path)):
-        assert isinstance(told, str)
-        assert "the ranks have checkpoints of steps [18, 0], and none is complete on every" in told
-
-
-def resume(command: list[str], directory: str) -> tuple[int, str]:
-    """In one of two processes, each a machine: exit status, and what was printed."""
-    rank = os.environ["RANK"]
-    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        place = ["--output_dir", str(Path(directory, rank))]
-        status = cli.main([*command, *place, "--save_on_each_node", "--ddp_timeout=60"])
-    return status, printed.getvalue()
+        (runs[1] / name).unlink()
+    shutil.rmtree(runs[0] / "checkpoint-12")
+    resumed = machines()
+    assert [rank.status for rank in resumed] == [0, 0], resumed
+    assert "checkpoint-9, step 9" in resumed[0].stdout
+    assert (runs[1] / "damaged-checkpoint-15").is_dir()
+    assert [Run.load(run).manifest.status for run in runs] == ["finished", "finished"]
+    Run.load(runs[0]).update(status="running")
+    shutil.rmtree(runs[1])
+    refused = machines()
+    assert 2 in [rank.status for rank in refused]
+    assert (
+        "the ranks have checkpoints of steps [18, 0], and none is complete on every"
+        in refused[0].stderr
+    )
 
 
 @pytest.mark.faults
 @pytest.mark.processes
 def test_a_machine_that_is_finished_goes_on_with_one_that_is_not(
-    words: list[str], tmp_path: Path
+    machines: Machines, tmp_path: Path
 ) -> None:
-    flags = ["--max_steps=6", "--num_threads=1", "--disable_tqdm=true", "--resume"]
     runs = [tmp_path / "0", tmp_path / "1"]
+    for run in runs:
+        run.mkdir()
     for killed in (None, runs[1], None):
         if killed is not None:  # after the last checkpoint, before the results
             Run.load(killed).update(status="running")
             for name in ("metrics.json", "model.safetensors", "predictions.parquet"):
                 (killed / name).unlink()
-        before = [(run / "run.json").read_bytes() for run in runs if run.exists()]
-        ended = in_warm_processes(2, resume, [*words, *flags], str(tmp_path))
-        assert [status for status, _ in ended] == [0, 0], ended
+        before = [path.read_bytes() for path in sorted(tmp_path.glob("*/run.json"))]
+        ended = machines("--max_steps=6")
+        assert [rank.status for rank in ended] == [0, 0], ended
         assert [Run.load(run).manifest.status for run in runs] == ["finished", "finished"]
         assert (runs[0] / "metrics.json").read_bytes() == (runs[1] / "metrics.json").read_bytes()
     assert before == [(run / "run.json").read_bytes() for run in runs]
-    assert "nothing is left to train" in ended[0][1]
+    assert "nothing is left to train" in ended[0].stdout

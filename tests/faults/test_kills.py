@@ -17,7 +17,7 @@ import pytest
 from finetune import Run
 from finetune.runtime import hub
 from finetune.training import checkpoint
-from tests.faults.conftest import assert_same
+from tests.acceptance.test_training import assert_identical
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.faults]
 TIMES = int(os.environ.get("FAULT_TIMES", "5"))
@@ -78,7 +78,7 @@ def test_kills_at_random_moments(
     last = start(typed, log)
     last.join(PATIENCE)
     assert last.exitcode == 0, log.read_text()
-    assert_same(run, whole())
+    assert_identical(run, whole())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "run"]  # nothing was moved
 
 
@@ -99,7 +99,7 @@ def test_kills_within_50_ms_of_a_save(
     resumed = start(typed, log)
     resumed.join(PATIENCE)
     assert resumed.exitcode == 0, log.read_text()
-    assert_same(run, whole())
+    assert_identical(run, whole())
 
 
 def test_two_at_once_in_one_directory(
@@ -120,7 +120,7 @@ def test_two_at_once_in_one_directory(
         assert sorted(process.exitcode or 0 for process in pair) in ([0, 2], [0, 0]), said
         if any(process.exitcode for process in pair):
             assert "a run is in progress there (process " in said
-        assert_same(run, whole())
+        assert_identical(run, whole())
 
 
 @pytest.mark.processes
@@ -137,7 +137,7 @@ def test_a_rank_that_is_killed_is_restarted(
         os.kill(generator.choice(workers(job)), signal.SIGKILL)
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, output
-    assert_same(run, two(), world_size=2)
+    assert_identical(run, two())
 
 
 @pytest.mark.processes
@@ -156,7 +156,7 @@ def test_ranks_whose_launcher_was_killed_end_within_ten_seconds(
     with launched(words, run, more=("--resume",)) as job:
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, output
-    assert_same(run, two(), world_size=2)
+    assert_identical(run, two())
 
 
 @pytest.mark.processes
@@ -171,8 +171,7 @@ def test_a_rank_that_is_stopped_ends_the_job(
     """The other one waits for ``--ddp_timeout``; torchrun kills what does not end in 30 s."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setenv("FAULT", "step 4,SIGSTOP")
-        patch.setenv("FAULTY_RANK", str(rank))
+        patch.setenv("FAULT", f"step 5,SIGSTOP,{rank}")
         with launched(words, run, more=("--ddp_timeout", "10")) as job:
             output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 1, output
@@ -181,7 +180,7 @@ def test_a_rank_that_is_stopped_ends_the_job(
     with launched(words, run, more=("--resume",)) as job:
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, output
-    assert_same(run, two(), world_size=2)
+    assert_identical(run, two())
 
 
 @pytest.mark.parametrize("seed", range(TIMES))

@@ -25,7 +25,7 @@ def test_2000_steps_with_evaluations_and_checkpoints_keep_their_memory(
 ) -> None:
     recipe = tmp_path / "measured.py"
     text = Path(words[0]).read_text(encoding="utf-8")
-    text = text.replace('fault(f"end of step', 'measured(state.global_step); fault(f"end of step')
+    text = text.replace('act(f"end of step', 'measured(state.global_step); act(f"end of step')
     recipe.write_text(text + MEASURED % (WARM, STEPS), encoding="utf-8")
     flags = ["--max_steps", STEPS, "--eval_steps", 50, "--save_steps", 50, "--save_total_limit", 2]
     typed = [recipe, *words[1:], "--output_dir", tmp_path / "run", *flags]

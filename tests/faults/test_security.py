@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as sharded
 
 import finetune
-from finetune import Run, UserError
+from finetune import Run, UserError, cli
 from finetune.runtime.files import replacing
 from finetune.training.checkpoint import refuse_code
 
@@ -113,7 +113,7 @@ def test_names_of_files_that_are_being_written_cannot_be_guessed(tmp_path: Path)
 def test_every_file_of_a_training_has_the_modes_of_the_umask(
     words: list[str], tmp_path: Path
 ) -> None:
-    assert finetune.cli.main([*words, "--output_dir", str(tmp_path / "run"), "--max_steps=3"]) == 0
+    assert cli.main([*words, "--output_dir", str(tmp_path / "run"), "--max_steps=3"]) == 0
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     modes = {path: path.stat().st_mode & 0o777 for path in files}
     assert {path.name for path in modes} >= {"model.safetensors", "optimizer.pt", "run.json"}
