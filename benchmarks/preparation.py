@@ -23,7 +23,7 @@ from trees import processor, run
 MAX_LENGTH = 256
 #: Words of a row: the median and the spread of their logarithm.
 WORDS, SPREAD = 105, 0.65
-MAP, FIRST, SECOND = "datasets.map", "toolkit", "second start"
+MAP, FIRST, SECOND, FEW = "datasets.map", "toolkit", "second start", "--train_samples 1000"
 
 
 def compose(rows: int, path: Path) -> None:
@@ -77,7 +77,10 @@ def prepare(way: str, data: str) -> None:
     datasets.disable_progress_bars()
     transformers.logging.set_verbosity_error()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(embedded.model_directory()))
-    recipe = catalog.find("text")(dataset=data, model="embedded:minilm", max_length=MAX_LENGTH)
+    few = {"train_samples": 1000, "eval_samples": 1000} if way == FEW else {}
+    recipe = catalog.find("text")(
+        dataset=data, model="embedded:minilm", max_length=MAX_LENGTH, **few
+    )
     rows = datasets.load_dataset("parquet", data_files=data, split="train") if way == MAP else None
     memory, started = Memory(), time.perf_counter()
     if rows is None:
@@ -106,7 +109,7 @@ def main() -> None:
             data, base = Path(name) / f"{rows}.parquet", 0.0
             compose(rows, data)
             print(f"\n{rows:,} rows{'':20} s  times map    MiB")
-            for way in (MAP, FIRST, SECOND):
+            for way in (MAP, FIRST, SECOND, FEW):
                 cache = Path(name) / f"{rows} {FIRST if way == SECOND else way}"
                 line = run([Path(__file__).resolve(), "--way", way, data], cache).output
                 result = json.loads(line.splitlines()[-1])
