@@ -6,8 +6,6 @@ were not counted on. A label is suspected if one of the most confident tenth of 
 contradicts it, each from a model that did not see the row (docs/decisions/suspected-labels.md).
 """
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

@@ -2,8 +2,6 @@
 of them: how long they are, and what it does not know.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

@@ -4,8 +4,6 @@ Behind an indices mapping ``datasets`` makes a Python integer of each row that i
 seconds for 650,000 rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

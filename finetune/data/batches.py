@@ -5,8 +5,6 @@ flips are drawn from the seed, the epoch and the row alone. No generator is shar
 and three, accumulation and a resumed run see the same pixels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

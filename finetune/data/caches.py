@@ -1,7 +1,5 @@
 """The toolkit's folders in the cache of ``datasets``; their content can be removed at any time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from finetune.errors import UserError

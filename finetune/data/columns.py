@@ -1,7 +1,5 @@
 """Which columns of a data set hold texts and labels, and what they must have to be trained on."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import unicodedata

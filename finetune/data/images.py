@@ -4,8 +4,6 @@ Whatever a file holds becomes eight bits of red, green and blue, upright. Transp
 white; ``transformers.pipeline`` ignores transparency and clips 16 bits.
 """
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Mapping

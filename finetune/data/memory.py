@@ -5,8 +5,6 @@ The name is used like that of a file: in the options of a recipe, in ``run.json`
 that ``launch`` starts and in the command that resumes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -9,8 +9,6 @@ A sheet of a spreadsheet is read as a ``.csv`` of it would be: a number as it wa
 decimals of a whole one, a date as in ISO 8601.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

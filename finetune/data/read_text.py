@@ -4,8 +4,6 @@ One parser, Python's ``csv``, both checks and reads a table, so that the two can
 of Arrow is twice as fast, but merges rows after a quote that is never closed, and names no line.
 """
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import csv

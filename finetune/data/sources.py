@@ -3,8 +3,6 @@
 A :class:`Source` returns all columns of its splits, and numbers the rows of each in :data:`ROW`.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -14,8 +14,6 @@ the source; each split is selected once, at the end.
 =========  ==========================================================================
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

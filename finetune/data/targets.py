@@ -8,8 +8,6 @@
 =============================  ================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence, Set
 from typing import Any
 

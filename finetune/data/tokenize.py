@@ -7,8 +7,6 @@ Rows of several columns of text, such as a pair of sentences, have ``texts``, th
 model reads, beside ``text``, in which people and the bag of words read them joined by line breaks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

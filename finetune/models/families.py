@@ -5,8 +5,6 @@ rightmost that is not padding (GPT-2, Llama, Qwen, Gemma), the last one (XLNet, 
 the left), the one that ends the text (T5, BART).
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

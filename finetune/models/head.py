@@ -2,8 +2,6 @@
 weights, so that a saved model needs nothing beside them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

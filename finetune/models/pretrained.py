@@ -5,8 +5,6 @@ an installed package.
 built from a configuration: it needs no download and has learned nothing yet.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

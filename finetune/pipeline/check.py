@@ -1,7 +1,5 @@
 """What can be known of a training before it starts: ``check``."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace

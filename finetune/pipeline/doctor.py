@@ -4,8 +4,6 @@ Nothing here prints. Under a launcher every rank calls :func:`time_all_reduces`,
 group.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

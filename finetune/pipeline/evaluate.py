@@ -1,7 +1,5 @@
 """Evaluate the model of a run on its own test set again, or on other data."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Predictions of new rows: rows in memory, a file of any size, or a stream."""
 
-from __future__ import annotations
-
 import reprlib
 import time
 from collections.abc import Iterable, Mapping

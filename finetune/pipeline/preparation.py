@@ -1,7 +1,5 @@
 """Everything that can be refused before a model is loaded: options, data, directory, machines."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from numbers import Real

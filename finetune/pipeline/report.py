@@ -2,8 +2,6 @@
 runs on the same test rows, each against the first: is it better, and where do they differ?
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -2,8 +2,6 @@
 any secret; predictions, scores, and what these are worth.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import platform

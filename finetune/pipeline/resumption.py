@@ -6,8 +6,6 @@ training: every checkpoint has it, and a resume is refused where it differs. Wha
 and how fast a training runs may change.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

@@ -4,8 +4,6 @@
 calls :func:`run_training` on every process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

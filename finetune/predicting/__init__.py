@@ -1,7 +1,5 @@
 """Predict files of any size: read in chunks, predicted by length, written in order."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 #: Options of a recipe that say how a file of rows is read; those of the run by default.

@@ -6,8 +6,6 @@ When all are done, the input is read again and joined with them, in order, into 
 directory, which is then moved into place.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

@@ -4,8 +4,6 @@ On a CPU every core computes whole batches with one thread: cores that share a m
 for each other after each one. The logits of a row are then the same for any number of threads.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -4,8 +4,6 @@ All inputs but the standard input are a table that is read in chunks of consecut
 processes share the chunks, and an interrupted prediction continues with the next one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

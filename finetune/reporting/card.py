@@ -1,7 +1,5 @@
 """``README.md`` of a run: the model card, with the metadata that the Hub reads."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

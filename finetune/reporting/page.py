@@ -4,8 +4,6 @@ Everything comes from the run directory. A section of a task is a function of th
 predictions, and the same rows as the statistics of the task take them.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ The page may be light or dark and as narrow as a phone. So nothing in a figure h
 text takes the colour of the page's, and it is drawn narrow, so that it need not shrink.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 and pages of them that need nothing but themselves: no network, no script, every text escaped.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,8 +2,6 @@
 model, or with naive Bayes where there are many classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ metric is an array of *replicates*, ``(1 + groups,)``: its value on all rows, th
 group.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

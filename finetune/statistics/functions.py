@@ -4,8 +4,6 @@ A function goes from rows to replicates, shape ``(1 + groups,)``. Values are tho
 scikit-learn with ``zero_division=0``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

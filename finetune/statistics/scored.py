@@ -4,8 +4,6 @@ Probabilities of many rows and classes are computed a block at a time: logits of
 2,000 classes are 400 MB as float32, and their softmax as float64 would be 800 MB.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ They are refused before they are built, where they contradict each other or the 
 ``TrainingArguments`` joins the process group, and rank 0 checks before there is one.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import sys

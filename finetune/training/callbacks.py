@@ -1,7 +1,5 @@
 """What watches a training: when it saves and stops, how fast it is, and where memory runs out."""
 
-from __future__ import annotations
-
 import math
 import time
 import traceback

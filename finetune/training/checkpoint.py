@@ -8,8 +8,6 @@ A checksum shows damage, not malice: whoever can write the files can write ``che
 So pickles are searched for code before they are loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import itertools

@@ -5,8 +5,6 @@ than schemas are: it is read, and the fields that it lacks are empty. A newer on
 name. Importing this imports no torch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Names and types of options, of recipes and of training alike; importing this imports no torch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real

@@ -3,8 +3,6 @@
 Methods are overridden for the reason in their first line, the private ones as they are in 5.23.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -7,8 +7,6 @@ took 95; in sequences of 32 it was 17 and 93. In fp32 the fused kernel is the fa
 cannot do without the padding, see :mod:`finetune.models.cpu.unpadded`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard

@@ -10,8 +10,6 @@ packed ahead 240 (``torch.compile`` with freezing takes the same operator). In b
 takes oneDNN, which reached 460 so and 490 with weights packed. Results differ in the last bits.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypeGuard
 
 import numpy as np

@@ -5,8 +5,6 @@ their way through the layers the rows of a batch follow each other as one sequen
 attention is told where each of them lies.
 """
 
-from __future__ import annotations
-
 from itertools import groupby
 from typing import Any
 
