@@ -80,6 +80,7 @@ class FileRows(NamedTuple):
 def read_file(path: Path, options: ReadOptions) -> FileRows:
     """Return the rows of a file from the cache, which the first call fills.
 
+    A file that is unchanged is not opened; of one that was touched or moved the content decides.
     What the options leave open is detected; the facts say what is not the usual.
 
     Raises:
@@ -95,15 +96,23 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
         raise UserError(*mistakes)
     with _explain(path):
         state = _state(path)
-        key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
-        copy = caches.directory(caches.FILES) / f"{key}.arrow"
+        link = _copy_of(state, options)
         with contextlib.suppress(pa.ArrowException, OSError):  # not there, or damaged
-            return _open_copy(path, copy)
-        with replacing(copy) as new:
-            _write_copy(path, options, new)
-            if _state(path) != state:
-                raise UserError(f"{path} has changed while it was read: start again")
-        return _open_copy(path, copy)
+            return _open_copy(path, link)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        copy = _copy_of((path.name, digest), options)
+        try:
+            rows = _open_copy(path, copy)
+        except (pa.ArrowException, OSError):
+            with replacing(copy) as new:
+                _write_copy(path, options, new)
+                if _state(path) != state:
+                    raise UserError(f"{path} has changed while it was read: start again") from None
+            rows = _open_copy(path, copy)
+        with contextlib.suppress(FileExistsError):
+            link.symlink_to(copy.name)
+        return rows
 
 
 def read_whole_text(path: Path, options: ReadOptions) -> str:
@@ -120,6 +129,11 @@ def existing(name: str) -> Path:
         names = [other.name for other in path.parent.glob("*")]
         raise UserError(f"no such file or directory: {name}{suggestion(path.name, names)}")
     return path
+
+
+def _copy_of(state: tuple[str | int, ...], options: ReadOptions) -> Path:
+    key = hashlib.sha256(repr((state, options, _VERSION)).encode()).hexdigest()[:24]
+    return caches.directory(caches.FILES) / f"{key}.arrow"
 
 
 def _state(path: Path) -> tuple[str | int, ...]:
@@ -175,7 +189,7 @@ def _open_copy(path: Path, copy: Path) -> FileRows:
     if _NUMBER in table.column_names:
         numbers = table.column(_NUMBER).to_numpy()
         table = table.drop([_NUMBER])
-    return FileRows(Dataset(table, fingerprint=copy.stem), facts, noun, numbers)
+    return FileRows(Dataset(table, fingerprint=copy.resolve().stem), facts, noun, numbers)
 
 
 @contextlib.contextmanager
