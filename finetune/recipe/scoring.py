@@ -89,7 +89,7 @@ class Scoring:
             options = {MODULE: word} if is_path(word) else _VARIANTS.get(word, {})
             if arguments.setdefault(name, options) != options:
                 raise UserError(f"--metrics: two metrics have the name '{name}': rename {word}")
-        if not arguments:
+        if names and not arguments:
             raise UserError(f"--metrics {names}: expected names, separated by commas")
         return cls(**arguments)
 
