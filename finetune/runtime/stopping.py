@@ -153,7 +153,8 @@ def stop(error: BaseException) -> int:
         mistakes = getattr(error, "mistakes", (error,))
         message = "\n".join(f"error: {mistake}" for mistake in mistakes)
     elif is_lost:
-        message = f"error: rank {rank} lost the connection to another rank (exited or late): {line}"
+        reason = "it exited, or took longer than --ddp_timeout"
+        message = f"error: rank {rank} lost the connection to another rank: {reason}: {line}"
     else:
         title = f"rank {rank} failed:\n" * (distributed.ranks().world_size > 1)
         message = f"{title}{''.join(traceback.format_exception(error))}".rstrip()

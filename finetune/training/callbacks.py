@@ -96,6 +96,7 @@ class TrainingCallback(TrainerCallback):
             control.should_save = True
         if args.early_stopping_patience is not None and count >= args.early_stopping_patience:
             control.should_training_stop = True
+            control.should_save |= args.save_strategy == SaveStrategy.EPOCH  # the last one
             if state.global_step < state.max_steps:
                 self.stop_reason = (
                     f"stopped early at step {state.global_step:,} of {state.max_steps:,}: {metric} "
@@ -174,7 +175,7 @@ def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
         if isinstance(error, MemoryError) or any(text in texts for text in _MEMORY):
             raise RunError(
                 f"out of memory on {arguments.device} in {work}: try a larger "
-                "--gradient_accumulation_steps (the same global batch), --gradient_checkpointing "
+                "--gradient_accumulation_steps (the same global batch), --activation_checkpointing "
                 "true, --precision bf16, a smaller --max_length, --global_batch_size or "
                 "--per_device_eval_batch_size"
             ) from error
