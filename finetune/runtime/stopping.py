@@ -150,8 +150,7 @@ def stop(error: BaseException) -> int:
     if isinstance(error, Stopped):  # rank 0 has said how to go on
         return STATUS
     if isinstance(error, (UserError, RunError)):
-        mistakes = getattr(error, "mistakes", (error,))
-        message = "\n".join(f"error: {mistake}" for mistake in mistakes)
+        message = "\n".join(f"error: {line}" for line in getattr(error, "mistakes", (error,)))
     elif is_lost:
         reason = "it exited, or took longer than --ddp_timeout"
         message = f"error: rank {rank} lost the connection to another rank: {reason}: {line}"
