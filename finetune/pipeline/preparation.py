@@ -130,6 +130,8 @@ def _try_metrics(recipe: Recipe, chosen: str) -> None:
     step = f"compute_metrics() of {display_name(type(recipe))}"
     try:
         scores = recipe.compute_metrics(EvalPrediction(outputs, targets))
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(describe_error(error, Path(origin(type(recipe))), step)) from error
     if not isinstance(scores, dict) or not all(isinstance(s, Real) for s in scores.values()):

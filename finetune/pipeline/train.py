@@ -324,4 +324,6 @@ def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])
     with explained(settings.arguments, "writing run.json"):
         manifest.write(directory)
-    return Run(directory)
+    run = Run(directory)
+    run.reserve()
+    return run

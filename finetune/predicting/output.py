@@ -46,7 +46,8 @@ class Parts:
         What an interrupted prediction left is refused, unless it is to be resumed and the same.
         """
         if self._directory.is_symlink():  # nothing is written where it points
-            self._directory.unlink()
+            target = self._directory.readlink()
+            raise UserError(f"{self._directory} is a link to {target}: remove the link")
         if self._directory.exists() and not resume:
             raise UserError(
                 f"{self._directory} holds an interrupted prediction: add --resume to continue it, "

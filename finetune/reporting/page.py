@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 
 from finetune.data.prediction_columns import LABEL, PREDICTION, THUMBNAIL, without_bytes
+from finetune.errors import UserError
 from finetune.reporting import plots, tables
 from finetune.reporting.card import provenance
 from finetune.reporting.tables import Cell, Table, estimates, excerpt
@@ -56,7 +57,7 @@ def write(run: Run) -> Path:
     tables.write_page(page, title, [scores, *tables.verdicts(run)], sections, warnings)
     directory = run.path / "plots"
     if directory.is_symlink():  # nothing is written where it points
-        directory.unlink()
+        raise UserError(f"{directory} is a link to {directory.readlink()}: remove the link")
     directory.mkdir(exist_ok=True)
     for path in directory.glob("*.png"):  # what this run has too few rows or steps for
         path.unlink()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "predictions.parquet"
 LOGITS = "logits.npy"
+_RESERVE = ".reserve"  # holds some bytes of the disk until the run ends
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,17 @@ class Run:
         table = self._predictions
         return table.select(table.slice(0, 0).to_pandas().attrs.get(USER_COLUMNS, []))
 
+    def reserve(self) -> None:
+        """Take some bytes of the disk, so that the end of the run can be written if it is full."""
+        with contextlib.suppress(OSError), files.replacing(self.path / _RESERVE) as new:
+            new.write_bytes(os.urandom(1 << 18))  # zeros might take no space
+
     def update(self, **changes: Any) -> None:
         """Change fields of ``run.json``; a ``RunError`` if it was removed."""
         if not (self.path / MANIFEST).exists():
             raise RunError(f"{self.path / MANIFEST} was removed while the run was in progress")
+        if changes.get("status", "running") != "running":
+            (self.path / _RESERVE).unlink(missing_ok=True)  # the disk may be full
         dataclasses.replace(self.manifest, **changes).write(self.path)
 
     @property

@@ -145,8 +145,8 @@ def make_profiler(steps: int, directory: Path) -> profile:
     """Return a profiler of ``steps`` steps after the first two, in which memory is allocated and
     kernels are chosen; it writes a trace for ``chrome://tracing`` or Perfetto.
     """
-    if directory.is_symlink():
-        raise UserError(f"{directory} is a link: nothing is written through it; remove it")
+    if directory.is_symlink():  # nothing is written where it points
+        raise UserError(f"{directory} is a link to {directory.readlink()}: remove the link")
     plan = schedule(wait=1, warmup=1, active=steps, repeat=1)
     return profile(schedule=plan, on_trace_ready=tensorboard_trace_handler(str(directory)))
 

@@ -1581,9 +1581,27 @@ def test_compute_metrics_replaces_the_metrics(custom_run: finetune.Run) -> None:
 
 PREPARE = """def prepare(self, dataset):
         made = super().prepare(dataset)
-        {}
+        made["{0}"] = made["{0}"].select({1})
         return made"""
 METRICS = "own_metrics = ('m',)\n    def compute_metrics(self, prediction):\n        return {}"
+
+
+def train_with_step(step: str, folder: Path, bert: Path, **options: Any) -> finetune.Run:
+    """Train a recipe with a step of its own."""
+    source = f"from finetune import TextRecipe\n\n\nclass Mine(TextRecipe):\n\n    {step}\n"
+    (folder / "mine.py").write_text(source, encoding="utf-8")
+    data.write_csv(folder / "a.csv", ["text", "label"], data.labelled_sentences(160))
+    options = TRAINING | dict(dataset=str(folder / "a.csv"), model=str(bert), **options)
+    return finetune.train(str(folder / "mine.py"), output_dir=str(folder / "run"), **options)
+
+
+@pytest.mark.contract("B8", "E1")
+def test_metrics_may_be_numbers_of_numpy(bert: Path, tmp_path: Path) -> None:
+    step = METRICS.format("{'m': prediction.predictions.mean(dtype='float32')}")
+    run = train_with_step(step, tmp_path, bert, max_steps=2, greater_is_better=True)
+    baselines = [scores["m"] for scores in run.metrics.baseline.values()]
+    assert [type(number) for number in baselines] == [float, float]
+    assert (run.path / "report.html").exists()
 
 
 @pytest.mark.contract("B8", "F4")
@@ -1598,14 +1616,8 @@ METRICS = "own_metrics = ('m',)\n    def compute_metrics(self, prediction):\n   
             "def split(self, dataset):\n        return {'train': dataset['train']}",
             "expected a DatasetDict with train, validation, test",
         ),
-        (
-            PREPARE.format("made['train'] = made['train'].select(range(9))"),
-            "prepare() returned 9 of the 115 train rows",
-        ),
-        (
-            PREPARE.format("made['test'] = made['test'].select(range(31, -1, -1))"),
-            "prepare() returned other labels, or another order, of test rows",
-        ),
+        (PREPARE.format("train", range(9)), "prepare() returned 9 of the 115 train rows"),
+        (PREPARE.format("test", range(31, -1, -1)), "other labels, or another order, of test rows"),
         ("def prepare(self, dataset):\n        return None", "prepare() returned None: expected"),
         (METRICS.format("{'m': 'good'}"), "returned {'m': 'good'}: expected a dict of numbers"),
         (METRICS.format("None"), "returned None: expected a dict of numbers by name"),
@@ -1616,12 +1628,7 @@ METRICS = "own_metrics = ('m',)\n    def compute_metrics(self, prediction):\n   
 def test_what_a_step_returns_is_checked_before_the_training(
     step: str, message: str, bert: Path, tmp_path: Path
 ) -> None:
-    recipe = tmp_path / "mine.py"
-    source = f"from finetune import TextRecipe\n\n\nclass Mine(TextRecipe):\n\n    {step}\n"
-    recipe.write_text(source, encoding="utf-8")
-    data.write_csv(tmp_path / "a.csv", ["text", "label"], data.labelled_sentences(160))
-    options = TRAINING | dict(dataset=str(tmp_path / "a.csv"), model=str(bert))
     with pytest.raises(finetune.UserError) as error:
-        finetune.train(str(recipe), output_dir=str(tmp_path / "run"), **options)
+        train_with_step(step, tmp_path, bert)
     assert message in str(error.value)
     assert not (tmp_path / "run").exists()

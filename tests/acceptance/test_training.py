@@ -1224,6 +1224,50 @@ def test_a_finished_run_is_returned_and_goes_on_with_more_epochs(
 # ---- D7: signals, and one run in one directory ---------------------------------------------------
 
 
+@pytest.mark.contract("A9", "D6")
+@pytest.mark.parametrize(
+    ("options", "longer"),
+    [
+        ({"save_only_model": True}, "has no optimizer state"),
+        ({"save_strategy": "no", "load_best_model_at_end": False}, "has no checkpoint to go on"),
+    ],
+)
+def test_a_finished_run_that_cannot_go_on_is_shown_and_not_trained_longer(
+    train: Train, tmp_path: Path, options: dict[str, Any], longer: str
+) -> None:
+    run = tmp_path / "run"
+    typed = flags(max_steps=3, **options)
+    assert train(run, *typed).status == 0
+    before = (run / "run.json").read_bytes()
+    shown = train(run, *typed, "--resume")
+    assert (shown.status, shown.stderr) == (0, "")
+    assert "nothing is left to train" in shown.stdout
+    refused = train(run, *flags(max_steps=6, **options), "--resume")
+    assert refused.status == 2
+    assert longer in refused.stderr
+    assert (run / "run.json").read_bytes() == before
+
+
+@pytest.mark.contract("D7")
+def test_no_command_is_printed_that_cannot_resume(train: Train, tmp_path: Path) -> None:
+    done = train(tmp_path / "run", "--save_only_model", "true", fault="step 5,SIGTERM")
+    assert (done.status, "to resume" in done.stdout) == (75, False)
+
+
+@pytest.mark.contract("D5", "D6")
+def test_a_finished_run_goes_on_from_an_earlier_checkpoint_that_is_named(
+    train: Train, whole: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole(), tmp_path / "run")
+    renamed = shutil.copytree(run / "checkpoint-9", run / "checkpoint-12", dirs_exist_ok=True)
+    refused = train(run, "--resume_from_checkpoint", renamed)
+    assert refused.status == 2
+    assert "was saved at step 9 and renamed" in refused.stderr
+    assert train(run, "--resume_from_checkpoint", run / "checkpoint-9").status == 0
+    assert (run / "later-checkpoint-12").is_dir()
+    assert_identical(run, whole())
+
+
 def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
     """Wait until another process has written a file."""
     end = time.monotonic() + 2 * MINUTE
@@ -1406,7 +1450,7 @@ def test_a_full_disk_keeps_earlier_checkpoints(
     assert str(run) in done.stderr
     assert done.stderr.count("--resume") == 1
     assert "Traceback" not in done.stderr
-    assert Run.load(run).status == "stale"  # nothing more could be written
+    assert Run.load(run).manifest.status == "failed"
     assert checkpoints(run) == ["checkpoint-3"]
     (small_disk / "filler").unlink()
     resumed = train(run, "--resume")

@@ -97,7 +97,8 @@ def test_a_prediction_is_written_through_no_link(run: Run, tmp_path: Path, umask
     assert output.stat().st_mode & 0o777 == 0o664
     (elsewhere := tmp_path / "elsewhere").mkdir()
     (tmp_path / "out.csv.part").symlink_to(elsewhere)
-    finetune.predict_file(run, source, output, resume=True)
+    with pytest.raises(UserError, match=f"out.csv.part is a link to {elsewhere}: remove the link"):
+        finetune.predict_file(run, source, output, resume=True)
     assert list(elsewhere.iterdir()) == []
 
 
