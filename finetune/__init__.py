@@ -1,18 +1,18 @@
 """Fine-tune classifiers on ``transformers.Trainer``, the same way however it is launched.
 
     import finetune
-    run = finetune.train("yelp", embedded=True)                 # the whole path, in this process
-    run = finetune.launch("yelp", num_processes=2, embedded=True)   # the same, in worker processes
-    finetune.predict(run, ["a warm and funny film"])            # a frame out
+    run = finetune.train("yelp", embedded=True)                     # trains in this process
+    run = finetune.launch("yelp", num_processes=2, embedded=True)   # trains in two processes
+    finetune.predict(run, ["a warm and funny film"])                # returns a DataFrame
 
-The names are imported when they are first used: ``import finetune`` costs nothing.
+Public names are imported on first use, so ``import finetune`` does not import torch.
 """
 
 import os
 import sys
 
-# `python -m finetune` puts the current directory first on the import path: a `csv.py` or a folder
-# `wandb` there would be imported instead of the package. A checkout stays, as the last entry.
+# `python -m finetune` puts the current directory first in `sys.path`, so a `csv.py` or a folder
+# `wandb` there would shadow the installed module. A checkout of this package moves to the end.
 if sys.argv[:1] == ["-m"]:
     directory = os.path.realpath(os.curdir)
     sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.curdir) != directory]
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from finetune.recipe.scoring import Scoring
     from finetune.runs.run import Run
 
-#: The events of ``progress`` among them, of which type checkers know the types by their module.
+#: The public names of each module. Type checkers find the types of the events in their module.
 _MODULES = {
     "errors": "Diverged RunError UserError",
     "pipeline.check": "Check check",
@@ -50,17 +50,17 @@ _MODULES = {
     "recipe.scoring": "Scoring",
     "runs.run": "Run",
 }
-_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = ["Check", "Comparison", "Diverged", "Evaluation", "FilePrediction", "ImageRecipe"]
 __all__ += ["Recipe", "Report", "Run", "RunError", "Scoring", "TextRecipe", "UserError", "check"]
 __all__ += ["compare", "evaluate", "launch", "option", "predict", "predict_file", "report", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'finetune' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"finetune.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"finetune.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_MODULE_OF])

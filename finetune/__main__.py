@@ -1,4 +1,4 @@
-"""``python -m finetune``."""
+"""Run the command line: ``python -m finetune``."""
 
 from finetune.cli import main
 

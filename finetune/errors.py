@@ -1,7 +1,7 @@
-"""Mistakes of the user, and findings about their data and options.
+"""Errors and findings: :class:`UserError`, :class:`Finding` and :class:`Report`.
 
-A :class:`UserError` is a mistake of the person at the keyboard; a broken invariant is an
-``assert``. The command line prints it without a traceback, from rank 0 only, with exit status 2.
+A user's mistake is a :class:`UserError`; a broken invariant is an ``assert``. The command line
+prints a :class:`UserError` on rank 0, without a traceback, and exits with status 2.
 """
 
 import contextlib
@@ -12,34 +12,34 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-#: Rows whose place a message names.
+#: How many rows a message locates by file and line.
 SHOWN_PLACES = 5
-_USER = re.compile(r"(?<=://)[^\s/]*@")  # what stands before the host in a URL
-#: What torch puts before the message of an error in a worker of a data loader.
-_IN_WORKER = re.compile(r"Caught UserError in DataLoader worker .*^\S+\.UserError: ", re.S | re.M)
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/]*@")  # `user:password@` in a URL
+#: The text that torch adds before the message of an error in a ``DataLoader`` worker.
+_FROM_WORKER = re.compile(r"Caught UserError in DataLoader worker .*^\S+\.UserError: ", re.S | re.M)
 
 
 def masked(text: str) -> str:
-    """Return ``text`` without users and passwords in URLs, and with ``***`` for the Hub's token."""
+    """Return ``text`` without user names and passwords in URLs, and with ``***`` for Hub tokens."""
     for token in filter(None, map(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"))):
         text = text.replace(token, "***")
-    return _USER.sub("", text) if "://" in text else text
+    return _CREDENTIALS.sub("", text) if "://" in text else text
 
 
 class UserError(Exception):
-    """One or several mistakes, each a line: what was expected, what was found, what to do next."""
+    """One or more mistakes, one per line: what was expected, what was found, what to type."""
 
     def __init__(self, *mistakes: str) -> None:
-        self.mistakes = tuple(masked(_IN_WORKER.sub("", mistake).strip()) for mistake in mistakes)
+        self.mistakes = tuple(masked(_FROM_WORKER.sub("", mistake).strip()) for mistake in mistakes)
         super().__init__("\n".join(self.mistakes))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # for the other processes of a job
+    def __reduce__(self) -> tuple[Any, ...]:  # pickled for the other processes
         return type(self), self.mistakes
 
 
 class RunError(Exception):
-    """What ended a run through no mistake of the user; shown once, without a traceback, with exit
-    status 1. ``status`` is that of the run in its ``run.json``.
+    """A run failed, but not by a mistake of the user. The command line prints it once, without a
+    traceback, and exits with status 1. ``status`` is written to ``run.json``.
     """
 
     status = "failed"
@@ -56,13 +56,13 @@ Severity = Literal["error", "warning", "info"]
 
 @dataclass(frozen=True)
 class Suspect:
-    """One row that a finding concerns, for ``suspects.csv``.
+    """One row that a finding is about, for ``suspects.csv``.
 
     Attributes:
-        row: Its number in its split of the source, from 0.
-        reason: In a few words: ``near-duplicate of row 17 of test``.
-        suggested: The label that it probably has; None if there is no suggestion.
-        score: How suspicious it is, 0 to 1; None if there is no such number.
+        row: The number of the row in its split of the source, from 0.
+        reason: Why the row is suspicious, e.g. ``near-duplicate of row 17 of test``.
+        suggested: The suggested label, if there is one.
+        score: How suspicious the row is, from 0 to 1, if that is known.
     """
 
     row: int
@@ -73,17 +73,17 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, suspicious or worth knowing about data or options.
+    """An error, a warning or a fact about the data or the options.
 
     Attributes:
-        name: Its kind, for machines: ``near_duplicates``.
-        severity: ``error``: a training refuses it. ``warning``: suspicious. ``info``: a fact.
+        name: The kind of finding, for programs, e.g. ``near_duplicates``.
+        severity: ``error`` stops a training, ``warning`` is suspicious, ``info`` is a fact.
         message: One sentence with numbers, split and column, without file and line.
         fix: The flag to type or the edit to make; may be empty.
-        split: The split of the source that ``rows`` are in.
-        rows: Row numbers in that split, from 0, sorted: the first of those concerned.
-        count: How many rows it concerns, of ``examined``; may be more than ``rows`` has.
-        examined: How many rows were looked at.
+        split: The split of the source that ``rows`` belong to.
+        rows: The numbers of the first affected rows of the split, from 0, sorted.
+        count: The number of affected rows; may be more than ``len(rows)``.
+        examined: The number of rows that were checked.
         suspects: Details of the rows for ``suspects.csv``, the most suspicious first.
     """
 
@@ -99,27 +99,27 @@ class Finding:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All but the rows, for ``run.json``."""
+        """The attributes without ``rows`` and ``suspects``, for ``run.json``."""
         return {key: value for key, value in vars(self).items() if key not in ("rows", "suspects")}
 
 
 class Report:
-    """The findings about data and options: the one channel from a recipe to its user.
+    """All findings about the data and the options of a recipe.
 
-    A training raises the errors, all at once, and prints the rest; ``check`` prints all of them.
+    A training raises all errors at once and prints the rest; ``check`` prints all findings.
 
     Attributes:
-        findings: In the order in which they were added, each once.
-        locate: From a split of the source and row numbers to file and lines: ``a.csv, lines 3, 7``.
+        findings: The findings in the order they were added, without repeats.
+        locate: Returns file and lines, e.g. ``a.csv, lines 3, 7``, for a split and row numbers.
     """
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
-        self._block_start = 0  # of the findings in the current ``collect`` block
+        self._block_start = 0  # index of the first finding of the current `collect` block
         self.locate: Callable[[str, Sequence[int]], str] = row_numbers
 
     def add(self, *findings: Finding) -> None:
-        """Add findings, except those with a name, split and message that are there already."""
+        """Add findings, without those whose name, split and message are already in the report."""
         for finding in findings:
             key = finding.name, finding.split, finding.message
             if key not in {(other.name, other.split, other.message) for other in self.findings}:
@@ -130,23 +130,23 @@ class Report:
         self.add(Finding(name=name, severity="info", message=message, **details))
 
     def warning(self, message: str, name: str = "remark", **details: Any) -> None:
-        """Add something suspicious; likewise."""
+        """Add a warning; ``details`` are attributes of :class:`Finding`."""
         self.add(Finding(name=name, severity="warning", message=message, **details))
 
     def error(self, message: str, name: str = "refused", **details: Any) -> None:
-        """Add a reason for a training to refuse; likewise. :meth:`raise_errors` raises it."""
+        """Add an error, which :meth:`raise_errors` raises; ``details`` as in :meth:`info`."""
         self.add(Finding(name=name, severity="error", message=message, **details))
 
     def fail(self, message: str, name: str = "refused", **details: Any) -> NoReturn:
-        """Add a reason after which nothing more can be looked at, and raise all errors."""
+        """Add an error that makes further checks impossible, and raise all errors."""
         self.error(message, name, **details)
         raise UserError(*self.sentences("error"))
 
     @contextlib.contextmanager
     def collect(self) -> Iterator[None]:
-        """Add the mistakes of a :class:`UserError` as errors, and carry on after the block.
+        """Turn a :class:`UserError` in the block into errors of the report, and continue after it.
 
-        Errors from before the block do not end it: what comes after them is looked at, too.
+        Inside the block, :meth:`raise_errors` ignores the errors that were added before it.
         """
         outer_start, self._block_start = self._block_start, len(self.findings)
         try:
@@ -159,7 +159,7 @@ class Report:
             self._block_start = outer_start
 
     def raise_errors(self) -> None:
-        """Raise a :class:`UserError` with all errors if the current block has added any."""
+        """Raise a :class:`UserError` with all errors if the current block has added an error."""
         if any(finding.severity == "error" for finding in self.findings[self._block_start :]):
             raise UserError(*self.sentences("error"))
 
@@ -168,25 +168,25 @@ class Report:
         return [self.text(finding) for finding in self.findings if finding.severity in severities]
 
     def text(self, finding: Finding, *, fix: bool = True) -> str:
-        """Return message, place and fix of a finding: ``MESSAGE: a.csv, line 3; FIX``."""
+        """Return a finding as text: ``MESSAGE: a.csv, line 3; FIX``."""
         place = self.locate(finding.split, finding.rows) if len(finding.rows) else ""
         message = f"{finding.message}: {place}" if place else finding.message
         return f"{message}; {finding.fix}" if fix and finding.fix else message
 
 
 def row_numbers(split: str, rows: Sequence[int]) -> str:
-    """Return where rows are if no file is known: ``rows 1, 5`` of the split, counted from 1."""
+    """Return row numbers as text, counted from 1: ``rows 1, 5``; used where no file is known."""
     numbers = ", ".join(str(row + 1) for row in rows[:SHOWN_PLACES])
     return f"row{'s' * (len(rows) > 1)} {numbers}{', ...' * (len(rows) > SHOWN_PLACES)}"
 
 
 def suggestion(name: str, names: Iterable[object], cutoff: float = 0.5) -> str:
-    """Return ``"; did you mean 'yelp'?"`` for the nearest of ``names``, or an empty string."""
+    """Return ``"; did you mean 'yelp'?"`` for the closest of ``names``, or an empty string."""
     nearest = difflib.get_close_matches(name, list(map(str, names)), n=1, cutoff=cutoff)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
 
 
 def counted(number: int, noun: str) -> str:
-    """Return ``1 step``, ``2 steps``, ``1,200 steps``."""
+    """Return a number with its noun in the singular or plural: ``1 step``, ``1,200 steps``."""
     plural = noun + ("es" if noun.endswith(("s", "x", "ch")) else "s")
     return f"{number:,} {noun if number == 1 else plural}"

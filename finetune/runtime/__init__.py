@@ -1,5 +1,5 @@
-"""What every process needs, whatever it does: ranks, threads, precision, the Hub, files."""
+"""Runtime services of every process: ranks, signals, threads, precision, the Hub and files."""
 
 __version__ = "0.1.0"
-#: The name to install by; on the package index `finetune` is another project.
+#: The name for ``pip install``; on PyPI, `finetune` is another project.
 DISTRIBUTION = "trainer-recipes"

@@ -1,23 +1,23 @@
-"""Progress of long work, reported to whoever listens; nobody does by default.
+"""Report the progress of long operations to :data:`listener`.
 
-What works through rows calls :func:`advance`, and what has to wait calls :func:`say`. The pipeline
-listens and makes events of it; how often they are shown is decided there.
+A loop over rows calls :func:`advance`; code that has to wait calls :func:`say`. The pipeline sets
+the listener and turns these calls into events; it also decides how often an event is shown.
 """
 
 from collections.abc import Callable
 from contextvars import ContextVar
 
-#: Takes a sentence, or what :func:`advance` takes.
+#: Called with a sentence, or with the arguments of :func:`advance`; None discards them.
 listener: ContextVar[Callable[..., object] | None] = ContextVar("listener", default=None)
 
 
 def advance(work: str, done: int, total: int | None, unit: str = "rows") -> None:
-    """Report that ``done`` of ``total`` (None: unknown) units of a piece of work are done."""
+    """Report that ``done`` of ``total`` units of ``work`` are done; None if unknown."""
     if report := listener.get():
         report(work, done, total, unit)
 
 
 def say(sentence: str) -> None:
-    """Report at once why nothing goes on."""
+    """Report a sentence at once, e.g. what the process waits for."""
     if report := listener.get():
         report(sentence)

@@ -1,7 +1,7 @@
-"""The processes of a job: their ranks, the process group, and what rank 0 does for all of them.
+"""Ranks, the process group, and work that rank 0 does for all processes of a job.
 
-Every process joins the group before anything is read. While rank 0 prepares, the others wait in a
-group of their own, whose timeout is a day: the user's ``--ddp_timeout`` is for training.
+Every process joins the group before any data is read. While rank 0 prepares the data, the other
+ranks wait in a second group with a timeout of a day; ``--ddp_timeout`` is for the training only.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Ranks:
-    """Rank and world size of this process, in the job and on this machine (local)."""
+    """The rank of this process and the world size, in the job and on this machine (local)."""
 
     rank: int
     local_rank: int
@@ -31,10 +31,10 @@ class Ranks:
 
 
 def ranks() -> Ranks:
-    """Return the ranks that ``torchrun``, ``accelerate launch`` or an MPI has set."""
+    """Return the ranks set by ``torchrun``, ``accelerate launch`` or MPI."""
     if "OMPI_COMM_WORLD_SIZE" in os.environ and "RANK" not in os.environ:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-            # torch and accelerate read the variables of torchrun
+            # torch and accelerate read the environment variables of torchrun
             os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"]
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
         os.environ.setdefault("MASTER_PORT", "29500")
@@ -53,18 +53,18 @@ def is_main_process() -> bool:
 
 
 def machines() -> int:
-    """Return how many machines (launcher agents, to be exact) the job runs on."""
+    """Return the number of machines of the job (strictly, of launcher agents)."""
     me = ranks()
     return int(os.environ.get("GROUP_WORLD_SIZE", max(1, me.world_size // me.local_world_size)))
 
 
 def under_launcher() -> bool:
-    """Return whether ``torchrun``, ``accelerate launch`` or an MPI started this process."""
+    """Return whether ``torchrun``, ``accelerate launch`` or MPI started this process."""
     return not {"RANK", "ACCELERATE_MIXED_PRECISION", "OMPI_COMM_WORLD_SIZE"}.isdisjoint(os.environ)
 
 
 def launcher() -> list[str]:
-    """Return the launch command, up to ``-m finetune``, of a job like this one."""
+    """Return the words of the command that launched this job, without ``-m finetune``."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ["python"]
     words = ["torchrun", f"--nproc_per_node={os.environ['LOCAL_WORLD_SIZE']}"]
@@ -75,7 +75,7 @@ def launcher() -> list[str]:
 
 
 def job() -> str | None:
-    """Return what identifies a job after its scheduler or launcher restarted it, or None."""
+    """Return an identifier that the job keeps when it is restarted; None if it has none."""
     if "SLURM_JOB_ID" in os.environ:
         return f"slurm {os.environ['SLURM_JOB_ID']}"
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -84,13 +84,13 @@ def job() -> str | None:
 
 
 def was_restarted() -> bool:
-    """Return whether a scheduler or launcher started this job again."""
+    """Return whether a scheduler or launcher restarted this job."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return any(int(os.environ.get(name) or 0) > 0 for name in counts)
 
 
 def device_type(use_cpu: bool) -> str:
-    """Return the type of the device that this process trains on, like ``cpu`` or ``cuda``."""
+    """Return the type of the device that this process trains on, e.g. ``cpu`` or ``cuda``."""
     import torch
 
     device = None if use_cpu else torch.accelerator.current_accelerator()
@@ -98,7 +98,7 @@ def device_type(use_cpu: bool) -> str:
 
 
 def devices_in_training(use_cpu: bool) -> int:
-    """Return how many devices share a step: processes, or the visible GPUs under DataParallel."""
+    """Return how many devices share a step: the processes, or all visible GPUs (DataParallel)."""
     import torch
 
     world_size = ranks().world_size
@@ -106,10 +106,10 @@ def devices_in_training(use_cpu: bool) -> int:
 
 
 def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool) -> None:
-    """Create the process group of a job of several processes.
+    """Create the process group of a job of several processes; None is the device's backend.
 
-    The library ignores ``ddp_timeout`` on CPU, but uses a group that is there. On an accelerator
-    the group also has gloo, for objects that are gathered on the CPU. None is the device's backend.
+    ``TrainingArguments`` ignores ``ddp_timeout`` on CPU, but uses an existing group. On an
+    accelerator the group also has gloo, to gather objects on the CPU.
     """
     import torch
     import torch.distributed as dist
@@ -118,8 +118,8 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
     me = ranks()
     if me.world_size == 1 or dist.is_initialized():
         return
-    # DDP imports it. If that were after the group exists, its default arguments would keep the
-    # group beyond `leave`, with threads that can abort the interpreter at its exit.
+    # DDP imports this module. If that happened after the group exists, its default arguments would
+    # keep the group alive after `leave`, with threads that can abort the interpreter at exit.
     import torch.distributed.nn.functional
     from torch.distributed.rendezvous import rendezvous
 
@@ -129,8 +129,8 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
         default = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
         torch.accelerator.set_device_index(me.local_rank)
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-    # `torchrun --max-restarts` starts processes again with the store that they had: the addresses
-    # of those that failed are still there
+    # `torchrun --max-restarts` restarts the processes with the same store, which still has the
+    # addresses of the failed ones
     store = PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     dist.init_process_group(
         backend or default, store=store, rank=rank, world_size=world_size, timeout=timeout
@@ -146,7 +146,7 @@ def leave() -> None:
 
 
 def lost_connection(error: BaseException) -> bool:
-    """Return whether an error says that another rank does not answer: it has exited, or is late."""
+    """Return whether an error means that another rank exited or timed out."""
     if not isinstance(error, RuntimeError):
         return False
     from torch.distributed import DistError
@@ -156,7 +156,7 @@ def lost_connection(error: BaseException) -> bool:
 
 
 def gather(value: Any, group: Any = None) -> list[Any]:
-    """Return the ``value`` of every process, by rank; several processes need the process group."""
+    """Return the ``value`` of every rank, in the order of ranks; needs the process group."""
     if ranks().world_size == 1:
         return [value]
     import torch.distributed as dist
@@ -167,16 +167,15 @@ def gather(value: Any, group: Any = None) -> list[Any]:
 
 
 def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> Result:
-    """Return what ``prepare`` returns: on rank 0 first, then on the first process of every other
-    machine, which finds in the caches what it shares with rank 0.
+    """Call ``prepare`` on rank 0, then on local rank 0 of every other machine; return the result.
 
-    The other processes of a machine get a copy from its first one, or prepare for themselves if
-    the result cannot be pickled or is not to be shared. Several processes need the process group.
-    ``prepare`` may take a day. It may fork: gloo's threads hold nothing that a child needs
-    (docs/decisions/process-group-first.md).
+    The second call can use the caches that the first one filled. The other ranks of a machine get
+    a pickled copy of the result of its local rank 0. With ``share=False``, or if the result cannot
+    be pickled, they call ``prepare`` too. It may take up to a day, and may fork: gloo's threads
+    hold nothing that a child needs (docs/decisions/process-group-first.md).
 
     Raises:
-        UserError: On every rank, if it was raised on one; a ``RunError`` likewise.
+        UserError: On every rank, if one rank raised it; the same holds for a ``RunError``.
     """
     me = ranks()
     if me.world_size == 1:
@@ -199,7 +198,7 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
             raise failures[0]
     pickled: bytes | None = None
     if share:
-        # a recipe of the user's may put something else into the result
+        # a custom recipe may put objects into the result that cannot be pickled
         with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
             pickled = pickle.dumps(results[0]) if results else None
         pickled = gather(pickled, waiting)[me.rank - me.local_rank]
@@ -209,16 +208,16 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
 
 
 def refuse_disagreement(facts: Mapping[str, Any]) -> None:
-    """Refuse machines that differ, on every rank; all call it, inside the process group.
+    """Raise a ``UserError`` on every rank if ``facts`` differ between ranks; all ranks call it.
 
-    Each machine has its own command line, its own libraries and perhaps its own disk. If they
-    differ, the library carries on regardless, with other rows on each machine.
+    Each machine has its own command line, libraries and perhaps disk. ``Trainer`` does not compare
+    them, and would train on different rows.
     """
     first, *facts_of_others = gather(dict(facts))
     for rank, other in enumerate(facts_of_others, start=1):
         if mistakes := [
             f"the machines differ in {name}: rank 0 has {first.get(name)!r}, rank {rank} has "
-            f"{other.get(name)!r}; start all with the same flags, data and libraries"
+            f"{other.get(name)!r}; start all machines with the same flags, data and libraries"
             for name in {**first, **other}
             if first.get(name) != other.get(name)
         ]:
@@ -226,8 +225,8 @@ def refuse_disagreement(facts: Mapping[str, Any]) -> None:
 
 
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:
-    """Refuse ``--save_on_each_node`` in a shared directory, where machines would overwrite files of
-    each other, and its absence in others, where only one could resume; all ranks call it.
+    """Raise a ``UserError`` if ``--save_on_each_node`` does not fit ``directory``; all ranks call
+    it. In a shared directory machines would overwrite files; in others only one could resume.
     """
     path = directory.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.is_dir())

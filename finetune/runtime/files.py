@@ -1,5 +1,5 @@
-"""Files that are written whole or not at all and never through a link, JSON for any parser, and one
-process at a time in a directory: a lock that the system releases when the process ends.
+"""Write files atomically and never through a link, write standard JSON, and lock directories. The
+system releases a lock when its process ends.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from typing import Any
 from filelock import FileLock
 
 LOCK = ".lock"
-_LOCKS: dict[Path, FileLock] = {}  # those of this process, by the file as it was then
+_LOCKS: dict[Path, FileLock] = {}  # the locks of this process by the path of their file
 
 
 @contextlib.contextmanager
 def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
-    """Give the path of a new, empty file to write, which then takes the place of ``path``.
+    """Yield the path of a new, empty file, which replaces ``path`` at the end of the block.
 
-    It lies in the same directory or in that one, has a name that nobody can guess, and the mode of
-    the umask. A link at ``path`` is replaced, and what it points to is left alone.
+    The file is in ``directory``, by default that of ``path``. Its name is random and its mode
+    follows the umask. A link at ``path`` is replaced; its target is not changed.
     """
     new = (directory or path.parent) / f".{path.name}.{secrets.token_hex(8)}.tmp"
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -36,28 +36,28 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader never sees half of it."""
+    """Write a text file atomically, so that a reader never sees half of it."""
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
 
 
 def to_json(content: Any, **options: Any) -> str:
-    """Return what ``json.dumps`` does, but null for numbers that are not finite: JSON has none."""
+    """Return ``json.dumps(content, **options)`` with null for NaN and infinity."""
     text = json.dumps(content, **options)
     return json.dumps(json.loads(text, parse_constant=lambda name: None), **options)
 
 
 def lock(directory: Path) -> None:
-    """Take the lock of a directory, which must exist, until :func:`unlock` or the process's end.
+    """Lock an existing directory until :func:`unlock` is called or the process ends.
 
     Raises:
-        TimeoutError: If another process has it.
-        OSError: If the file cannot be made or written, or is a link.
+        TimeoutError: If another process has the lock.
+        OSError: If the lock file cannot be created or written, or is a link.
     """
     path = directory.resolve() / LOCK
     if path not in _LOCKS:
         file_lock = FileLock(path, thread_local=False)
-        file_lock.acquire(timeout=0.5)  # a process that only looks has it for a moment, `is_locked`
+        file_lock.acquire(timeout=0.5)  # `is_locked` in another process holds it for a moment
         path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         _LOCKS[path] = file_lock
 
@@ -69,7 +69,7 @@ def unlock(directory: Path) -> None:
 
 
 def is_locked(directory: Path) -> bool:
-    """Return whether a process, perhaps this one, has the lock of a directory of any user."""
+    """Return whether a process of any user, including this one, has the lock of a directory."""
     try:
         with (directory / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,29 +1,29 @@
-"""What the name of a file says of its format: rows as text or Arrow, compressed or not; and text
-from elsewhere that a spreadsheet or a terminal must show, not run.
+"""File formats by suffix, and escapes that keep a spreadsheet or a terminal from running untrusted
+text.
 """
 
 import contextlib
 import re
 from pathlib import Path
 
-#: Formats of rows that training, ``evaluate --data`` and ``predict`` read, by suffix.
+#: Suffixes of the tables that training, ``evaluate --data`` and ``predict`` read.
 FILES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".arrow", ".feather", ".xlsx")
 SPREADSHEET = ".xlsx"
-#: Formats of text, of which a file may be compressed.
+#: Suffixes of text files, which may be compressed.
 TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".txt")
-#: What separates the fields of two of them, and how quotation marks are read in these.
+#: The usual separator of each format with fields, and the values of ``--csv_quoting``.
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 QUOTING = ("auto", "minimal", "none")
-#: With which a formula begins, also written in full width.
+#: Characters that begin a formula, full-width forms included.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
-#: What moves the cursor, changes colours or reverses text, and halves of characters.
-_COMMANDS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Control characters, characters that change the direction of text, and surrogates.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 COMPRESSIONS = (".gz", ".bz2", ".zst", ".zip")
 
 
 def suffix(path: str | Path) -> str:
-    """Return the suffix of a file in lower case, without that of a compression: ``.csv`` of
-    ``tickets.CSV.gz``. A compressed file that is no text keeps both, ``.parquet.gz``.
+    """Return the suffix of a file in lower case, without the suffix of its compression: ``.csv``
+    for ``tickets.CSV.gz``. Formats that may not be compressed keep both: ``.parquet.gz``.
     """
     outer = Path(path).suffix.lower()
     if outer not in COMPRESSIONS:
@@ -33,18 +33,18 @@ def suffix(path: str | Path) -> str:
 
 
 def compression(path: str | Path) -> str:
-    """Return the suffix of the compression of a file in lower case, empty of any other file."""
+    """Return the compression suffix of a file in lower case; empty if it is not compressed."""
     outer = Path(path).suffix.lower()
     return outer if outer in COMPRESSIONS else ""
 
 
 def stem(path: str | Path) -> str:
-    """Return the name of a file without these suffixes."""
+    """Return the name of a file without the suffixes of format and compression."""
     return Path(Path(path).stem if compression(path) else path).stem
 
 
 def escape_formula(cell: object) -> object:
-    """Return a cell that no spreadsheet runs, by the rule of OWASP; numbers stay as they are."""
+    """Return ``cell`` with a leading ``'`` if a spreadsheet would run it as a formula (OWASP)."""
     if not isinstance(cell, str) or not cell.startswith(_FORMULAS):
         return cell
     with contextlib.suppress(ValueError):
@@ -54,5 +54,5 @@ def escape_formula(cell: object) -> object:
 
 
 def visible(text: str, keep: str = "\n\t") -> str:
-    r"""Return ``text`` with control and direction characters escaped, like ``\x1b``."""
-    return _COMMANDS.sub(lambda m: m[0] if m[0] in keep else ascii(m[0])[1:-1], text)
+    r"""Return ``text`` with control and direction characters escaped, e.g. as ``\x1b``."""
+    return _CONTROLS.sub(lambda m: m[0] if m[0] in keep else ascii(m[0])[1:-1], text)

@@ -1,7 +1,7 @@
-"""Whether the Hub can be reached, known within a second and before the libraries are imported.
+"""Find out within a second, before the libraries are imported, whether the Hub can be reached.
 
-With the Hub out of reach each look-up of the libraries fails only after 23 s. So what is cached
-needs no network, for the rest the endpoint is tried once, and then ``HF_HUB_OFFLINE=1`` holds.
+If it cannot, each request of the libraries fails only after 23 s. So if everything is cached,
+``HF_HUB_OFFLINE=1`` is set; if not, one connection to the endpoint is tried first.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ from finetune.errors import UserError
 from finetune.runtime import formats
 
 _SECONDS = 1.0
-#: Files of a cached model, which are downloaded after its configuration and its tokenizer.
+#: Weight files of a cached model. They are downloaded last, so a model with them is complete.
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def names_repository(name: str | None) -> bool:
-    """Whether the words mean a repository on the Hub, rather than a path or something embedded."""
+    """Return whether ``name`` is a repository on the Hub, not a path or an embedded name."""
     if not name or not {*":*?["}.isdisjoint(name) or name.startswith((".", "/", "~")):
         return False
     return formats.suffix(name) not in formats.FILES and not Path(name).exists()
 
 
 def missing(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is on the Hub and not in the cache, in words by option, of ``dataset`` and
-    ``model``; the options ``dataset_revision``, ``model_revision`` and ``dataset_config`` count.
+    """Return descriptions of the data set and the model that must be downloaded, by option. Their
+    revisions and the ``dataset_config`` in ``options`` count.
     """
     names = {}
     for option, noun in (("dataset", "data set"), ("model", "model")):
@@ -45,18 +45,18 @@ def missing(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def go_offline() -> None:
-    """Keep the libraries of this process from asking the Hub, unless the user said otherwise.
+    """Set ``HF_HUB_OFFLINE=1``, unless the user has set the variable.
 
-    Call it before ``huggingface_hub`` is imported, which reads the variable once.
+    Call it before ``huggingface_hub`` is imported, which reads the variable only once.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str = "") -> None:
-    """Require that the Hub answers within a second, if something is :func:`missing`.
+    """Require that the Hub answers within a second, if a download is :func:`missing`.
 
     Raises:
-        UserError: With the alternatives: ``--embedded``, a ``packaged`` model, other files.
+        UserError: With the alternatives: ``--embedded``, a ``packaged`` model, local files.
     """
     names = missing(options)
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
@@ -79,13 +79,13 @@ def _is_cached(option: str, name: str, revision: str | None, config: str | None)
     if option == "model":
         repository = caches()["hub"] / f"models--{name.replace('/', '--')}"
         reference = repository / "refs" / (revision or "main")
-        # the commit that a branch was when it was fetched
+        # the commit of the branch when it was downloaded
         commit = reference.read_text(encoding="utf-8") if reference.is_file() else revision
         snapshot = repository / "snapshots" / (commit or "").strip()
         return any(any(snapshot.glob(pattern)) for pattern in _WEIGHTS)
-    # a directory is named by the commit; which one a branch means, only the Hub knows
+    # directories are named by commit; only the Hub knows the commit of a branch
     pattern = f"{glob.escape(config or '')}*/*/{revision or '*'}/dataset_info.json"
-    # `MyReviews` is `my_reviews` there
+    # the cache writes `MyReviews` as `my_reviews`
     spelling = name.replace("/", "___").replace("_", "").lower()
     return any(
         path.name.replace("_", "").lower() == spelling and any(path.glob(pattern))
@@ -94,7 +94,7 @@ def _is_cached(option: str, name: str, revision: str | None, config: str | None)
 
 
 def _answers(endpoint: str) -> bool:
-    """Return whether a connection to the endpoint, or to its proxy, opens within a second."""
+    """Return whether the endpoint, or its proxy, accepts a connection within a second."""
     parts = urlsplit(endpoint)
     proxy = urllib.request.getproxies().get(parts.scheme)
     if proxy is not None and not urllib.request.proxy_bypass(parts.hostname or ""):
@@ -106,14 +106,14 @@ def _answers(endpoint: str) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(address, timeout=_SECONDS):
             connections.append(address)
 
-    thread = threading.Thread(target=connect, daemon=True)  # a look-up of a name has no timeout
+    thread = threading.Thread(target=connect, daemon=True)  # a DNS look-up has no timeout
     thread.start()
     thread.join(_SECONDS)
     return bool(connections)
 
 
 def caches() -> dict[str, Path]:
-    """Return the directories of the libraries: ``hub`` for models, ``datasets`` for data sets."""
+    """Return the cache directories: ``hub`` for models, ``datasets`` for data sets."""
     home = os.environ.get("HF_HOME", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/huggingface")
     variables = {"hub": "HF_HUB_CACHE", "datasets": "HF_DATASETS_CACHE"}
     directories = {name: os.environ.get(key, f"{home}/{name}") for name, key in variables.items()}

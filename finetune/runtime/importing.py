@@ -1,4 +1,4 @@
-"""Import Python files by their path, and report what stops them, or which packages are missing."""
+"""Import Python files by path, and turn errors and missing packages into a ``UserError``."""
 
 import hashlib
 import importlib.util
@@ -17,10 +17,10 @@ HOUSE = Path(__file__).resolve().parents[2]
 
 
 def require_packages(flag: str, *packages: str) -> None:
-    """Refuse a flag that needs packages which are not installed.
+    """Require that the packages a flag needs are installed.
 
     Raises:
-        UserError: With the command that installs them.
+        UserError: If one is missing, with the command that installs it.
     """
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise UserError(
@@ -32,7 +32,7 @@ def read_source(path: Path, kind: str) -> tuple[bytes, str]:
     """Return the source of a file and its sha256.
 
     Raises:
-        UserError: If it cannot be read; the message has its ``kind``, like ``recipe``.
+        UserError: If it cannot be read; the message names its ``kind``, e.g. ``recipe``.
     """
     try:
         source = path.read_bytes()
@@ -42,8 +42,8 @@ def read_source(path: Path, kind: str) -> tuple[bytes, str]:
 
 
 def import_source(name: str, path: Path, source: bytes) -> ModuleType:
-    """Import the source of a file as the module ``name``: what was hashed is what is run, and no
-    compiled copy beside it.
+    """Import the source of a file as the module ``name``: the source that was hashed, not a
+    compiled copy beside the file.
 
     Raises:
         UserError: If it cannot be imported.
@@ -51,7 +51,7 @@ def import_source(name: str, path: Path, source: bytes) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickling look the module up by its name
+    sys.modules[name] = module  # dataclasses and pickle look up the module by name
     try:
         exec(compile(source, path, "exec"), vars(module))
     except BaseException as error:
@@ -66,7 +66,7 @@ def import_source(name: str, path: Path, source: bytes) -> ModuleType:
 
 
 def describe_error(error: BaseException, path: Path, name_in_messages: str) -> str:
-    """Return what went wrong in a file, with the line: ``mine.py, line 3: KeyError: 'a'``."""
+    """Return an error in a file as text, with the line: ``mine.py, line 3: KeyError: 'a'``."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     line = f", line {lines[-1]}" if lines else ""
@@ -75,10 +75,10 @@ def describe_error(error: BaseException, path: Path, name_in_messages: str) -> s
 
 
 def only_class(module: ModuleType, base: type[T], name_in_messages: str) -> type[T]:
-    """Return the one class derived from ``base`` that a module defines.
+    """Return the only class derived from ``base`` that a module defines.
 
     Raises:
-        UserError: If it defines none, or several.
+        UserError: If the module defines none or several.
     """
     values = [value for value in vars(module).values() if isinstance(value, type)]
     values = [value for value in values if value.__module__ == module.__name__]
@@ -86,12 +86,12 @@ def only_class(module: ModuleType, base: type[T], name_in_messages: str) -> type
     if len(classes) != 1:
         names = ", ".join(cls.__name__ for cls in classes) or "none"
         raise UserError(
-            f"{name_in_messages}: expected one class derived from {base.__name__} defined there, "
-            f"found {names}"
+            f"{name_in_messages}: expected the file to define one class derived from "
+            f"{base.__name__}, found {names}"
         )
     return classes[0]
 
 
 def path_below_cwd(path: Path) -> str:
-    """Return a path as people type it: relative below the current directory."""
+    """Return a path for messages: relative if it is below the current directory."""
     return f"./{path.relative_to(cwd)}" if path.is_relative_to(cwd := Path.cwd()) else str(path)

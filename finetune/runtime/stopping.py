@@ -1,11 +1,11 @@
-"""How a process stops: at a signal where work can be saved, or with its first cause shown once.
+"""Stop a process after a signal, with its work saved, or after an error, with the cause shown once.
 
-Outside :func:`deferred` SIGTERM, SIGINT, SIGUSR1 or SIGHUP raises :class:`Stopped`. Inside it is
-only noted, for the training to save first. A second signal ends the process at once, and so does
-the end of the grace period.
+SIGTERM, SIGINT, SIGUSR1 and SIGHUP raise :class:`Stopped`. Inside :func:`deferred` a signal is only
+recorded, so that the training can save a checkpoint first. A second signal, or the end of the grace
+period, ends the process at once.
 
-Rank 0 reports at once. Another rank, or one that lost its connection to another and so knows only
-the symptom, first waits for the launcher, which ends the processes of a job when one has failed.
+Rank 0 prints an error at once. The other ranks, and ranks that only lost the connection to a failed
+one, first wait for the launcher: it ends the processes of a job when one has failed.
 """
 
 import contextlib
@@ -29,25 +29,25 @@ from finetune.runtime.formats import visible
 #: Exit status of a process that was asked to stop and can be started again (EX_TEMPFAIL).
 STATUS = 75
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-_request: tuple[str, float] | None = None  # the name of a signal, and when it came
+_request: tuple[str, float] | None = None  # the name of the signal, and its time
 _deferral: tuple[float, Callable[[str], object]] | None = None  # the arguments of `deferred`
-_launcher: int | None = None  # the process that started this one, where it is a launcher
+_launcher: int | None = None  # the process id of the launcher that started this process
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked this process to stop; the message is its name."""
+    """A signal asked this process to stop; the message is the name of the signal."""
 
 
 def requested() -> str | None:
-    """Return the name of the signal that asked this process to stop, if one did."""
+    """Return the name of the signal that asked this process to stop; None without a signal."""
     return None if _request is None else _request[0]
 
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle the signals inside the block, which the main thread runs: it gets them.
+    """Handle the signals inside the block, which must run in the main thread.
 
-    On Linux the end of a launcher, which may be killed without passing that on, is a SIGTERM, too.
+    On Linux this process also gets a SIGTERM when its launcher ends, e.g. because it was killed.
     """
     global _launcher, _request
     handlers = {
@@ -69,18 +69,18 @@ def handled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator[None]:
-    """Only note a signal inside the block, whose code looks at :func:`requested`.
+    """Only record a signal inside the block, whose code checks :func:`requested`.
 
-    ``grace_seconds`` after it ``give_up`` is called in another thread, with the name of the signal,
-    and the process ends with status 75.
+    ``grace_seconds`` after the signal another thread calls ``give_up`` with its name, and the
+    process exits with status 75.
     """
     global _deferral
     _deferral = grace_seconds, give_up
     try:
         yield
     except RuntimeError as error:
-        # a launcher sends the signal when another rank has failed: that is what it reports, and the
-        # connection that is lost then is a symptom
+        # the launcher sends the signal when another rank has failed, and reports that rank; the
+        # lost connection is only a symptom
         if _request is not None and distributed.lost_connection(error):
             raise Stopped(_request[0]) from error
         raise
@@ -91,7 +91,7 @@ def deferred(grace_seconds: float, give_up: Callable[[str], object]) -> Iterator
 def _handle(number: int, frame: FrameType | None) -> None:
     global _request
     if _request is not None:
-        # launchers pass on what a terminal sent to all: within 2 s it is the same request
+        # a launcher forwards a signal that the terminal sent to all: within 2 s it is the same one
         if time.monotonic() - _request[1] > 2:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -115,7 +115,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 @functools.cache
 def keep_secrets() -> None:
-    """Mask passwords and tokens in what the libraries log."""
+    """Mask passwords and tokens in the log records of all libraries."""
     make_record = logging.getLogRecordFactory()
 
     def make_masked_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -129,9 +129,9 @@ def keep_secrets() -> None:
 
 
 def _wait_to_be_ended() -> None:
-    """Wait for the launcher as long as it runs; the processes of a machine one after the other.
+    """Wait up to 15 s for the launcher to end this process, then 2 s longer per local rank.
 
-    torchrun polls ten times a second, if it gets a core. What has reported is gone within 2 s.
+    torchrun polls ten times a second if it gets a core. A rank that has reported exits within 2 s.
     """
     launcher = _launcher or os.getppid()
     end = time.monotonic() + 15
@@ -141,13 +141,13 @@ def _wait_to_be_ended() -> None:
 
 
 def stop(error: BaseException) -> int:
-    """Print why this process stops, once per machine, and return the exit status."""
+    """Print why this process stops, once per machine, and return its exit status."""
     rank = distributed.ranks().rank
     is_lost = distributed.lost_connection(error)
     if rank != 0 or is_lost:
         _wait_to_be_ended()
     line = str(error).strip().partition("\n")[0]
-    if isinstance(error, Stopped):  # rank 0 has said how to go on
+    if isinstance(error, Stopped):  # rank 0 has printed how to resume
         return STATUS
     if isinstance(error, (UserError, RunError)):
         message = "\n".join(f"error: {line}" for line in getattr(error, "mistakes", (error,)))
