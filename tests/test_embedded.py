@@ -50,7 +50,7 @@ def test_a_changed_file_is_refused(
     (copy / file).unlink()
     (copy / file).write_bytes(changed)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=rf"{copy / file} is not the file .*expected "):
+    with pytest.raises(UserError, match=rf"{copy / file} has the sha256 .*, expected "):
         use(name)
 
 

@@ -17,7 +17,7 @@ def test_a_configuration_and_splits_of_other_names_can_be_chosen(
     unnamed = command(*check, env=environment)
     assert "--dataset_config NAME chooses" in unnamed.stdout
     no_train = command(*german, env=environment)
-    assert "has no train split (it has: fit, held_out); --dataset_splits train=" in no_train.stdout
+    assert "has no train split (it has: fit, held_out); choose another with " in no_train.stdout
     named = command(*german, "--dataset_splits", "train=fit,test=held_out", env=environment)
     assert "train         54" in named.stdout, named.stdout + named.stderr
     assert "test          20" in named.stdout

@@ -1,1 +1,1 @@
-"""What is wrong or suspicious in rows, before a model is trained on them: rows in, findings out."""
+"""Check rows before a model is trained on them: rows in, findings out."""

@@ -1,9 +1,9 @@
-"""What every training looks at in its rows, in seconds, and what ``check --deep`` adds.
+"""Check rows: in seconds before every training, and in minutes with ``check --deep``.
 
-A word is reported if nearly all texts with it have one class and it is in much of that class: what
-people write about a film says less. A column is, if its values predict the label of rows that they
-were not counted on. A label is suspected if one of the most confident tenth of the predictions
-contradicts it, each from a model that did not see the row (docs/decisions/suspected-labels.md).
+A word is reported if nearly all texts with it have the same class, and a large part of that class
+has it; ordinary words of a topic do not reach this. A column is reported if its values, counted on
+half of the rows, predict the labels of the other half. A label is suspected if it contradicts one
+of the most confident tenth of cross-validated predictions (docs/decisions/suspected-labels.md).
 """
 
 import reprlib
@@ -28,30 +28,30 @@ from finetune.statistics import baselines, mistakes
 from finetune.statistics.estimates import share, wilson
 from finetune.statistics.scored import Probabilities, ScoredRows
 
-#: The share of training rows above which a class outweighs all others.
+#: The share of training rows above which a class is reported as dominant.
 _DOMINANT = 0.9
-#: Training rows below which a class is hardly learned, and words say nothing about labels.
+#: The fewest training rows for a class to be learned, and for words to be checked.
 _FEWEST_ROWS, _FEWEST_FOR_WORDS = 10, 100
 _MOST_NAMED = 5
-#: Pairs of shares, one of which a revealing word has to reach: of the texts with it that have one
-#: class (at the lower end of an interval of 99.9%), and of that class that has it.
+#: Thresholds of (precision, recall) of a word for a class; a revealing word reaches one pair. The
+#: precision is the lower limit of a 99.9% interval.
 _REVEALING, _DEVIATIONS = ((0.95, 0.2), (0.9, 0.5)), 3.29
 _FEWEST_TEXTS = 20
-#: The share of mistakes of a constant guess that a revealing column has to save.
+#: The share of the errors of the majority class that a revealing column avoids.
 _SAVED = 0.8
-#: A word or a sign.
+#: A token: a word or a sign.
 _TOKEN = r"(?u)\w+|[^\w\s]+"
 _FOLDS = 5
-#: The share of wrong labels from which it is suspicious: of clean data up to 2% are estimated.
+#: The share of wrong labels above which there is a warning; clean data has estimates up to 2%.
 _SUSPICIOUS_LABELS = 0.03
 
 
 def check_rows(
     source: DatasetDict, splits: DatasetDict, columns: Sequence[str], report: Report
 ) -> None:
-    """Report what is suspicious in texts and classes of a source, and of the ``splits`` made of it.
+    """Report damaged texts in the source, and class problems in the ``splits`` made from it.
 
-    ``columns`` are the names in the data of what the model reads.
+    ``columns`` are the user's names of the columns that the model reads.
     """
     for split, rows in source.items():
         texts.find_damaged_texts(rows, split, columns, report)
@@ -59,10 +59,10 @@ def check_rows(
 
 
 def require_splits(dataset: Any, step: str, names: Iterable[str] = ("train",)) -> None:
-    """Refuse what a ``step`` of a recipe returned, unless it is a dict with splits of these names.
+    """Check that a ``step`` of a recipe returned a dict that has the splits ``names``.
 
     Raises:
-        UserError: It names the step.
+        UserError: If it did not; the message names the step.
     """
     if not isinstance(dataset, dict) or not {*names} <= {*dataset}:
         raise UserError(
@@ -74,10 +74,10 @@ def require_splits(dataset: Any, step: str, names: Iterable[str] = ("train",)) -
 def require_all_rows(
     prepared: Any, splits: DatasetDict, targets_of: Callable[[str], np.ndarray]
 ) -> None:
-    """Refuse features that are not those of all rows in their order, by their labels.
+    """Check that ``prepare`` returned all rows of each split in their order, judged by the labels.
 
     Raises:
-        UserError: For each split whose number of rows, or labels, differ.
+        UserError: For each split with other rows or labels.
     """
     require_splits(prepared, "prepare", splits)
     mistakes = []
@@ -91,9 +91,7 @@ def require_all_rows(
         elif "labels" in features.column_names:
             labels = np.asarray(features.with_format("numpy")["labels"][:])[first]
             if not np.array_equal(labels, targets_of(name).astype(labels.dtype)):
-                mistakes.append(
-                    f"prepare() returned other labels, or another order, of {name} rows"
-                )
+                mistakes.append(f"prepare() changed the labels or the order of the {name} rows")
     if mistakes:
         raise UserError(*mistakes)
 
@@ -106,31 +104,31 @@ def check_deep(
     plan: Plan,
     report: Report,
 ) -> None:
-    """Report what is suspicious in how texts and labels resemble each other; takes minutes.
+    """Report near duplicates, revealing words and columns, and suspected labels; takes minutes.
 
-    ``read`` are the names in the data of the columns that the model reads. Near duplicates that the
-    ``plan`` leaves out are in the report already.
+    ``read`` are the user's names of the columns that the model reads. Near duplicates that ``plan``
+    drops are already in the report.
     """
     rows = splits["train"]
     if not arrow.is_text(rows.data.schema.field(column).type):
-        report.info("--deep looks at texts, and this recipe reads none", "deep")
+        report.info("--deep checks texts only, and this recipe has none", "deep")
         return
-    # what near duplicates would cost, where the plan keeps them
+    # count the near duplicates that the plan keeps
     near_plan = Plan(drop_duplicates="near", drop_overlap="near")
-    costs = Report()
-    drop_repeated(build_index(source, near_plan, costs), source, column, near_plan, costs)
-    for finding in costs.findings:
+    near = Report()
+    drop_repeated(build_index(source, near_plan, near), source, column, near_plan, near)
+    for finding in near.findings:
         if finding.name == "near_duplicates" and plan.drop_duplicates == "exact":
             report.add(replace(finding, fix="--drop_duplicates near keeps one of each"))
         if finding.name == "near_overlap" and plan.drop_overlap == "exact":
             report.add(replace(finding, fix="--drop_overlap near leaves them out"))
     texts.find_other_languages(rows, column, report)
     if not isinstance(rows.features["label"], ClassLabel) or len(rows) < _FEWEST_FOR_WORDS:
-        limit = f"expected {_FEWEST_FOR_WORDS} training rows or more with one class each"
-        report.info(f"--deep did not look at words and labels: {limit}", "deep")
+        limit = f"expected {_FEWEST_FOR_WORDS} or more training rows with one class each"
+        report.info(f"--deep did not check words and labels: {limit}", "deep")
         return
-    activity.say("looking at words and labels")
-    # of many rows, a sample for which there is memory
+    activity.say("checking words and labels")
+    # a sample of many rows, limited by memory
     most = min(baselines.MOST_ROWS, baselines.MOST_SCORES // len(targets.class_names(rows)))
     if len(rows) > most:
         rows = rows.select(np.sort(np.random.default_rng(0).permutation(len(rows))[:most]))
@@ -140,15 +138,15 @@ def check_deep(
 
 
 def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
-    """Report classes that outweigh all others, and that are hardly trained or not tested."""
+    """Report dominant classes, classes with few training rows, and classes without test rows."""
     names = targets.class_names(train)
     noun = "label" if targets.is_set(train) else "class"
     by_name = {names[number]: count for number, count in targets.counts(train).items()}
     counts = pd.Series(by_name, dtype=int).sort_values(kind="stable")
     is_tested = counts.index.isin([names[number] for number in targets.counts(test)])
-    dominant = f"that more than {_DOMINANT:.0%} of the training rows have"
+    dominant = f"with more than {_DOMINANT:.0%} of the training rows"
     rare = f"with fewer than {_FEWEST_ROWS} training rows"
-    untested = "of the training rows without a test row"
+    untested = "with training rows but without a test row"
     metrics = "--class_weights balanced, and --metrics f1_macro,average_precision"
     add = "add rows, or merge classes: --label_map OLD=NEW"
     for name, classes, description, fix in (
@@ -168,7 +166,7 @@ def _find_class_problems(train: Dataset, test: Dataset, report: Report) -> None:
 
 
 def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
-    """Report the words, and pairs of words, that nearly determine the class of training rows."""
+    """Report words, and pairs of words, that nearly determine the class of training rows."""
     from sklearn.feature_extraction.text import CountVectorizer
 
     names, labels = targets.class_names(rows), targets.strata(rows)
@@ -180,13 +178,13 @@ def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
         return
     words = vectorizer.get_feature_names_out()
     texts = np.asarray(terms.sum(axis=0), dtype=np.int64).ravel()
-    rules: list[tuple[int, int, str]] = []  # texts of the class with the term, all texts with it
+    rules: list[tuple[int, int, str]] = []  # texts of the class with the term; all texts with it
     for label, size in zip(*np.unique(labels, return_counts=True), strict=True):
         hits = np.asarray(terms[labels == label].sum(axis=0), dtype=np.int64).ravel()
         low, _ = wilson(hits / texts, texts, _DEVIATIONS)
         pairs = [(low >= precision) & (hits >= least * size) for precision, least in _REVEALING]
-        says_more = low > (1 + size / len(labels)) / 2  # than a word of a dominant class
-        for term in np.flatnonzero(np.any(pairs, axis=0) & says_more):
+        is_informative = low > (1 + size / len(labels)) / 2  # not only because of a dominant class
+        for term in np.flatnonzero(np.any(pairs, axis=0) & is_informative):
             sentence = (
                 f"'{words[term]}' is in {hits[term] / size:.0%} of the "
                 f"training texts of '{names[label]}', and {hits[term] / texts[term]:.1%} of the "
@@ -203,20 +201,19 @@ def _find_revealing_words(rows: Dataset, column: str, report: Report) -> None:
 
 
 def _count_terms(vectorizer: Any, texts: Sequence[str]) -> Any:
-    """Return how often each text has each term, as a sparse matrix; None without any term."""
+    """Return the term counts of the texts, a sparse matrix; None if there are no terms."""
     try:
         return vectorizer.fit_transform(texts)
-    except ValueError as error:  # scikit-learn has no other way to say that no word is left
+    except ValueError as error:  # how scikit-learn reports that no term is left
         if "vocabulary" not in str(error) and "no terms remain" not in str(error):
             raise
         return None
 
 
 def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) -> None:
-    """Report the columns, of which ``read`` are read, that nearly determine the class of rows.
+    """Report columns that nearly determine the class; the model reads the columns ``read``.
 
-    The class of a row is predicted as the most frequent one of its value in the half of the rows
-    that it is not in.
+    The prediction for a row is the most frequent class of its value in the other half of the rows.
     """
     labels = targets.strata(rows)
     constant = float(np.bincount(labels).max()) / len(labels)
@@ -226,7 +223,7 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) 
         for name in rows.column_names
         if name not in {ROW, "label", "text", digests.TEXTS}
     }
-    if digests.TEXTS in rows.column_names:  # columns that were joined to one text
+    if digests.TEXTS in rows.column_names:  # the columns that were joined to `text`
         parts = arrow.column(rows, digests.TEXTS).combine_chunks()
         columns |= {name: pc.list_element(parts, number) for number, name in enumerate(read)}
     for name, values in columns.items():
@@ -243,19 +240,19 @@ def _find_revealing_columns(rows: Dataset, read: Sequence[str], report: Report) 
         if accuracy - constant < _SAVED * (1 - constant):
             continue
         message = (
-            f"the column '{name}' alone determines the label of {accuracy:.1%} of the training "
-            f"rows (the most frequent class: {constant:.1%})"
+            f"the column '{name}' alone predicts the label of {accuracy:.1%} of the training rows "
+            f"(the most frequent class: {constant:.1%})"
         )
         how: Any = dict(name="revealing_column", count=right, examined=len(labels))
         if name in read:
-            fix = "unless it is known before the label is, leave it out of --text_columns"
+            fix = "leave it out of --text_columns unless it is known before the label is"
             report.warning(message, fix=fix, **how)
         else:
             report.info(f"{message}; the model does not read it", **how)
 
 
 def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
-    """Report the labels that the predictions of a cross-validated bag of words contradict."""
+    """Report labels that contradict confident predictions of a cross-validated bag of words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from threadpoolctl import threadpool_limits
 
@@ -263,7 +260,7 @@ def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
     vectorizer = TfidfVectorizer(
         ngram_range=(1, 2),
         sublinear_tf=True,
-        min_df=2,  # a term of a single row says nothing of others
+        min_df=2,  # a term in one row only predicts nothing
         max_features=baselines.bounds(len(names))[1],
     )
     terms = _count_terms(vectorizer, rows[column][:])
@@ -271,7 +268,7 @@ def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
         return
     fold = np.random.default_rng(0).permutation(len(labels)) % _FOLDS
     probabilities = np.zeros((len(labels), len(names)))
-    with threadpool_limits(1):  # more threads wait for each other: three times slower
+    with threadpool_limits(1):  # three times faster than with several threads
         for number in range(_FOLDS):
             is_held_out = fold == number
             predict = baselines.classifier(terms[~is_held_out], labels[~is_held_out], len(names))
@@ -279,11 +276,11 @@ def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
     scored = ScoredRows(labels, names, Probabilities(probabilities))
     suspicion = mistakes.suspicion(scored)
     right = share(int(scored.right.sum()), len(scored))
-    # else it mostly predicts the most frequent class, and contradicts all others
+    # otherwise it mostly predicts the most frequent class, and contradicts all others
     beats_constant = right.low > np.bincount(labels).max() / len(labels)
     if suspicion is None or not beats_constant:
-        wrong = f"a bag of words trained on other rows is wrong about {1 - right.value:.0%} of them"
-        fix = "train, and read suspects.csv of the run: the model knows more"
+        wrong = f"a cross-validated bag of words is wrong in {1 - right.value:.0%} of the rows"
+        fix = "train a model, which is more accurate, and read suspects.csv of the run"
         report.info(f"the labels could not be checked: {wrong}", "suspected_labels", fix=fix)
         return
     positions = suspicion.rows
@@ -291,10 +288,10 @@ def _find_suspected_labels(rows: Dataset, column: str, report: Report) -> None:
     report_rows(
         report,
         "suspected_labels",
-        f"whose label is contradicted by one of the {suspicion.confident:,} most confident "
-        "predictions of a bag of words that was trained on other rows: at most about "
+        f"whose label contradicts one of the {suspicion.confident:,} most confident predictions "
+        "of a cross-validated bag of words; at most about "
         f"{suspicion.wrong.value:.1%} of the labels are wrong",
-        f"read them, some are right and only unusual; {RELABEL}",
+        f"read them, as some are right but unusual; {RELABEL}",
         positions,
         rows,
         "train",

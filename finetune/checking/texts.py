@@ -1,5 +1,5 @@
-"""Texts that were damaged on their way into the file, their languages, and what the tokenizer makes
-of them: how long they are, and what it does not know.
+"""Check texts: damaged characters, other languages, and their tokens: lengths, and the share that
+the tokenizer does not know.
 """
 
 import itertools
@@ -19,16 +19,16 @@ from finetune.data.targets import EXCLUDE, report_rows, source_rows
 from finetune.data.tokenize import read_by_model
 from finetune.errors import Report
 
-#: Rows of a split that are looked at; of more, this many drawn at random.
+#: The most rows of a split that are checked; of more rows, a random sample.
 _MOST_ROWS = 100_000
-#: UTF-8 read as Windows-1252, as regular expressions: a byte that continues a character, and the
-#: characters of two to four bytes. Western letters, signs and emoji begin with one of four bytes;
-#: others are themselves letters that may stand before a quotation mark, so one is not enough.
+#: Regular expressions of UTF-8 that was read as Windows-1252: a continuation byte, a character of
+#: two to four bytes, and a Western letter, sign or emoji. One Western character is enough. Others
+#: must occur twice, because their first byte may be a letter before a quotation mark.
 _NEXT = f"[\x80-\xbf{bytes(range(0x80, 0xA0)).decode('cp1252', 'ignore')}]"
 _ANY = f"(?:[\xc2-\xdf]{_NEXT}|[\xe0-\xef]{_NEXT}{{2}}|[\xf0-\xf4]{_NEXT}{{3}})"
 _WESTERN = f"[\xc2\xc3]{_NEXT}|\xe2{_NEXT}{{2}}|\xf0{_NEXT}{{3}}"
-#: By the name of a finding: the regular expression of RE2 that finds a damage, what it is, and what
-#: to do.
+#: Damages by the name of the finding: a regular expression of RE2, the description of the rows, and
+#: the fix.
 _DAMAGES: dict[str, tuple[str, str, str]] = {
     "mojibake": (
         f"{_WESTERN}|{_ANY}.*{_ANY}",
@@ -37,7 +37,7 @@ _DAMAGES: dict[str, tuple[str, str, str]] = {
     ),
     "replacement_characters": (
         "\ufffd",
-        "with '\ufffd', which stands for characters that are lost",
+        "with '\ufffd', which replaces lost characters",
         "export the file again in its own encoding",
     ),
     "control_characters": (
@@ -51,26 +51,26 @@ _DAMAGES: dict[str, tuple[str, str, str]] = {
         "check that it is the right column",
     ),
 }
-#: Texts of which the language is detected; letters below which it is not; and by how much the most
-#: likely language must exceed the next one, as a logarithm.
+#: For language detection: the most texts, the fewest letters of a text, and the smallest difference
+#: in log-probability between the two most likely languages.
 _LANGUAGE_SAMPLE, _FEWEST_LETTERS, _LEAST_MARGIN = 2000, 20, 7.0
-#: The share of texts with a certain language below which they are no prose, but codes or names.
+#: If a smaller share of texts has a clear language, they are codes or names, not prose.
 _PROSE = 0.5
-#: Texts in other languages from which on they are reported.
+#: The fewest texts in other languages that are reported.
 _FEWEST_OTHERS = 5
-#: Texts that are tokenized to estimate the lengths of all.
+#: The most texts that are tokenized to estimate the lengths of all.
 _TOKEN_SAMPLE = 2000
-#: The mean share of unknown tokens of a text from which on it is suspicious, and the share of texts
-#: without a sequence of tokens of their own from which on most are lost to the model.
+#: The mean share of unknown tokens from which there is a warning, and the share of texts whose
+#: tokens equal those of another text above which it is an error.
 _MUCH_UNKNOWN, _MOST_EQUAL = 0.05, 0.5
-#: The share of truncated texts that is suspicious.
+#: The share of truncated texts above which there is a warning.
 _SUSPICIOUS_TRUNCATED = 0.25
 
 
 def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report: Report) -> None:
-    """Report what is wrong with the texts of a split; missing texts are skipped.
+    """Report damaged texts in a split; missing texts are skipped.
 
-    ``rows`` are those of the source, ``columns`` what the texts are called in the data.
+    ``rows`` are rows of the source, ``columns`` the user's names of its text columns.
     """
     stored = digests.stored_column(rows, "text")
     if stored not in rows.column_names or "string" not in str(rows.features[stored]):
@@ -86,7 +86,7 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
             for name, (pattern, *_) in _DAMAGES.items():
                 masks[name][positions] = pc.match_substring_regex(texts, f"(?s){pattern}")
         for name, (_, description, fix) in _DAMAGES.items():
-            severity = None if name == "no_words" else "warning"  # a few of these are normal
+            severity = None if name == "no_words" else "warning"  # a few are normal
             how: Any = dict(examined=len(sample), severity=severity)
             fix = f"{fix}; else {EXCLUDE}"
             positions = np.flatnonzero(masks[name])
@@ -94,16 +94,16 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
 
 
 def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
-    """Report training texts that are in other languages than most, by ``py3langid``."""
+    """Report training texts in another language than most of them, detected by ``py3langid``."""
     from py3langid import rank
 
     size = min(len(rows), _LANGUAGE_SAMPLE)
     positions = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
-    languages = np.full(size, "", dtype=object)  # codes of ISO 639-1, empty if not certain
+    languages = np.full(size, "", dtype=object)  # ISO 639-1 codes, "" if unclear
     for place, text in enumerate(rows.select_columns([column]).select(positions)[column][:]):
         letters = re.sub(r"[\W\d_]+", " ", text).strip()
         if len(letters) >= _FEWEST_LETTERS:
-            # codes of three letters are dialects and pidgins, which jargon is mistaken for
+            # skip codes of three letters: dialects and pidgins, which jargon is mistaken for
             ranked = (pair for pair in rank(letters) if len(pair[0]) == 2)
             (best, score), (_, second) = itertools.islice(ranked, 2)
             languages[place] = best if score - second >= _LEAST_MARGIN else ""
@@ -131,16 +131,16 @@ def find_other_languages(rows: Dataset, column: str, report: Report) -> None:
 
 @dataclass(frozen=True)
 class TokenSample:
-    """What a tokenizer makes of a sample of texts.
+    """Statistics of the tokens of a sample of texts.
 
     Attributes:
-        rows: The numbers of the texts in the source, shape ``(texts,)``.
-        total: How many texts the split has.
-        lengths: Tokens of each text before truncation, special tokens included, likewise; those of
-            more than 200,000 characters are estimated from the beginning.
-        unknown: The share of unknown tokens of each text, likewise.
-        texts: How many different texts there are.
-        sequences: How many different sequences of tokens they become.
+        rows: The source row numbers of the texts, shape ``(texts,)``.
+        total: The number of texts of the split.
+        lengths: The number of tokens of each text before truncation, with special tokens, shape
+            ``(texts,)``.
+        unknown: The share of unknown tokens of each text, shape ``(texts,)``.
+        texts: The number of different texts.
+        sequences: The number of different token sequences.
     """
 
     rows: np.ndarray
@@ -151,7 +151,7 @@ class TokenSample:
     sequences: int
 
     def report_lengths(self, max_length: int, report: Report) -> None:
-        """Report how long the training texts are in tokens, and how many are truncated."""
+        """Report the lengths of the training texts in tokens, and how many are truncated."""
         share = float((self.lengths > max_length).mean())
         median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
         sampled = f" ({len(self.rows):,} sampled)" if len(self.rows) < self.total else ""
@@ -165,7 +165,7 @@ class TokenSample:
         )
 
     def report_unknown(self, model: str, report: Report) -> None:
-        """Report if the tokenizer of a model does not know the texts of the training."""
+        """Report a large share of unknown tokens in the training texts."""
         share = float(self.unknown.mean()) if len(self.unknown) else 0.0
         if share < _MUCH_UNKNOWN:
             return
@@ -175,8 +175,8 @@ class TokenSample:
             f"{share:.0%} of the tokens of a training text are unknown to the tokenizer of "
             f"{model}; {self.texts:,} different texts become {self.sequences:,} token lists",
             "unknown_tokens",
-            fix="a model whose tokenizer knows this language and script, for instance a "
-            "multilingual one: --model FacebookAI/xlm-roberta-base",
+            fix="choose a model for this language and script, for instance a multilingual one: "
+            "--model FacebookAI/xlm-roberta-base",
             split="train",
             rows=self.rows[suspicious].tolist(),
             count=round(float(suspicious.mean()) * self.total),
@@ -185,7 +185,7 @@ class TokenSample:
 
 
 def sample_tokens(dataset: Dataset, encoder: Encoder) -> TokenSample:
-    """Tokenize a random sample of the raw rows of a split."""
+    """Tokenize a random sample of the raw rows of a split, and return its statistics."""
     total = len(dataset)
     rows = np.sort(np.random.default_rng(0).choice(total, min(_TOKEN_SAMPLE, total), replace=False))
     read = read_by_model(dataset.select(rows))
@@ -197,7 +197,7 @@ def sample_tokens(dataset: Dataset, encoder: Encoder) -> TokenSample:
     tokenizer = encoder.tokenizer
     number = tokenizer.unk_token_id
     if number in (tokenizer.eos_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id):
-        number = None  # as of GPT-2, which knows every byte
+        number = None  # e.g. GPT-2, whose tokenizer knows every byte
     special = {*tokenizer.all_special_ids} - {number}
     contents = [[token for token in row if token not in special] for row in ids]
     shares = [content.count(number) / max(1, len(content)) for content in contents]

@@ -1,4 +1,4 @@
-"""The options of a recipe as flags: one parser for command line and config file, and its help."""
+"""The parser of a recipe's flags, also used for config files, and its help."""
 
 import argparse
 import dataclasses
@@ -22,22 +22,22 @@ _run = functools.partial(option, group="run")
 
 @dataclasses.dataclass(kw_only=True)
 class RunOptions:
-    """Options of a run that are neither the recipe's nor the training's."""
+    """Options of a run that are neither recipe options nor training arguments."""
 
-    embedded: bool = _run(False, "data and a base model from package registries, no Hub")
-    config: str | None = _run(None, "a YAML file of options; flags win over it", "FILE.yaml")
-    dry_run: bool = _run(False, "do everything up to one collated batch, then stop")
+    embedded: bool = _run(False, "use data and model of installed packages, without the Hub")
+    config: str | None = _run(None, "YAML file of options; flags override it", "FILE.yaml")
+    dry_run: bool = _run(False, "stop after one collated batch, and write nothing")
 
 
 RUN_OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
-#: Of the library's training arguments, what the help shows before the rest, with what the recipe
-#: sets and the toolkit's own.
+#: Training arguments of ``transformers`` that the help lists in the group ``training``, together
+#: with those that the recipe sets and those of the toolkit.
 _USED = (
     *("max_steps", "gradient_accumulation_steps", "warmup_steps", "lr_scheduler_type", "optim"),
     *("max_grad_norm", "label_smoothing_factor", "train_sampling_strategy", "use_cpu"),
     *("report_to", "push_to_hub", "hub_model_id", "torch_compile"),
 )
-#: The groups of the help, after the options that a recipe adds and before all other arguments.
+#: The groups of the help, between the options that a recipe adds and all other arguments.
 _GROUPS = ("run", "data", "splits", "labels", "text", "image", "model", "training")
 _REST = "every other option of transformers.TrainingArguments"
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "string_to_bool": "true|false"}
@@ -45,10 +45,10 @@ _WIDEST_CHOICES = 40
 
 
 class RecipeParser(HfArgumentParser):
-    """Parses the flags of a recipe; its ``report`` gets every mistake in them.
+    """Parses the flags of a recipe, and adds every mistake to ``report``.
 
     Raises:
-        UserError: If the class of the recipe is mistaken.
+        UserError: If the class of the recipe has a mistake.
     """
 
     def __init__(self, recipe: type[Recipe]) -> None:
@@ -60,8 +60,8 @@ class RecipeParser(HfArgumentParser):
         self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
         if clashes := sorted(self.option_names & {*arguments, *RUN_OPTIONS, *REFUSED}):
             raise UserError(
-                f"{recipe.__name__}: the options {', '.join(clashes)} are training arguments "
-                "already; set their defaults in `training`, or choose other names"
+                f"{recipe.__name__}: {', '.join(clashes)} are names of training arguments or run "
+                "options: set their defaults in `training`, or rename the options of the recipe"
             )
         if unknown := [name for name in recipe.training if name not in arguments]:
             where = f"{self.title}: `training`:"
@@ -78,18 +78,18 @@ class RecipeParser(HfArgumentParser):
 
     @functools.cached_property
     def groups(self) -> dict[str, Any]:
-        """The groups of the help by topic, those of the recipe's own options first."""
+        """The groups of the help by title, the options that the recipe adds first."""
         titles = (f"options of {self.title}", *_GROUPS, _REST)
         return {title: self.add_argument_group(title) for title in titles}
 
     def add_argument(
         self, *flags: str, group: str = "", default: Any = None, **options: Any
     ) -> argparse.Action:
-        """Add an option, spelled with underscores, to its group of the help; it is left out of what
-        is parsed where it is not typed.
+        """Add an option to its group of the help. It is spelled with underscores, and the parser
+        returns only options that are typed.
         """
         name = flags[0].removeprefix("--")
-        if name in REFUSED:  # the launcher or the subcommand sets it
+        if name in REFUSED:  # set by the launcher or the subcommand
             return argparse.Action(flags, name)
         if "action" in options:  # --no_NAME
             options["help"] = argparse.SUPPRESS
@@ -117,7 +117,7 @@ class RecipeParser(HfArgumentParser):
         return action
 
     def read(self, words: Sequence[str], place: str = "") -> dict[str, Any]:
-        """Return the options in words by name; ``place`` is put before each mistake."""
+        """Parse words of a command line into options by name; ``place`` prefixes each mistake."""
         options: dict[str, Any] = {}
         starts = [i for i, word in enumerate(words) if i == 0 or word.startswith("--")]
         for start, end in itertools.pairwise([*starts, len(words)]):
@@ -136,11 +136,11 @@ class RecipeParser(HfArgumentParser):
                 namespace, rest = self.parse_known_args([flag, *values])
                 options |= vars(namespace)
                 if rest:
-                    raise UserError(f"unexpected word '{' '.join(rest)}'")
+                    raise UserError(f"unexpected argument '{' '.join(rest)}'")
             except UserError as error:
                 self.report.error(f"{place}{error}")
         return options
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse refuses, instead of leaving the process."""
+        """Raise a ``UserError`` instead of exiting, as argparse does."""
         raise UserError(message.removeprefix("argument "))

@@ -1,8 +1,8 @@
-"""Recipe defaults < embedded overrides < config file < flags: from what was typed to a recipe.
+"""Resolve the options of a run: recipe defaults < ``--embedded`` < config file < flags.
 
-The values of a YAML file are read as strings and go through the parser of the flags, so that both
-are checked alike. Mistakes are errors in the report of the recipe: who trains raises them together
-with what is wrong with the data.
+The values of a YAML file are read as strings and parsed like flags, so that both are checked alike.
+Mistakes are errors in the report of the recipe, which a training raises together with mistakes in
+the data.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 #: Options that name data and model on the Hub.
 _SOURCES = ("dataset", "dataset_revision", "dataset_config", "model", "model_revision")
-_TRUE = ("", "yes", "true", "t", "y", "1")  # what is typed for a switch
+_TRUE = ("", "yes", "true", "t", "y", "1")  # the values that turn on a switch
 _HUB_TOKEN = re.compile(r"(hub[-_]token[= ])[^\s,)]+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What one run is made from."""
+    """The resolved options of a run."""
 
-    recipe: Recipe  # with its options; its report has the mistakes in what was typed
-    training: dict[str, Any]  # the training arguments that are not the library's defaults
-    overrides: dict[str, Any]  # what --embedded changed
-    user_options: dict[str, Any]  # what the config file and the flags set
+    recipe: Recipe  # with its options; its report has the mistakes in all options
+    training: dict[str, Any]  # training arguments that the user or ``--embedded`` set
+    overrides: dict[str, Any]  # options set by --embedded
+    user_options: dict[str, Any]  # options set by the config file and the flags
     dry_run: bool  # whether to stop after one collated batch
-    command: str  # that says the same again, for people
+    command: str  # the command that starts this run, for people
     hub_token: str | None = dataclasses.field(repr=False)  # in no other attribute
 
     @classmethod
@@ -95,7 +95,7 @@ class Settings:
 
     @classmethod
     def _resolve(cls, parser: RecipeParser, typed: dict[str, Any], command: str) -> Settings:
-        """Merge the options of the recipe, of the config file, and as typed."""
+        """Merge the options of the recipe, ``--embedded``, the config file and ``typed``."""
         from finetune.config.parser import RUN_OPTIONS
 
         recipe = parser.recipe
@@ -113,7 +113,7 @@ class Settings:
         training["output_dir"] = str(Path(directory).expanduser())
         accepted: dict[str, Any] = {}
         for name in options:
-            with report.collect():  # what the recipe refuses is left out
+            with report.collect():  # options that the recipe rejects are left out
                 accepted[name] = getattr(recipe(**{**accepted, name: merged[name]}), name)
         built = recipe(**accepted)
         built.report.add(*report.findings)
@@ -129,12 +129,12 @@ class Settings:
 
     @property
     def report(self) -> Report:
-        """What is wrong with the settings, and later with the data."""
+        """The findings about the options, and later about the data."""
         return self.recipe.report
 
     @property
     def name(self) -> str:
-        """The words that find the recipe again."""
+        """The name by which the recipe is found: ``yelp`` or the path of a file."""
         return catalog.origin(type(self.recipe))
 
     @property
@@ -151,15 +151,15 @@ class Settings:
         if self.command.startswith("finetune."):
             command = self.command.replace(f", resume_from_checkpoint={checkpoint!r}", "")
             return f"{command[:-1]}, resume=True)"
-        # the last of a flag counts
+        # a flag that is repeated overrides the earlier one
         return f"{self.command} --resume" + "_from_checkpoint last" * bool(checkpoint)
 
     @functools.cached_property
     def values(self) -> ArgumentValues:
-        """The training arguments as values, checked without touching the device.
+        """The values of the training arguments, checked without initializing a device.
 
         Raises:
-            UserError: If they contradict each other.
+            UserError: If arguments contradict each other.
         """
         from finetune.training.arguments import argument_values
 
@@ -167,18 +167,18 @@ class Settings:
 
     @functools.cached_property
     def arguments(self) -> FinetuneArguments:
-        """The training arguments; in a job of several processes this needs the process group."""
+        """The ``TrainingArguments``; with several processes they need the process group."""
         arguments = self.values.build()
         arguments.hub_token = self.hub_token
         return arguments
 
 
 def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
-    """Refuse data and model that need a Hub which does not answer, before libraries are imported;
-    go offline if neither needs it. Mistakes in the flags are left to the parser.
+    """Require the Hub if data or model must be downloaded, before libraries are imported; set
+    ``HF_HUB_OFFLINE`` if nothing must be. The parser reports mistakes in the flags.
 
     Raises:
-        UserError: If there is nothing else that the user may have mistaken.
+        UserError: If the Hub does not answer and the flags cannot have other mistakes.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in (*_SOURCES, "config", "embedded", "push_to_hub"):
@@ -188,7 +188,7 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
     with contextlib.suppress(UserError):
         options = {**(_load_yaml(options["config"]) if "config" in options else {}), **options}
     is_on = {name for name, value in options.items() if str(value).lower() in _TRUE}
-    if is_on & {"push_to_hub", *_SOURCES}:  # or a source without its value
+    if is_on & {"push_to_hub", *_SOURCES}:  # a source is "on" if its value is missing
         return
     sources = {**vars(recipe()), **(recipe.embedded if "embedded" in is_on else {}), **options}
     is_local = sources["dataset"] and not hub.names_repository(sources["dataset"])
@@ -200,7 +200,7 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
 
 
 def _read_config(parser: RecipeParser, config: str) -> dict[str, Any]:
-    """Return the options in a YAML file, read by the parser of the flags."""
+    """Return the options in a YAML file, parsed like flags."""
     forms = {o.name: o.metadata.get("metavar", "") for o in dataclasses.fields(parser.recipe)}
     words: list[str] = []
     with parser.report.collect():
@@ -217,7 +217,7 @@ def _read_config(parser: RecipeParser, config: str) -> dict[str, Any]:
 
 
 def _load_yaml(config: str) -> dict[str, Any]:
-    """Return the values of a YAML file as strings."""
+    """Return the values in a YAML file as strings, by option."""
     import yaml
 
     try:
@@ -226,8 +226,8 @@ def _load_yaml(config: str) -> dict[str, Any]:
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--config: {config} cannot be read: {error}") from error
     if not isinstance(node, yaml.MappingNode):
-        raise UserError(f"--config: {config}: expected lines like `learning_rate: 2e-5`")
+        raise UserError(f"--config: {config}: expected lines such as `learning_rate: 2e-5`")
     names = [str(key.value).replace("-", "_") for key, _ in node.value]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"--config: {config}: more than one line of {', '.join(repeated)}")
+        raise UserError(f"--config: {config}: set more than once: {', '.join(repeated)}")
     return {name.replace("-", "_"): value for name, value in content.items()}

@@ -1,4 +1,4 @@
-"""Data: read, label, split and tokenize rows."""
+"""Read, label, split and tokenize rows."""
 
-#: The toolkit's own column of raw rows: the row's number in its split of the source, from 0.
+#: The column of raw rows with the row's number in its split of the source, from 0.
 ROW = "_row"

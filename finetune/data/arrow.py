@@ -1,6 +1,6 @@
-"""Read columns of a data set from Arrow, without a Python object for each value.
+"""Read columns of a ``Dataset`` from Arrow, without a Python object per value.
 
-Behind an indices mapping ``datasets`` makes a Python integer of each row that it reads, which takes
+With an indices mapping, ``datasets`` creates a Python integer per row that it reads, which takes
 seconds for 650,000 rows.
 """
 
@@ -10,23 +10,23 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, Features
 
-_AT_ONCE = 10_000  # rows in memory
+_ROWS_AT_ONCE = 10_000
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether values of a type are texts."""
+    """Return whether an Arrow type is a string type."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """Return a table in types that ``datasets`` knows: texts and lists in one of their types,
-    categories as their values, and maps as lists of a ``key`` and a ``value``.
+    """Return a table cast to types that ``datasets`` supports. Large and view types become plain
+    ones, categories become their values, and maps become lists of ``key`` and ``value``.
 
     Raises:
-        ValueError: If it knows none for a column, with the type.
+        ValueError: If ``datasets`` has no type for a column; the message names the type.
     """
     for number, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):  # Arrow looks up no category that is a view
+        if pa.types.is_dictionary(field.type):  # Arrow cannot decode categories of a view type
             kind = pa.dictionary(field.type.index_type, _plain(field.type.value_type))
             table = table.set_column(number, field.name, table.column(number).cast(kind))
     fields = [(field.name, _plain(field.type)) for field in table.schema]
@@ -52,32 +52,32 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _places(rows: Dataset) -> np.ndarray:
-    """Return where each row is stored, shape ``(rows,)``."""
+    """Return the position of each row in the stored table, shape ``(rows,)``."""
     mapping = rows._indices
     return np.arange(len(rows)) if mapping is None else mapping.column(0).to_numpy().astype(int)
 
 
 def column(rows: Dataset, name: str) -> pa.ChunkedArray:
-    """Return a column, as it is stored; not for long texts, which :func:`pieces` yields."""
+    """Return a whole column; use :func:`pieces` for long texts."""
     stored: pa.ChunkedArray = rows.data.column(name)
     return stored if rows._indices is None else stored.take(pa.array(_places(rows)))
 
 
 def pieces(
-    rows: Dataset, name: str, wanted: np.ndarray | None = None
+    rows: Dataset, name: str, numbers: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, pa.Array]]:
-    """Yield the numbers of at most 10,000 rows and their values, in the order of the storage.
+    """Yield a column in pieces: the numbers of at most 10,000 rows, and their values.
 
-    Of all rows, or of those of the numbers ``wanted``.
+    The pieces are in the order in which rows are stored; ``numbers`` limits them to some rows.
     """
-    numbers = np.arange(len(rows)) if wanted is None else wanted
+    numbers = np.arange(len(rows)) if numbers is None else numbers
     places = _places(rows)[numbers]
     order = np.argsort(places, kind="stable")
     numbers = numbers[order]
     places = places[order]
     end = 0
     stored = pa.table({name: rows.data.column(name)})
-    for batch in stored.to_batches(max_chunksize=_AT_ONCE):
+    for batch in stored.to_batches(max_chunksize=_ROWS_AT_ONCE):
         begin = end
         end += len(batch)
         part = slice(*np.searchsorted(places, [begin, end]))

@@ -1,8 +1,8 @@
-"""Batches: rows of texts by a budget of tokens, padding included, and images.
+"""Build batches: of texts, with a budget of tokens that counts padding, and of images.
 
-Images are decoded where they are collated, in training randomly cropped and flipped. Crops and
-flips are drawn from the seed, the epoch and the row alone. No generator is shared, so one process
-and three, accumulation and a resumed run see the same pixels.
+The collator decodes images and, in training, crops and flips them at random. The random numbers
+depend only on the seed, the epoch and the row, so one process and three, accumulation and a resumed
+run see the same pixels.
 """
 
 import math
@@ -18,17 +18,17 @@ from transformers import BaseImageProcessor, TrainerCallback
 from finetune.data.images import decode
 from finetune.errors import UserError
 
-#: Rows are padded to a multiple of this many tokens: matrix products are faster for it.
+#: Rows are padded to a multiple of this many tokens, which makes matrix products faster.
 PADDED_TO = 8
-#: The name of the column ``_row`` in prepared training rows: their crops are drawn from it.
+#: The name of ``_row`` in prepared training images, whose crops and flips depend on it.
 DRAWN_FROM = "augmented_id"
 
 
 def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
-    """Return the number of rows of each batch, in order, of the ``lengths`` in tokens of rows.
+    """Return the number of rows of each batch, for rows sorted by length, longest first.
 
-    The longest is the first, to which those of its batch are padded; ``budget`` is the tokens of a
-    batch, and a longer row is a batch of its own.
+    The rows of a batch are padded to its first one. A batch has at most ``budget`` tokens, unless
+    a single row has more: such a row is a batch of its own.
     """
     sizes = list[int]()
     start = 0
@@ -39,25 +39,25 @@ def cut(lengths: Sequence[int] | np.ndarray, budget: int) -> list[int]:
 
 
 def lengths_of(rows: Any, column: str) -> np.ndarray | None:
-    """Return the column that holds the length of each row, shape ``(rows,)``; None without one."""
+    """Return the lengths in ``column``, shape ``(rows,)``; None if there is no such column."""
     if column not in (getattr(rows, "column_names", None) or ()):
         return None
     return np.asarray(rows[column][:])
 
 
 def padded(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the padded length of each row, shape ``(rows,)``."""
+    """Return ``lengths`` rounded up to a multiple of :data:`PADDED_TO`, shape ``(rows,)``."""
     return -(-np.asarray(lengths) // PADDED_TO) * PADDED_TO
 
 
 @dataclass(frozen=True, eq=False)
 class Augmentation(TrainerCallback):
-    """Random crops and flips of training images; as a callback of ``Trainer`` of each epoch others.
+    """Random crops and flips of training images; a ``Trainer`` callback that changes every epoch.
 
     Attributes:
-        crop_scale: The least share of its area that a crop keeps of an image; 1 for no crops.
-        horizontal_flip: Whether every other image is mirrored, left to right.
-        state: Seed and epoch, shape ``(2,)``, int64, shared with the workers of a data loader.
+        crop_scale: The smallest share of the area that a crop keeps; 1 for no crops.
+        horizontal_flip: Whether to mirror an image, left to right, with probability 0.5.
+        state: Seed and epoch, shape ``(2,)``, int64, in memory shared with ``DataLoader`` workers.
     """
 
     crop_scale: float
@@ -67,19 +67,19 @@ class Augmentation(TrainerCallback):
     )
 
     def set_epoch(self, epoch: int, seed: int = 42) -> None:
-        """Draw other crops and flips from here on; a custom training loop calls it for an epoch."""
+        """Set the epoch, which changes crops and flips; a custom training loop must call it."""
         self.state.copy_(torch.tensor([seed, epoch]))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the seed of the arguments; an epoch that is resumed has begun before."""
+        """Set seed and epoch; of a resumed epoch, ``state.epoch`` is a fraction."""
         seed = args.seed if args.data_seed is None else args.data_seed
         self.set_epoch(math.floor(state.epoch or 0), seed)
 
     def __call__(self, image: Image.Image, row: int) -> Image.Image:
-        """Return the image as it is seen in this epoch; ``row`` is its number in the data."""
+        """Return the augmented image for the current epoch; ``row`` is its number in the data."""
         seed, epoch = self.state.tolist()
         generator = np.random.default_rng([seed, epoch, row])
-        flips = generator.random() < 0.5  # drawn first: whether images are cropped changes nothing
+        flips = generator.random() < 0.5  # drawn first, so that crops do not change the flips
         if self.crop_scale < 1:
             image = image.crop(self._box(generator, *image.size))
         if self.horizontal_flip and flips:
@@ -89,10 +89,10 @@ class Augmentation(TrainerCallback):
     def _box(
         self, generator: np.random.Generator, width: int, height: int
     ) -> tuple[int, int, int, int]:
-        """Return left, top, right and bottom of a crop, drawn until it is inside the image."""
+        """Return left, top, right and bottom of a random crop that is inside the image."""
         for _ in range(10):
             area = width * height * generator.uniform(self.crop_scale, 1)
-            # width to height relative to that of the image, as in Szegedy et al. (2015)
+            # the aspect ratio, relative to that of the image, as in Szegedy et al. (2015)
             ratio = width / height * math.exp(generator.uniform(*np.log((3 / 4, 4 / 3))))
             wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < wide <= width and 0 < high <= height:
@@ -104,18 +104,18 @@ class Augmentation(TrainerCallback):
 
 @dataclass(frozen=True)
 class Collator:
-    """Makes ``pixel_values``, shape ``(rows, channels, height, width)``, and ``labels``."""
+    """Collates images: ``pixel_values``, ``(rows, channels, height, width)``, and ``labels``."""
 
     processor: BaseImageProcessor
     augmentation: Augmentation
     targets: Callable[[list[Any]], np.ndarray]
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return the batch of prepared rows; refuse images that do not get the same size."""
+        """Return the batch; raise a ``UserError`` if processed images differ in size."""
         pixels = [self._pixels(row) for row in rows]
         if len({image.shape for image in pixels}) > 1:
             name = type(self.processor).__name__
-            raise UserError(f"{name} does not bring images to one size: expected do_resize")
+            raise UserError(f"{name} returns images of several sizes: expected do_resize: true")
         return {
             "pixel_values": torch.from_numpy(np.stack(pixels)),
             "labels": torch.from_numpy(self.targets([row["label"] for row in rows])),

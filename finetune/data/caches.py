@@ -1,4 +1,4 @@
-"""The toolkit's folders in the cache of ``datasets``; their content can be removed at any time."""
+"""The toolkit's folders in the cache of ``datasets``; users may delete them at any time."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ MEMORY = "finetune-memory"
 
 
 def directory(*names: str) -> Path:
-    """Return one of our folders, or one in it, which is made unless it is there.
+    """Create a folder in the cache if it does not exist, and return its path.
 
     Raises:
-        UserError: If the cache cannot be written.
+        UserError: If the cache is not writable.
     """
     path = hub.caches()["datasets"].joinpath(*names)
     try:
@@ -25,8 +25,8 @@ def directory(*names: str) -> Path:
 
 
 def unwritable(error: OSError) -> UserError:
-    """Return the refusal of a cache that cannot be written."""
+    """Return the ``UserError`` for a cache that is not writable."""
     return UserError(
         f"the cache {hub.caches()['datasets']} cannot be written ({error.strerror}): set HF_HOME "
-        "or HF_DATASETS_CACHE to a directory of yours"
+        "or HF_DATASETS_CACHE to a directory that you can write to"
     )

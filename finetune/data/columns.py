@@ -1,4 +1,4 @@
-"""Which columns of a data set hold texts and labels, and what they must have to be trained on."""
+"""Check the columns of texts and labels of a data set before it is trained on."""
 
 import json
 import shlex
@@ -26,10 +26,10 @@ from finetune.errors import Report, UserError, suggestion
 
 
 def parse_names(flag: str, text: Any) -> list[str]:
-    """Return the columns that an option names, by a text or a list; none if it is None.
+    """Return the column names in the value of an option, a text or a list; [] for None.
 
     Raises:
-        UserError: If it names only one.
+        UserError: If there is only one name.
     """
     names = split_values(format_option(text, "NAME,NAME", flag) or "")
     if text is not None and len(names) < 2:
@@ -40,19 +40,19 @@ def parse_names(flag: str, text: Any) -> list[str]:
 def require_columns(
     dataset: DatasetDict, columns: Mapping[str, Sequence[str]], report: Report
 ) -> None:
-    """Refuse columns that are missing or named twice, texts that are none, or are numbers, and
-    labels that are bytes.
+    """Check that columns exist, are named only once, and that text columns hold texts and label
+    columns no bytes.
 
-    ``columns`` are by the flags that name them: ``--text_column``, ``--label_columns``.
+    ``columns`` are the column names by flag, e.g. ``--text_column`` or ``--label_columns``.
 
     Raises:
-        UserError: If there is such a column.
+        UserError: With every mistake.
     """
     flags: dict[str, str] = {}
     for flag, column in [(flag, column) for flag, names in columns.items() for column in names]:
         lacking = [split for split, rows in dataset.items() if column not in rows.column_names]
         if column in flags:
-            report.error(f"{flag}: '{column}' is named by {flags[column]} already")
+            report.error(f"{flag}: '{column}' is already named by {flags[column]}")
         elif lacking:
             report.error(
                 f"{flag}: no column '{column}' in the {' and '.join(lacking)} data"
@@ -77,7 +77,7 @@ def _require_text(dataset: DatasetDict, flag: str, column: str, report: Report) 
             pairs = zip(numbers.tolist(), values.to_pylist(), strict=True)
             cells = [(row, parse(cell)) for row, cell in pairs if cell is not None]
             if is_text and any(parse_number(cell) is None for _, cell in cells):
-                wrong = []  # not all texts are numbers
+                wrong = []  # at least one text is not a number
                 break
             wrong += [(row, cell) for row, cell in cells if is_text or not isinstance(cell, str)]
         if wrong:
@@ -88,7 +88,7 @@ def _require_text(dataset: DatasetDict, flag: str, column: str, report: Report) 
 
 
 def describe_columns(rows: Dataset, column: str) -> str:
-    """Return which columns there are, and which is called most like a missing one."""
+    """Return the text ``; did you mean 'NAME'? (available: ...)`` for a missing column."""
     names = [name for name in rows.column_names if name != ROW]
     return f"{suggestion(column, names)} (available: {', '.join(names)})"
 
@@ -96,10 +96,10 @@ def describe_columns(rows: Dataset, column: str) -> str:
 def read_label_columns(
     dataset: DatasetDict, texts: Sequence[str], options: LabelOptions, report: Report
 ) -> dict[str, list[LabelColumn]]:
-    """Return the columns of labels of each split, missing where a text or a label of a row is.
+    """Return the label columns of each split, without the labels of rows that lack a text or label.
 
     Raises:
-        UserError: If values are missing, unless such rows are left out, with a warning.
+        UserError: If there are such rows; with ``drop_invalid`` a warning is added instead.
     """
     columns = {}
     for split, rows in dataset.items():
@@ -128,11 +128,11 @@ def read_label_columns(
 
 
 def require_labelled(dataset: DatasetDict, input_column: str, report: Report) -> None:
-    """Refuse raw rows without the columns that a recipe loads, or with labels of another type."""
+    """Raise a ``UserError`` if ``load()`` returned other columns, or labels of another type."""
     require_columns(dataset, {"load()": [input_column, "label"]}, report)
     for split, rows in dataset.items():
         if not (targets.are_classes(rows) or "float" in str(rows.features["label"])):
-            expected = "expected a ClassLabel, a floating-point number, or lists of these"
+            expected = "expected ClassLabel, floats, or lists of these"
             report.error(f"'label' of the {split} data: {expected}, found {rows.features['label']}")
     report.raise_errors()
 
@@ -143,14 +143,14 @@ def require_rows(
     report: Report,
     source: Collection[str] | None = None,
 ) -> None:
-    """Refuse splits without rows, training rows that have all the same label, and splits with
-    classes that training does not have.
+    """Raise a ``UserError`` for empty splits, for training rows that all have the same label, and
+    for classes that the training rows do not have.
 
     Args:
-        dataset: The splits of a source, or training, validation and test rows.
-        names: What the user calls the labels: their column, or several columns of numbers.
-        report: Gets an error for each mistake, which are raised.
-        source: The names of the splits that these were made of; None for those of a source, whose
+        dataset: The splits of the source, or the training, validation and test rows.
+        names: The user's names of the label columns.
+        report: Receives an error for each mistake.
+        source: The names of the splits of the source; None if ``dataset`` is the source, whose
             classes may still be corrected.
     """
     dropped = [report.text(item) for item in report.findings if item.name == "dropped_rows"]
@@ -160,7 +160,7 @@ def require_rows(
     trained = targets.counts(train)
     for split, rows in dataset.items():
         if not len(rows):
-            report.error(f"there are no {split} rows: the data is too small{reason}")
+            report.error(f"the {split} split has no rows: the data is too small{reason}")
         elif source and (unknown := targets.counts(rows).keys() - trained):
             report.error(
                 f"the {split} data has labels in '{names[0]}' that the training data does not "
@@ -187,7 +187,7 @@ def require_rows(
 
 
 def similar_names(names: Iterable[str]) -> list[list[str]]:
-    """Return the names that differ by case, blanks or the like only, those that do together."""
+    """Return groups of names that differ only by case, blanks or characters that look alike."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
         words = unicodedata.normalize("NFKC", name).casefold().split()
@@ -197,8 +197,8 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
 
 
 def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -> None:
-    """Refuse names in ``--label_map`` that no row of a training has, and warn of classes that
-    differ by case, blanks or the like; none are merged.
+    """Report labels in ``--label_map`` that the data does not have as an error, and classes with
+    :func:`similar_names` as a warning. No classes are merged.
     """
     classes = targets.class_names(dataset["train"])
     if unmapped:
@@ -208,7 +208,7 @@ def check_names(dataset: DatasetDict, unmapped: Sequence[str], report: Report) -
     if similar := similar_names(classes[number] for number, _ in counts.most_common()):
         pairs = [(name, names[0].strip()) for names in similar for name in names]
         option = shlex.quote(join_values(f"{old}={new}" for old, new in pairs if old != new))
-        # escaped where the difference is not visible
+        # escape names whose difference is not visible
         quoted = [
             " and ".join((repr if unicodedata.is_normalized("NFC", n) else ascii)(n) for n in names)
             for names in similar

@@ -1,7 +1,7 @@
-"""Options that take several values: ``NAME,NAME`` or ``NAME=VALUE,NAME=VALUE``.
+"""Parse and write options with several values: ``NAME,NAME`` or ``NAME=VALUE,NAME=VALUE``.
 
-The text is what the command line takes and ``run.json`` keeps. A value with a comma, or with blanks
-before it that count, is written in quotation marks, as in a CSV: ``'"a, b",c'``, ``'" Yes=yes"'``.
+The command line and ``run.json`` use this form. Values with commas or leading blanks are quoted as
+in a CSV file: ``'"a, b",c'``, ``'" Yes=yes"'``.
 """
 
 import csv
@@ -16,19 +16,19 @@ from finetune.errors import UserError
 
 
 def split_values(text: str) -> list[str]:
-    """Return the values in ``text``, without blanks before those that are not quoted."""
+    """Return the values in ``text``, without leading blanks unless they are quoted."""
     lines = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
     return [value for line in lines for value in line if value.strip()]
 
 
 def split_pairs(text: str) -> list[tuple[str, str]]:
-    """Return what is before and after the first ``=`` of each value in ``text``."""
+    """Return each value in ``text`` as a pair, split at its first ``=``."""
     pairs = (value.partition("=") for value in split_values(text))
     return [(name, value.strip()) for name, _, value in pairs]
 
 
 def join_values(values: Iterable[str]) -> str:
-    """Return the text that :func:`split_values` reads as these values."""
+    """Return the text that :func:`split_values` splits into ``values``."""
     return ",".join(
         '"' + value.replace('"', '""') + '"' if re.search(r'^\s|[,"\r\n]', value) else value
         for value in values
@@ -36,11 +36,11 @@ def join_values(values: Iterable[str]) -> str:
 
 
 def format_option(value: Any, form: str, flag: str) -> Any:
-    """Return a list or a mapping from Python or YAML as the text of an option; other values as
-    they are. ``form`` is how the text is written: ``NAME,NAME`` or ``NAME=WEIGHT,NAME=WEIGHT``.
+    """Return a list or a mapping from Python or YAML as the text of an option; other values are
+    returned unchanged. ``form`` is ``NAME,NAME``, ``NAME=WEIGHT,NAME=WEIGHT`` or the like.
 
     Raises:
-        UserError: If it cannot be written so.
+        UserError: If ``value`` cannot be written in this form.
     """
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
         return value

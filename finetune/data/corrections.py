@@ -1,9 +1,9 @@
-"""``suspects.csv``, the rows for a person to correct, and ``--relabel`` and ``--exclude``.
+"""Write ``suspects.csv`` for a person to correct, and apply ``--relabel`` and ``--exclude``.
 
-A line is about the rows of its split that have its content, by digest, and its label. So a file of
-another data set, or of one that has changed, corrects nothing by mistake, and rows may move. Rows
-of one split with the same content and label are corrected together, after the splits are made, so
-that a corrected training has the test rows of the one before.
+A line of the file stands for all rows of its split with the same content (by digest) and label. So
+rows may move, and the file of another or a changed data set corrects nothing by mistake. Files are
+applied after the splits are made, so that a training with corrections has the same test rows as one
+without.
 """
 
 import csv
@@ -34,14 +34,14 @@ COLUMNS = (
     *("split", "place", "text", "label", "suggested", "probability", "why"),
     *("new_label", "digest"),
 )
-#: What a person writes into ``new_label`` for a row that is to be left out.
+#: The ``new_label`` that removes a row.
 DROP = "drop"
 
 
 def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Path:
-    """Write rows for a person to correct, for Excel: UTF-8 with a mark, no formulas.
+    """Write rows for a person to correct, for Excel: UTF-8 with a byte order mark, no formulas.
 
-    A row has :data:`COLUMNS`, and the cells of the user's own ``columns`` in a mapping ``user``.
+    A row has the keys :data:`COLUMNS`, and ``user``, the values of the user's own ``columns``.
     """
     with replacing(path) as new, new.open("w", encoding="utf-8-sig", newline="") as file:
         writer = csv.writer(file)
@@ -55,10 +55,10 @@ def write_suspects(path: Path, rows: Sequence[Mapping[str, Any]], columns: Seque
 
 
 def read_suspects(path: Path) -> pd.DataFrame:
-    """Return ``split``, ``digest``, ``label`` and ``new_label`` of each line of a file, as texts.
+    """Return the columns ``split``, ``digest``, ``label`` and ``new_label`` of a file, as texts.
 
     Raises:
-        UserError: If it is no such file.
+        UserError: If a column is missing.
     """
     rows = read_file(path, ReadOptions()).rows
     lines = pd.DataFrame()
@@ -69,25 +69,25 @@ def read_suspects(path: Path) -> pd.DataFrame:
         if column not in rows.column_names:
             raise UserError(
                 f"{path}: no column '{column}' (columns: {', '.join(rows.column_names)}); expected "
-                f"a {FILE} of report or check, of which only 'new_label' is edited"
+                f"a {FILE} from report or check in which only 'new_label' was edited"
             )
         texts = pd.Series(["" if value is None else str(value) for value in rows[column][:]])
-        lines[name] = texts.where(texts.str.strip() != "", "")  # blanks around a label count
+        lines[name] = texts.where(texts.str.strip() != "", "")  # keep blanks of a label
     return lines
 
 
 def has_new_labels(path: Path) -> bool:
-    """Return whether a person has written into a file, which has to be a list of suspects."""
+    """Return whether the ``new_label`` of any line of a ``suspects.csv`` is filled in."""
     return any(read_suspects(path)["new_label"])
 
 
 def text_digest(text: str) -> str:
-    """Return the digest of a text; a spreadsheet takes it for a word, not for a number."""
+    """Return the digest of a text; the ``x`` keeps a spreadsheet from reading it as a number."""
     return f"x{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
 def row_digests(rows: Dataset, column: str) -> list[str]:
-    """Return the digests by which rows are found again; ``column`` is what the model reads."""
+    """Return the digest of each row's content; ``column`` is the column that the model reads."""
     if column != "text":
         return [f"x{digest.hex()}" for digest in digests.hash_rows(rows, column)]
     batches = rows.select_columns([column]).iter(1000)
@@ -95,7 +95,7 @@ def row_digests(rows: Dataset, column: str) -> list[str]:
 
 
 def label_text(rows: Dataset, label: Any) -> str:
-    """Return how a label is written in the file."""
+    """Return a label as it is written in ``suspects.csv``."""
     names = targets.class_names(rows)
     if targets.is_set(rows):
         return json.dumps([names[number] for number in label], ensure_ascii=False)
@@ -109,16 +109,16 @@ def apply(
     files: Mapping[str, Sequence[str]],
     report: Report,
 ) -> tuple[DatasetDict, list[dict[str, Any]]]:
-    """Return the splits with rows relabelled and left out as the files say, and what was done.
+    """Return the splits with corrected labels and without excluded rows, and facts per file.
 
-    Of each file are returned ``file``, ``sha256``, and the rows ``relabelled`` and ``excluded``
-    by split.
+    The facts are ``file``, ``sha256``, and the number of rows ``relabelled`` and ``excluded``
+    per split.
 
-    The splits are made of ``source``, and the model reads ``column``. The ``files`` are by the
-    option that names them; each begins with the labels that the one before it left.
+    The splits are made from ``source``; the model reads ``column``. ``files`` are the file names by
+    option, ``relabel`` or ``exclude``. They are applied in order, each to the result of the last.
 
     Raises:
-        UserError: If a file is not of these rows, names unknown labels, or is ambiguous.
+        UserError: If a file does not belong to this data, has unknown labels, or is ambiguous.
     """
     data = _find_rows(splits, source, column)
     data["is_changed"] = False
@@ -127,7 +127,7 @@ def apply(
         path = existing(name)
         lines = read_suspects(path)
         if flag == "--relabel" and not any(lines["new_label"]):
-            raise UserError(f"{flag} {name}: no row has a 'new_label' (a label, or {DROP})")
+            raise UserError(f"{flag} {name}: 'new_label' is empty: write a label or {DROP} into it")
         changes = _find_changes(flag, path, lines, data, source["train"])
         data.loc[changes.index, "label"] = changes
         data.loc[changes.index, "is_changed"] = True
@@ -143,7 +143,7 @@ def apply(
         if unused := len(changes) - len(used):
             text += f"; {counted(unused, 'row')} of the file in no split, such as duplicates"
         if "test" in facts["relabelled"] | facts["excluded"]:
-            text += ": its test scores are not those of the same test set any more"
+            text += ": scores on this test set cannot be compared with those before"
         report.info(text, name="corrections")
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         applied.append({"file": name, "sha256": digest, **facts})
@@ -162,8 +162,8 @@ def apply(
 
 
 def _find_rows(splits: DatasetDict, source: DatasetDict, column: str) -> pd.DataFrame:
-    """Return the rows of the source: ``split``, ``row``, ``digest``, ``label``, which is None if
-    they are left out, and ``part``, the split made of them, if any.
+    """Return a frame of the rows of the source with ``split``, ``row``, ``digest``, ``label`` (None
+    once a row is left out) and ``part``, the final split of the row, if any.
     """
     frames = []
     for split, rows in source.items():
@@ -181,7 +181,7 @@ def _find_rows(splits: DatasetDict, source: DatasetDict, column: str) -> pd.Data
 def _find_changes(
     flag: str, path: Path, lines: pd.DataFrame, data: pd.DataFrame, train: Dataset
 ) -> pd.Series:
-    """Return the new labels of rows by their index in ``data``, None to leave them out."""
+    """Return the new labels by their index in ``data``; None for rows to leave out."""
     mistakes = list[str]()
 
     def locate(numbers: pd.Series) -> str:
@@ -189,7 +189,7 @@ def _find_changes(
 
     lines = lines.reset_index(names="line").rename(columns={"label": "text"})
     pairs = lines.merge(data.reset_index(names="place"), "left", on=["split", "digest"])
-    is_gone = pairs["place"].notna() & pairs["label"].isna()  # left out by a file before
+    is_gone = pairs["place"].notna() & pairs["label"].isna()  # left out by an earlier file
     texts = pairs["label"].map(partial(label_text, train), "ignore")
     is_same = texts == pairs["text"]
     is_alike = texts.map(_normalize_label, "ignore") == pairs["text"].map(_normalize_label)
@@ -199,16 +199,16 @@ def _find_changes(
     if not unmatched.empty:
         mistakes.append(
             f"{locate(unmatched['line'])}: not in the data with this 'split', 'digest' and 'label' "
-            f"({list_names([*unmatched['text'].unique()])}): remove the line, or give the file of "
-            "this data set; only 'new_label' is edited"
+            f"({list_names([*unmatched['text'].unique()])}): edit only 'new_label', use the file "
+            "made from this data, or remove the line"
         )
     changes = {}
     for row, requests in pairs[is_match].groupby("place"):
         cell, *others = requests["new_label"].unique()
         if others and flag == "--relabel":
             mistakes.append(
-                f"{locate(requests['line'])} are about rows of the same content and label: give "
-                "them the same 'new_label', or remove a line"
+                f"{locate(requests['line'])} stand for the same content and label: give them the "
+                "same 'new_label', or remove a line"
             )
         try:
             if cell or flag == "--exclude":
@@ -221,14 +221,14 @@ def _find_changes(
 
 
 def _normalize_label(label: str) -> str:
-    """Return a label without what a spreadsheet changes: case, blanks, the digits of a number."""
+    """Return a label without what a spreadsheet may change: case, blanks, formats of numbers."""
     text = label.strip().removeprefix("'").casefold()
     number = parse_number(text)
     return text if number is None else f"{number:.12g}"
 
 
 def _parse_label(cell: str, rows: Dataset) -> Any:
-    """Return the label that a cell asks for, as the data has it; None to leave the row out."""
+    """Return the label in a cell of ``new_label``, as class ids or numbers; None for ``drop``."""
     names = targets.class_names(rows)
     feature = rows.features["label"]
     if cell.strip() == DROP and not {DROP, cell} & {*names}:

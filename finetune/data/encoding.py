@@ -1,14 +1,14 @@
-"""From texts to tokens: truncated, not padded, the same in training and prediction.
+"""Tokenize texts, truncated or cut into windows but not padded, for training and prediction.
 
-A row is one text, or several parts. Two parts are a pair where the tokenizer has pairs, with its
-own separators and token types; other parts are joined by its separator token. The longest part is
+A row is one text or several parts. Two parts are a pair if the tokenizer supports pairs, with its
+separators and token types; otherwise parts are joined by the separator token. The longest part is
 truncated first.
 
-Or a text of more than ``max_length`` tokens is cut into overlapping windows of exactly so many,
-special tokens included, which share ``stride`` tokens with the next; the last one ends with the
-text, and shares more. Each is a row, and a column :data:`COLUMN` has the number of its document;
-the outputs of a model for them are pooled. With a fast tokenizer these are the windows of its
-``return_overflowing_tokens`` but for the last, which is what ``truncation_side="left"`` keeps.
+A text of more than ``max_length`` tokens can instead be cut into overlapping windows of exactly
+``max_length`` tokens, special tokens included. Neighbouring windows share ``stride`` tokens; the
+last window ends with the text and shares more. Each window is a row, the column :data:`COLUMN` has
+the number of its document, and the outputs of the model are pooled. The windows are those of
+``return_overflowing_tokens``, except the last: it is the row of ``truncation_side="left"``.
 """
 
 import functools
@@ -23,28 +23,28 @@ from transformers import PreTrainedTokenizerBase
 from finetune.errors import UserError, counted
 
 Truncation = Literal["head", "tail", "head_tail"]
-#: What the model reads of a row: a text, or its parts.
+#: The input of the model in a row: a text, or its parts.
 Read = str | Sequence[str]
-#: A row as the tokenizer returns it: ``input_ids``, ``attention_mask`` and the like.
+#: A tokenized row: ``input_ids``, ``attention_mask`` and the like.
 Columns = dict[str, list[int]]
-#: ``head_tail`` keeps a quarter of the tokens from the beginning (Sun et al., 2019, "How to
-#: fine-tune BERT for text classification": 128 of 512).
+#: ``head_tail`` keeps a quarter of ``max_length`` from the beginning of the text (Sun et al., 2019,
+#: "How to fine-tune BERT for text classification": 128 of 512).
 _HEAD = 4
-#: Texts that are tokenized in one call: a tokenizer needs 100 times as many bytes.
+#: Texts per call of the tokenizer, which needs 100 times the bytes of the texts.
 _TEXTS_PER_CALL = 64
-#: The column of prepared rows with the number of their document in its split.
+#: The column of prepared rows with the number of the document in its split.
 COLUMN = "document"
 _SAMPLE = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
 
 
 def is_pair(tokenizer: PreTrainedTokenizerBase, columns: int) -> bool:
-    """Return whether so many texts are a pair, between which the tokenizer puts special tokens."""
+    """Return whether there are two text columns and the tokenizer supports pairs."""
     special = tokenizer.num_special_tokens_to_add
     return columns == 2 and special(pair=True) > special(pair=False)
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield the tokens of texts without special tokens and truncation."""
+    """Yield the token ids of each text, without special tokens and truncation."""
     names = ("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose")
     options: dict[str, Any] = dict.fromkeys(names, False)
     for start in range(0, len(texts), _TEXTS_PER_CALL):
@@ -52,10 +52,10 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Itera
 
 
 class Frame:
-    """The special tokens that a tokenizer puts around a text, or those of a pair.
+    """The special tokens that a tokenizer adds to a text or a pair.
 
     Raises:
-        UserError: If the tokens of a text are not among those with special tokens.
+        UserError: If the tokens of a text change when special tokens are added.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: int = 1) -> None:
@@ -66,15 +66,15 @@ class Frame:
         starts = [n for n in range(len(ids)) if ids[n : n + size] == sample] if size else []
         if len(starts) != texts:
             name = type(tokenizer).__name__
-            hint = "use --long_texts cut, --truncation head, one --text_column"
-            raise UserError(f"{name} does not put special tokens around those of a text: {hint}")
-        self._spans = [slice(start, start + size) for start in starts]  # of texts in the example
+            hint = "use --long_texts cut, --truncation head and one --text_column"
+            raise UserError(f"{name} changes tokens when it adds special tokens: {hint}")
+        self._spans = [slice(start, start + size) for start in starts]  # where the texts are
 
     def row(self, *texts: list[int]) -> Columns:
-        """Return the row of the tokens of as many texts."""
+        """Return the token ids of the text, or of both texts of a pair, with special tokens."""
         row = {name: [*values] for name, values in self._example.items()}
         spans = zip(texts, self._spans, strict=True)
-        for text, span in reversed([*spans]):  # so that the places of those before stay
+        for text, span in reversed([*spans]):  # the spans before stay valid
             for name, values in row.items():
                 values[span] = text if name == "input_ids" else values[span][:1] * len(text)
         return row
@@ -85,13 +85,13 @@ class Encoder:
     """Tokenizes rows.
 
     Attributes:
-        tokenizer: Of the model; its ``truncation_side`` says which end of a text is lost.
+        tokenizer: The tokenizer of the model; its ``truncation_side`` applies.
         max_length: Longer rows are truncated to this many tokens, special tokens included.
-        truncation: ``head_tail`` keeps the first quarter of them and the rest from the end.
-        parts: How many texts a row has.
+        truncation: ``head_tail`` keeps the first quarter of ``max_length``, the rest from the end.
+        parts: The number of texts per row.
 
     Raises:
-        UserError: If ``max_length`` has no room for a token of each part.
+        UserError: If ``max_length`` has no room for one token of each part.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -103,19 +103,19 @@ class Encoder:
         fewest = self.special_tokens + self.parts
         if self.max_length < fewest:
             texts = f"{counted(self.parts, 'text')} and special tokens"
-            raise UserError(f"--max_length {self.max_length}: {texts} take {fewest} or more")
+            raise UserError(f"--max_length {self.max_length}: {texts} need at least {fewest}")
 
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
-        """Return the outputs of the tokenizer for rows."""
+        """Return the columns of the tokenized rows."""
         columns = self._columns(rows)
         if self.parts == 1 and self.truncation != "head_tail":
             return dict(self.tokenizer(*columns, truncation=True, max_length=self.max_length))
-        # a fast tokenizer would make all combinations of what it truncates of both texts of a pair
+        # a fast tokenizer would also return all combinations of the overflowing tokens of a pair
         encoded_rows = [self.frame.row(*self._cut(texts)) for texts in self._tokens(columns)]
         return {name: [row[name] for row in encoded_rows] for name in encoded_rows[0]}
 
     def whole_lengths(self, rows: Sequence[Read]) -> np.ndarray:
-        """Return how many tokens rows have, special ones too, not truncated, shape ``(rows,)``."""
+        """Return the number of tokens of each row before truncation, with special tokens."""
         counts = [sum(map(len, texts)) for texts in self._tokens(self._columns(rows))]
         return np.array(counts, dtype=np.int64) + self.special_tokens
 
@@ -125,12 +125,12 @@ class Encoder:
 
     @functools.cached_property
     def frame(self) -> Frame:
-        """The special tokens around a text, or those of a pair."""
+        """The special tokens of a text or a pair."""
         return Frame(self.tokenizer, 2 if self._is_pair else 1)
 
     @functools.cached_property
     def _separator(self) -> tuple[str, list[int]]:
-        """What joins parts that are no pair, a special token or a line break, and its tokens."""
+        """The separator of parts that are no pair, a special token or a line break, and its ids."""
         if self.parts == 1 or self._is_pair:
             return "", []
         text = str(self.tokenizer.sep_token or self.tokenizer.eos_token or "\n")
@@ -138,24 +138,24 @@ class Encoder:
 
     @property
     def special_tokens(self) -> int:
-        """How many a row has, those between its parts too."""
+        """The number of special tokens of a row, including those between its parts."""
         special = self.tokenizer.num_special_tokens_to_add(pair=self._is_pair)
         return int(special) + (self.parts - 1) * len(self._separator[1])
 
     def _columns(self, rows: Sequence[Read]) -> list[list[str]]:
-        """Return the texts of rows, or each of their parts, as columns."""
+        """Return the parts of rows as columns of texts; a single text is one part."""
         parts = ([row] if isinstance(row, str) else row for row in rows)
         columns = [*map(list, zip(*parts, strict=True))]
         if columns and len(columns) != self.parts:
-            hint = "it needs --text_columns, and a load() that calls labelled()"
-            raise UserError(f"the recipe loads rows of {len(columns)} texts: {hint}")
+            hint = f"expected {self.parts}: set --text_columns, and call labelled() in load()"
+            raise UserError(f"the recipe loads rows of {len(columns)} texts, {hint}")
         return columns
 
     def _tokens(self, columns: Sequence[Sequence[str]]) -> Iterator[list[list[int]]]:
-        """Yield the tokens of the parts of each row, without special tokens and truncation.
+        """Yield the token ids of each part of each row, without special tokens and truncation.
 
-        Of parts that are joined, all but the first are tokenized behind the separator: a tokenizer
-        of SentencePiece marks the beginning of the first part only.
+        Joined parts after the first are tokenized together with the separator, because a
+        SentencePiece tokenizer marks the beginning of the first part only.
         """
         separator, ids_of_separator = self._separator
         texts = [*columns[:1], *([separator + text for text in column] for column in columns[1:])]
@@ -164,11 +164,11 @@ class Encoder:
             yield [first, *(ids[len(ids_of_separator) :] for ids in rest)]
 
     def _cut(self, parts: Sequence[list[int]]) -> list[list[int]]:
-        """Return the two parts of a pair, or all joined, cut to ``max_length``. The longest is
-        truncated first; of equally long ones the last has more, as with fast tokenizers.
+        """Return the parts of a pair, or all parts joined, truncated to ``max_length``. The longest
+        part is truncated first; if parts are equally long, the last one keeps more.
         """
         room = self.max_length - self.special_tokens
-        if self.truncation == "head_tail":  # of one text
+        if self.truncation == "head_tail":  # only with a single text
             (ids,) = parts
             head = self.max_length // _HEAD
             return [ids[:head] + ids[max(head, len(ids) - room + head) :]]
@@ -187,9 +187,9 @@ class Encoder:
 
 
 class Windows:
-    """Cuts texts into windows of the ``max_length`` of an encoder.
+    """Cuts texts into overlapping windows of ``encoder.max_length`` tokens.
 
-    Neighbouring ones share ``stride`` tokens, or more; None for a quarter of ``max_length``.
+    Neighbouring windows share at least ``stride`` tokens; None is a quarter of ``max_length``.
     """
 
     def __init__(self, encoder: Encoder, stride: int | None = None) -> None:
@@ -201,7 +201,7 @@ class Windows:
             raise UserError(f"--stride {stride}: {limit}")
 
     def rows(self, texts: Sequence[str]) -> Iterator[tuple[int, Columns]]:
-        """Yield the number of its text for each window, and what the tokenizer returns for it."""
+        """Yield for each window the number of its text, and the tokenized row."""
         for number, ids in enumerate(token_ids(self.encoder.tokenizer, texts)):
             starts = range(0, len(ids) - self.room, self.room - self.shared)
             for start in (*starts, max(0, len(ids) - self.room)):
@@ -209,25 +209,25 @@ class Windows:
 
 
 def documents_of(rows: Any) -> np.ndarray | None:
-    """Return the document of each prepared row, shape ``(rows,)``; None if rows are documents."""
+    """Return the document of each prepared row, shape ``(rows,)``; None without windows."""
     if COLUMN not in (getattr(rows, "column_names", None) or ()):
         return None
-    is_ours = rows.features[COLUMN].dtype == "int64"  # and not one that a recipe has called so
+    is_ours = rows.features[COLUMN].dtype == "int64"  # not a column of a recipe
     return np.asarray(rows.with_format("numpy")[COLUMN][:]) if is_ours else None
 
 
 def first_lengths(rows: Any) -> np.ndarray:
-    """Return the tokens of each document, or of its first window, shape ``(documents,)``."""
+    """Return the number of tokens of each document, or of its first window."""
     lengths = np.asarray(rows.with_format("numpy")["length"][:])
     documents = documents_of(rows)
     return lengths if documents is None else lengths[np.unique(documents, return_index=True)[1]]
 
 
 def pooled(outputs: np.ndarray, documents: np.ndarray, pooling: str) -> np.ndarray:
-    """Return the outputs of documents, in the order of their numbers, from those of windows.
+    """Return the pooled outputs of each document, float32, shape ``(documents, ...)``.
 
     Args:
-        outputs: Of windows in any order, shape ``(windows, ...)``.
+        outputs: The outputs of all windows, in any order, shape ``(windows, ...)``.
         documents: The document of each window, shape ``(windows,)``.
         pooling: ``mean`` or ``max``.
     """

@@ -1,8 +1,8 @@
-"""Which file is which split of a local data set: by its name, that of its folder, or a pattern.
+"""Find the files of each split of a local data set.
 
-A split is what ``--dataset_splits`` says, else what is called ``train``, ``validation`` or
-``test``, else the only one that has a keyword of ``datasets`` in its name, such as ``dev``. What is
-not read is reported.
+A split is chosen by ``--dataset_splits``, else by the names ``train``, ``validation`` and ``test``
+of files or folders, else by a keyword of ``datasets`` in a name, such as ``dev``, if only one name
+has it. Files that are not read are reported.
 """
 
 import glob
@@ -22,20 +22,20 @@ from finetune.errors import UserError, suggestion
 from finetune.runtime import formats
 
 SPLITS = ("train", "validation", "test")
-#: The split that a word in a name stands for.
+#: The split of each keyword of ``datasets``, e.g. ``dev``: ``validation``.
 KEYWORDS = {word: str(split) for split, words in SPLIT_KEYWORDS.items() for word in words}
-#: The name, in ``--dataset_splits``, of a validation or test split that is not to be read.
+#: The value in ``--dataset_splits`` for a validation or test split that is not read.
 NONE = "none"
-#: Suffixes of files that are taken for images.
+#: Suffixes of image files.
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-#: The number of a part at the end of a file's name: ``train-00000-of-00002``, ``train_1``.
-_PART = re.compile(r"[-_.]?(?:part[-_.]?)?\d+(?:[-_]of[-_]\d+)?$")
-#: Files that ``Dataset.save_to_disk`` writes beside those with rows.
-_DESCRIPTIONS = ("dataset_dict.json", "dataset_info.json", "state.json")
+#: The shard number at the end of a file's name: ``train-00000-of-00002``, ``train_1``.
+_SHARD = re.compile(r"[-_.]?(?:part[-_.]?)?\d+(?:[-_]of[-_]\d+)?$")
+#: Files without rows that ``Dataset.save_to_disk`` writes.
+_METADATA = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 class NoTrainSplit(UserError):
-    """A source has no split to train on, but ``splits``, in the process that reads it."""
+    """A data set has no ``train`` split, only ``splits``; they are lost when it is pickled."""
 
     splits: Sequence[str] = ()
 
@@ -45,10 +45,10 @@ class SplitFiles:
     """The files of a local data set.
 
     Attributes:
-        kind: Tables, or texts or images in folders of their classes.
-        files: Of each split, in the order of their rows.
-        class_level: Of the folders below the directory that are named by classes.
-        facts: What is not read, and splits that were recognized by a keyword.
+        kind: ``tables``, or ``texts`` or ``images`` in folders named by class.
+        files: The files of each split, in the order of their rows.
+        class_level: The depth of the class folders below the directory: 0, or 1 in split folders.
+        facts: Files that are not read, and splits that were chosen by a keyword.
     """
 
     kind: Literal["tables", "texts", "images"]
@@ -58,20 +58,20 @@ class SplitFiles:
 
 
 def parse_split_names(text: str | None) -> dict[str, str]:
-    """Return the names in the source of the splits that ``--dataset_splits`` lists.
+    """Return the value of ``--dataset_splits`` as a dict from split to its name in the source.
 
     Raises:
-        UserError: If it is not ``SPLIT=NAME,SPLIT=NAME``.
+        UserError: If the value is not ``SPLIT=NAME,SPLIT=NAME``.
     """
     names = dict(split_pairs(text or ""))
     if not (names.keys() <= {*SPLITS} and all(names.values())) or names.get("train") == NONE:
-        expected = "train=NAME, validation=NAME or test=NAME, or none to leave one out"
+        expected = "train=NAME, validation=NAME or test=NAME (NAME none: not read)"
         raise UserError(f"--dataset_splits {text}: expected {expected}, separated by commas")
     return names
 
 
 def guess_split(name: str) -> str | None:
-    """Return the split that a keyword in a name stands for, those of ``datasets``; else None."""
+    """Return the split whose keyword of ``datasets`` is in a name, e.g. ``dev``; else None."""
     splits = {KEYWORDS.get(word) for word in re.split(r"[-._ 0-9]+", name.lower())}
     return next((split for split in reversed(SPLITS) if split in splits), None)
 
@@ -79,19 +79,19 @@ def guess_split(name: str) -> str | None:
 def choose_splits(
     dataset: str, names: Collection[str], split_names: Mapping[str, str], hint: str = ""
 ) -> tuple[dict[str, str], list[str]]:
-    """Return which of the ``names`` in a source is which split, and facts for the user.
+    """Return the name in the source of each split, and facts for the user.
 
-    ``hint`` says what else can be typed if there is no split to train on.
+    ``hint`` is added to the message if there is no ``train`` split.
 
     Raises:
-        UserError: If a name of ``split_names`` is missing, or several names may be a split.
-        NoTrainSplit: If there is no split to train on.
+        UserError: If a name in ``split_names`` is not in ``names``, or if a split is ambiguous.
+        NoTrainSplit: If there is no ``train`` split.
     """
     chosen = {split: name for split, name in split_names.items() if name != NONE}
     listed = ", ".join(names) or "none"
     mistakes = [
-        f"--dataset_splits {split}={name}: {dataset} has no such split"
-        f"{suggestion(name, names)} (it has: {listed})"
+        f"--dataset_splits {split}={name}: {dataset} has no split '{name}'"
+        f"{suggestion(name, names)} (available: {listed})"
         for split, name in chosen.items()
         if name not in names
     ]
@@ -113,8 +113,8 @@ def choose_splits(
     if mistakes:
         raise UserError(*mistakes)
     if "train" not in chosen:
-        mistake = f"data set '{dataset}' has no train split (it has: {listed}); --dataset_splits"
-        error = NoTrainSplit(f"{mistake} train=NAME takes another{hint}")
+        mistake = f"data set '{dataset}' has no train split (it has: {listed}); choose another with"
+        error = NoTrainSplit(f"{mistake} --dataset_splits train=NAME{hint}")
         error.splits = [*names]
         raise error
     if unread := [name for name in unread if name not in chosen.values()]:
@@ -123,11 +123,11 @@ def choose_splits(
 
 
 def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
-    """Return the files of each split of a directory, or those of one split: a file, or a pattern
-    such as ``data/2024-*.csv``.
+    """Return the files of each split of a directory. A file, or a pattern such as
+    ``data/2024-*.csv``, is a single split.
 
     Raises:
-        UserError: If there are none, or if it is not clear which they are.
+        UserError: If there are no files, or if their splits are ambiguous.
     """
     path = Path(dataset).expanduser()
     paths = [path]
@@ -136,17 +136,17 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
     elif existing(dataset).is_dir():
         return _find_in_directory(path, split_names)
     if split_names:
-        raise UserError(f"--dataset_splits: {dataset} is no directory; its rows are one split")
+        raise UserError(f"--dataset_splits: {dataset} is not a directory: leave the flag out")
     foreign = [str(path) for path in paths if formats.suffix(path) not in formats.FILES]
     if foreign or not paths:
         raise UserError(
             f"cannot read {_list_names(foreign or [dataset])}: expected a file ending in "
-            f"{', '.join(formats.FILES)}; texts may be {', '.join(formats.COMPRESSIONS)}"
+            f"{', '.join(formats.FILES)}; text may be compressed: {', '.join(formats.COMPRESSIONS)}"
         )
     folders = {path.parent.name for path in paths}
     names = {*map(formats.stem, paths), *(folders if len(folders) > 1 else ())}
     if len({*map(guess_split, names)} - {None}) > 1:
-        raise UserError(f"--dataset '{dataset}': files of several splits; give their directory")
+        raise UserError(f"--dataset '{dataset}': files of several splits: pass their directory")
     return SplitFiles("tables", {"train": paths})
 
 
@@ -158,9 +158,9 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
     groups: dict[str, list[Path]] = defaultdict(list)
     for path in paths:
         if formats.suffix(path) in formats.FILES:
-            # the first folder that names a split, else the file without the number of its part
+            # the first folder that names a split, else the file name without its shard number
             stem = formats.stem(path)
-            names = [*path.parts[:-1], _PART.sub("", stem) or stem]
+            names = [*path.parts[:-1], _SHARD.sub("", stem) or stem]
             groups[next(filter(is_split, names), names[0])].append(path)
     kind: Literal["tables", "texts", "images"] = "tables"
     class_level = 0
@@ -170,14 +170,14 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
         if classified := images or [path for path in members if path.suffix.lower() == ".txt"]:
             kind = "images" if images else "texts"
             deeper = [path for path in classified if len(path.parts) > 2]
-            # without these "test" may be a class
+            # without deeper files, a folder "test" may be a class
             class_level = int(bool(split_names) or any(guess_split(p.parts[0]) for p in deeper))
             groups = defaultdict(list)
             for path in deeper if class_level else classified:
                 groups[path.parts[0] if class_level else "train"].append(path)
-        elif len(groups) == 1 and not split_names:  # or what `Dataset.save_to_disk` wrote
+        elif len(groups) == 1 and not split_names:  # also a folder of `Dataset.save_to_disk`
             groups = {"train": next(iter(groups.values()))}
-    hint = f"; --dataset '{directory}/*.csv' reads all files of such a pattern as one"
+    hint = f"; or read several files as one with a pattern: --dataset '{directory}/*.csv'"
     chosen, facts = choose_splits(str(directory), groups, split_names, hint)
     for split, name in chosen.items() if kind == "tables" else ():
         if len(groups[name]) > 1:
@@ -190,9 +190,9 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
 
 
 def files_below(directory: Path) -> list[Path]:
-    """Return the files anywhere below a directory, part 2 before part 10; none with a dot first."""
+    """Return all files below a directory, 2 sorted before 10, without hidden files."""
     names = map(Path, glob.glob("**", root_dir=directory, recursive=True))
-    return _sorted_files(directory / name for name in names if name.name not in _DESCRIPTIONS)
+    return _sorted_files(directory / name for name in names if name.name not in _METADATA)
 
 
 def _sorted_files(paths: Iterable[Path]) -> list[Path]:

@@ -1,7 +1,7 @@
-"""Images: in a table, what is wrong with them, and their pixels as RGB.
+"""Load, check and decode images.
 
-Whatever a file holds becomes eight bits of red, green and blue, upright. Transparent pixels become
-white; ``transformers.pipeline`` ignores transparency and clips 16 bits.
+Every image is converted to 8-bit RGB, upright, with transparent pixels white.
+``transformers.pipeline`` instead ignores transparency and clips 16-bit pixels.
 """
 
 import io
@@ -22,11 +22,11 @@ from finetune.runtime import activity
 
 
 def decode(image: Mapping[str, Any], *, is_draft: bool = False) -> Image.Image:
-    """Return an image as RGB; refuse one that cannot be decoded, by its path if it has one.
+    """Return an image as RGB; raise a ``UserError`` with its path if it cannot be decoded.
 
     Args:
-        image: Its ``bytes``, or else its ``path``, as ``datasets.Image(decode=False)`` has them.
-        is_draft: Whether an eighth of the pixels of a JPEG do, of the whole file.
+        image: The ``bytes`` or the ``path``, as in ``datasets.Image(decode=False)``.
+        is_draft: Whether to decode a JPEG at an eighth of its size; the whole file is still read.
     """
     try:
         with Image.open(io.BytesIO(read_bytes(image))) as opened:
@@ -45,7 +45,7 @@ def decode(image: Mapping[str, Any], *, is_draft: bool = False) -> Image.Image:
 def _convert(image: Image.Image) -> Image.Image:
     ImageOps.exif_transpose(image, in_place=True)
     if image.mode in ("I", "F"):
-        raise ValueError(f"32 bits a pixel (mode {image.mode}); expected 8 or 16")
+        raise ValueError(f"32 bits per pixel (mode {image.mode}); expected 8 or 16")
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.has_transparency_data:
@@ -55,7 +55,7 @@ def _convert(image: Image.Image) -> Image.Image:
 
 
 def thumbnail(image: Mapping[str, Any]) -> bytes:
-    """Return a JPEG of an image, at most 64 pixels wide and high."""
+    """Return an image as a JPEG of at most 64 x 64 pixels."""
     small = decode(image)
     buffer = io.BytesIO()
     small.thumbnail((64, 64))
@@ -64,15 +64,15 @@ def thumbnail(image: Mapping[str, Any]) -> bytes:
 
 
 def read_bytes(image: Mapping[str, Any]) -> bytes:
-    """Return the bytes of an image, from its file if the data has only its path."""
+    """Return the encoded bytes of an image, read from its file if there is only a path."""
     content = image.get("bytes")
     return bytes(content) if content is not None else Path(str(image["path"])).read_bytes()
 
 
 def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
-    """Return rows whose column ``image`` holds images; their paths stay beside it, as ``file``.
+    """Return rows with a column ``image`` of images; paths are kept as ``file``.
 
-    ``column`` has the images, or paths that are relative to the folder of ``dataset``.
+    ``column`` holds the images, or paths relative to the folder of ``dataset``.
     """
     feature = rows.features[column]
     dtype = str(getattr(feature, "dtype", ""))
@@ -80,7 +80,7 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
     has_images = isinstance(feature, datasets.Image) or is_struct or "binary" in dtype
     is_free = column == "image" or "image" not in rows.column_names
     if not is_free or not (has_images or "string" in dtype):
-        expected = "expected images or paths, and no other column 'image'"
+        expected = "expected a column of images or paths, and no other column 'image'"
         raise UserError(f"--image_column {column}: {expected}; found {feature}")
     if not has_images:
         path = Path(dataset).expanduser().absolute()
@@ -97,9 +97,9 @@ def with_images(rows: Dataset, column: str, dataset: str) -> Dataset:
 
 
 def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> DatasetDict:
-    """Return ``dataset`` without images that are missing or cannot be decoded, or refuse them.
+    """Return ``dataset`` without missing and damaged images; without ``drop`` they are errors.
 
-    Every image is decoded once: only that shows that a file is truncated.
+    Every image is decoded once, because only that finds truncated files.
     """
 
     def check(image: Mapping[str, Any] | None) -> str:
@@ -116,8 +116,8 @@ def drop_unreadable(dataset: DatasetDict, report: Report, *, drop: bool) -> Data
     for split, rows in dataset.items():
         images = rows.select_columns(["image"]).cast_column("image", datasets.Image(decode=False))
         results: list[str] = []
-        with ThreadPoolExecutor(threads) as pool:  # Pillow releases the interpreter's lock
-            for batch in images.iter(512):  # that are in memory, not decoded
+        with ThreadPoolExecutor(threads) as pool:  # Pillow releases the GIL
+            for batch in images.iter(512):  # encoded images in memory
                 activity.advance(f"decoding images of {split}", len(results), len(rows), "images")
                 results += pool.map(check, batch["image"])
         if (is_unusable := np.array(results, dtype=object) != "").any():

@@ -1,5 +1,5 @@
-"""Labels: a column of them as it is written, and as a task has them: classes with names in a
-deterministic order, or numbers.
+"""Read label columns, and encode them as class ids or numbers. Classes have a deterministic
+order.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from finetune.data.comma_list import split_pairs
 from finetune.data.targets import refuse_or_drop
 from finetune.errors import Report, UserError
 
-_NEIGHBOURS = re.compile(r"""['"]\s+['"]""")
-#: What a cell of a column of 0 and 1 may be.
+_ADJACENT_STRINGS = re.compile(r"""['"]\s+['"]""")
+#: The values of a cell of ``--label_columns``, in lower case.
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-#: What labels may be; to be formatted with a ``separator``.
+#: The labels that are expected, for messages; format it with a ``separator``.
 EXPECTED = (
     "expected labels of one kind: classes, one per row, are --task single_label; several per row "
     "are --task multi_label, as a JSON list, with --label_separator '{separator}' or in "
@@ -40,13 +40,13 @@ class LabelOptions:
     """How the labels of a data set are written.
 
     Attributes:
-        columns: Columns that hold the labels: one, or several.
+        columns: The names of the label columns.
         task: ``single_label``, ``ordinal``, ``multi_label``, ``regression`` or ``auto``.
-        names: Classes in the order of the recipe, or of ``--label_order``; may be empty.
-        is_ordered: Whether these are the classes of ``--label_order``.
-        renames: New names of labels, by the labels in the data.
-        separator: Between the labels in a cell; None if a cell is one label, or a list.
-        drop_invalid: Whether rows whose label cannot be read are left out instead of refused.
+        names: The classes in the order of the recipe or of ``--label_order``; may be empty.
+        is_ordered: Whether ``names`` are from ``--label_order``.
+        renames: The new names of labels, by their names in the data (``--label_map``).
+        separator: The separator of labels in a cell; None if a cell is one label or a list.
+        drop_invalid: Whether rows with an invalid label are left out; otherwise they are errors.
     """
 
     columns: Sequence[str] = ("label",)
@@ -60,16 +60,16 @@ class LabelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelColumn:
-    """The labels of a split, as they are written in one column.
+    """A label column of a split, before it is encoded.
 
     Attributes:
-        name: Of the column.
-        values: The different values, in the order of their first rows; of a ``ClassLabel`` the
-            names instead of the numbers.
-        codes: The place in ``values`` of each row's value, int64, shape ``(rows,)``; -1 where the
+        name: The name of the column.
+        values: The unique values in the order of their first rows; for a ``ClassLabel``, its names
+            instead of its ids.
+        codes: The index in ``values`` of each row's value, int64, shape ``(rows,)``; -1 if the
             label is missing.
-        rows: Those of the split, of which it is a column.
-        classes: The names of a ``ClassLabel`` in their order; else none.
+        rows: The rows of the split.
+        classes: The names of a ``ClassLabel`` in their order; otherwise empty.
     """
 
     name: str
@@ -79,11 +79,11 @@ class LabelColumn:
     classes: Sequence[str] = ()
 
     def first_row(self, place: int) -> list[int]:
-        """Return the number, in the source, of the first row with a value, as a list of one."""
+        """Return the source row number of the first row with ``values[place]``, in a list."""
         return [int(targets.source_rows(self.rows)[np.argmax(self.codes == place)])]
 
     def only(self, valid: np.ndarray) -> LabelColumn:
-        """Return the column with the labels of other than the ``valid`` rows missing."""
+        """Return the column with missing labels where ``valid`` is False."""
         codes = np.where(valid, self.codes, -1)
         places = np.unique(codes[codes >= 0])
         codes = np.where(codes < 0, -1, np.searchsorted(places, codes))
@@ -91,10 +91,10 @@ class LabelColumn:
 
 
 def read_label_column(rows: Dataset, name: str) -> LabelColumn:
-    """Return a column of labels.
+    """Return a label column.
 
-    A label is missing if it is null, NaN or blank, a number of a ``ClassLabel`` that has no name,
-    such as -1, or a list with a missing label in it.
+    A label is missing if it is null, NaN or blank, a ``ClassLabel`` id without a name, such as -1,
+    or a list that contains a missing label.
     """
     feature = rows.features[name]
     inner = feature.feature if isinstance(feature, List) else feature
@@ -106,7 +106,7 @@ def read_label_column(rows: Dataset, name: str) -> LabelColumn:
     if classes:
         names = dict(enumerate(classes)).get
         values = [[*map(names, v)] if isinstance(v, list) else names(v) for v in values]
-    are_labels = [  # an empty list is a row that has none of the labels
+    are_labels = [  # an empty list is valid: a row without any label
         None not in v if isinstance(v, list) else not pd.isna(v) and str(v).strip() != ""
         for v in values
     ]
@@ -115,9 +115,9 @@ def read_label_column(rows: Dataset, name: str) -> LabelColumn:
 
 
 def parse_list(cell: Any) -> list[Any] | None:
-    """Return the list that a cell is, or holds in JSON or Python syntax; None if it holds none.
+    """Return a cell as a list: a list itself, or text in JSON or Python syntax; otherwise None.
 
-    Python would join strings side by side, which NumPy writes for arrays: they are no list.
+    Adjacent strings, as NumPy prints arrays, are not a list: Python would join them into one.
     """
     if not isinstance(cell, str):
         return cell if isinstance(cell, list) else None
@@ -127,32 +127,32 @@ def parse_list(cell: Any) -> list[Any] | None:
         return list(json.loads(cell))
     with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         parsed = ast.literal_eval(cell.strip())
-        return parsed if isinstance(parsed, list) and not _NEIGHBOURS.search(cell) else None
+        return parsed if isinstance(parsed, list) and not _ADJACENT_STRINGS.search(cell) else None
     return None
 
 
 def parse_number(value: Any) -> float | None:
-    """Return a value that is a number, or the text of one; None for anything else."""
+    """Return a number, or the text of a number, as a float; None for other values."""
     if isinstance(value, bool) or "_" in str(value):  # Python reads 1_000
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError):  # the last of an integer of hundreds of digits
+    except (TypeError, ValueError, OverflowError):  # Overflow: a huge integer
         return None
 
 
 def natural_key(name: str) -> tuple[bool, float, str]:
-    """Return a key that sorts names: numbers first, as numbers."""
+    """Return a sort key for names: numbers first, by value, then words."""
     value = parse_number(name)
     is_number = value is not None and math.isfinite(value)
     return not is_number, float(name) if is_number else 0.0, name
 
 
 def parse_label_map(text: str | None) -> dict[str, str]:
-    """Return the new names in ``--label_map``, by the labels that they stand for.
+    """Return the value of ``--label_map`` as a dict from label to new name.
 
     Raises:
-        UserError: If it is not ``LABEL=NAME,LABEL=NAME``, with each label once.
+        UserError: If the value is not ``LABEL=NAME,LABEL=NAME`` with each label once.
     """
     pairs = split_pairs(text or "")
     if not all(label and name for label, name in pairs) or len(dict(pairs)) < len(pairs):
@@ -161,19 +161,19 @@ def parse_label_map(text: str | None) -> dict[str, str]:
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Return the first five names, quoted, and the number of others."""
+    """Return the first five names, quoted, and how many more there are, as text."""
     rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(f"'{name}'" for name in names[:5]) + rest
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The labels of all splits as a task has them.
+    """The encoded labels of all splits.
 
     Attributes:
-        feature: Of the column ``label``: one of those in :mod:`finetune.data.targets`.
-        labels: Of each split, null in rows that are left out.
-        unmapped: Labels in ``--label_map`` that do not occur.
+        feature: The feature of the column ``label``, see :mod:`finetune.data.targets`.
+        labels: The labels of each split, null for rows that are left out.
+        unmapped: Labels in ``--label_map`` that are not in the data.
     """
 
     feature: Any
@@ -181,7 +181,7 @@ class Encoded:
     unmapped: Sequence[str] = ()
 
     def added_to(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``dataset`` with ``label``, without the rows that are left out."""
+        """Return ``dataset`` with the column ``label``, without rows whose label is null."""
         splits = DatasetDict()
         for split, rows in dataset.items():
             labels = self.labels[split]
@@ -192,13 +192,13 @@ class Encoded:
 
 
 def parse_truth(value: Any) -> bool | None:
-    """Return what a cell of a column of 0 and 1 says; None of other values."""
+    """Return a cell of ``--label_columns``, such as 0, ``yes`` or True, as a bool; else None."""
     number = parse_number(value)
     return _TRUTH.get(str(value).strip().lower() if number is None else f"{number:g}")
 
 
 def looks_printed(value: Any) -> bool:
-    """Return whether a text looks like several values as a program prints them: ``('a', 'b')``."""
+    """Return whether a text looks like a printed collection, e.g. ``('a', 'b')``."""
     return bool(re.fullmatch(r"""\s*\w*[\[({].*['",].*[\])}]\s*""", str(value)))
 
 
@@ -208,15 +208,15 @@ def looks_printed(value: Any) -> bool:
 def encode_names(
     columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
 ) -> Encoded:
-    """Return labels with names as numbers of classes: one a row, or a list for ``multi_label``.
+    """Encode labels as class ids: one id per row, or a list of ids for ``multi_label``.
 
-    Classes are called as they are written: ``00``, ``NA``, `` good``; a number by its value, the
-    float 1.0 ``1``. If all are among the names of the options, they take that order; otherwise that
-    of the source or of the columns if it has one, then numbers as numbers, then words. An empty
-    list, or a row of zeros, is a row that has none of the labels.
+    Class names are kept as written: ``00``, ``NA``, `` good``; the float 1.0 is called ``1``. If
+    ``options.names`` has all classes, they take its order. Otherwise they have the order of the
+    ``ClassLabel`` or of ``--label_columns``; other classes follow, numbers by value, then words.
+    An empty list, or a row of zeros, is a row without labels.
 
     Raises:
-        UserError: With the first value of each column that cannot be read.
+        UserError: With the first invalid value of each column.
     """
     by_name = {
         split: _read_bits(group, split, report)
@@ -249,7 +249,7 @@ def encode_names(
 
 
 def _read_bits(group: Sequence[LabelColumn], split: str, report: Report) -> LabelColumn:
-    """Return columns of 0 and 1 as one, whose values list the names of those that are 1."""
+    """Return columns of 0 and 1 as one column whose values are lists of the names of the ones."""
     bits = []
     for column in group:
         truths = [parse_truth(value) for value in column.values]
@@ -269,10 +269,10 @@ def _read_bits(group: Sequence[LabelColumn], split: str, report: Report) -> Labe
 def _read_names(
     column: LabelColumn, split: str, options: LabelOptions, report: Report
 ) -> LabelColumn:
-    """Return a column whose values are lists of the names of classes; report the first other.
+    """Return a column whose values are lists of class names; report the first invalid value.
 
-    In a cell of several labels these are words or whole numbers. Where 0 or 1 comes twice in a
-    cell, it has a place for each label rather than their names.
+    The labels in a multi-label cell are words or whole numbers. A cell with 0 or 1 twice is
+    invalid: it is an indicator vector, not a list of names.
     """
 
     def is_class(label: Any) -> bool:  # a word or a whole number
@@ -300,18 +300,18 @@ def _read_names(
     return replace(column, values=names)
 
 
-def _class_name(value: Any) -> str:  # of 1.0 it is "1"
+def _class_name(value: Any) -> str:  # "1" for 1.0
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report) -> Dataset:
-    """Return rows of other data with the classes numbered as a model numbers its ``names``.
+    """Return rows of new data with the class ids of a model whose classes are ``names``.
 
     Raises:
-        UserError: If there are labels that the model does not know.
+        UserError: If the data has labels that the model does not know.
     """
     if not targets.are_classes(rows):
-        raise UserError("the data has numbers as labels, and the model predicts classes")
+        raise UserError("the labels of the data are numbers, but the model predicts classes")
     source = targets.class_names(rows)
     numbers = {n: names.index(source[n]) for n in targets.counts(rows) if source[n] in names}
     if unknown := targets.counts(rows).keys() - numbers.keys():
@@ -339,13 +339,13 @@ def match_labels(rows: Dataset, names: Sequence[str], split: str, report: Report
 def encode_numbers(
     columns: Mapping[str, Sequence[LabelColumn]], options: LabelOptions, report: Report
 ) -> Encoded:
-    """Return the labels as float32: a number a row, or a list of as many as there are columns.
+    """Encode labels as float32: one number per row, or a list with a number per column.
 
     Raises:
-        UserError: If there are other values, unless such rows are left out, with a warning.
+        UserError: If a value is not a finite number; with ``drop_invalid`` this is a warning.
     """
     if options.renames:
-        report.fail("--label_map: the labels are numbers, which have no other names")
+        report.fail("--label_map: the labels are numbers, which cannot be renamed")
     count = len(options.columns)
     labels = {}
     for split, group in columns.items():
@@ -353,7 +353,7 @@ def encode_numbers(
         for column in group:
             values = np.array([*map(parse_number, column.values), None], dtype=float)
             values[np.abs(values) > np.finfo(np.float32).max] = np.nan
-            numbers = values.astype(np.float32)[column.codes]  # -1 is the last one: missing
+            numbers = values.astype(np.float32)[column.codes]  # code -1: the last value, NaN
             parsed.append(numbers)
             invalid = np.flatnonzero(np.isnan(numbers) & (column.codes >= 0))
             if len(invalid):

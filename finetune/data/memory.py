@@ -1,8 +1,8 @@
-"""Rows that are passed in Python: a frame, a ``Dataset``, a list of dicts, or splits of these.
+"""Store rows that are passed in Python: a DataFrame, a ``Dataset``, a list of dicts, or splits.
 
-They are written into the cache under a name made from their content, ``memory:0123456789abcdef``.
-The name is used like that of a file: in the options of a recipe, in ``run.json``, in the processes
-that ``launch`` starts and in the command that resumes.
+The rows are written to the cache under a name made from their content, ``memory:0123456789abcdef``.
+Like the name of a file, this name is used in the options of a recipe, in ``run.json``, in the
+processes of ``launch`` and in the command that resumes a run.
 """
 
 import contextlib
@@ -24,24 +24,24 @@ PREFIX = "memory:"
 
 
 def is_table(data: Any) -> bool:
-    """Return whether an object is a frame or a table, and not a single column."""
+    """Return whether an object is a DataFrame or a table, not a single column."""
     return hasattr(data, "__arrow_c_stream__") and hasattr(data, "columns")
 
 
 def store(data: Any) -> str:
-    """Return the name of a data set; rows in memory are written into the cache.
+    """Write rows in memory to the cache, and return their name; a name or path is returned as is.
 
-    ``data`` is the name or the path of a data set; a frame of pandas, or of another library such as
-    polars; a ``Dataset``; a list of dicts; or a mapping of these by split.
+    ``data`` is the name or path of a data set, a DataFrame of pandas, polars or the like, a
+    ``Dataset``, a list of dicts, or a mapping of these by split.
 
     Raises:
-        UserError: If it is none of these, or has values that Arrow has no common type for.
+        UserError: If ``data`` is none of these, or if Arrow has no common type for a column.
     """
     if isinstance(data, str | os.PathLike):
         return os.fspath(data)
     splits = data if isinstance(data, Mapping) and data else {"train": data}
     if mistakes := [split for split in map(str, splits) if not split.isidentifier()]:
-        raise UserError(f"dataset: expected names of splits, such as train, found {mistakes}")
+        raise UserError(f"dataset: expected split names such as 'train', found {mistakes}")
     digest = hashlib.sha256()
     parent = caches.directory(caches.MEMORY)
     with tempfile.TemporaryDirectory(dir=parent, prefix=".") as directory:
@@ -58,36 +58,36 @@ def store(data: Any) -> str:
 
 
 def read(name: str) -> dict[str, Dataset]:
-    """Return the splits of rows that were passed in Python, memory-mapped from the cache.
+    """Return the splits that :func:`store` wrote, memory-mapped from the cache.
 
     Raises:
         UserError: If they are no longer in the cache.
     """
     directory = caches.directory(caches.MEMORY) / name.removeprefix(PREFIX)
-    with contextlib.suppress(pa.ArrowException, OSError):  # damaged, or removed meanwhile
+    with contextlib.suppress(pa.ArrowException, OSError):  # damaged or deleted
         paths = sorted(directory.glob("*.arrow"))
         if splits := {path.stem: Dataset.from_file(str(path)) for path in paths}:
             return splits
-    raise UserError(f"{name}: no longer in the cache; pass the rows again, as dataset=FRAME")
+    raise UserError(f"{name}: no longer in the cache; pass the rows again with dataset=ROWS")
 
 
 def _write(path: Path, split: str, rows: Any) -> None:
-    """Write rows as an Arrow stream whose bytes depend on nothing but their content."""
+    """Write rows as an Arrow stream whose bytes depend only on their content."""
     try:
         table = arrow.plain(_as_table(split, rows)).combine_chunks()
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
             for batch in table.to_batches(max_chunksize=10_000):
-                # taken, because a slice is written with the buffers around it
+                # copied by `take`, because a slice is written with its whole buffers
                 writer.write_batch(batch.take(pa.array(range(len(batch)))))
     except (pa.ArrowException, NotImplementedError, TypeError, ValueError, OverflowError) as error:
         message = f"dataset: the {split} data cannot be stored as Arrow: {error}"
-        raise UserError(f"{message}; convert the column, by astype(str) for instance") from error
+        raise UserError(f"{message}; convert the column, e.g. by astype(str)") from error
     if not len(table):
         raise UserError(f"dataset: the {split} data has no rows")
 
 
 def _as_table(split: str, rows: Any) -> pa.Table:
-    """Return rows as a table. What a dict lacks is missing; a named index becomes a column."""
+    """Return rows as a table. Keys that a dict lacks are null; a named index becomes a column."""
     if isinstance(rows, Dataset):
         return rows.with_format("arrow")[:].cast(rows.features.arrow_schema)
     if isinstance(rows, pd.DataFrame):
@@ -100,6 +100,6 @@ def _as_table(split: str, rows: Any) -> pa.Table:
         cells = [pa.array([row.get(name) for row in rows], from_pandas=True) for name in names]
         return pa.table(cells, names=[*map(str, names)])
     raise UserError(
-        "dataset: expected a file, a data set on the Hub, a frame, a Dataset, a list of dicts, or "
+        "dataset: expected a path, a name on the Hub, a DataFrame, a Dataset, a list of dicts, or "
         f"a dict of these by split; found {type(rows).__name__} as the {split} data"
     )

@@ -1,5 +1,5 @@
-"""The columns that the toolkit writes: into rows, ``predictions.parquet``, and what ``predict``
-adds; and the user's own columns beside them.
+"""The names of the columns that the toolkit adds to rows, to ``predictions.parquet`` and to the
+output of ``predict``, and of the user's columns beside them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:  # a run is opened before the libraries are imported
     from datasets import Dataset, DatasetDict
 
 LABEL, PREDICTION, PROBABILITY = "label", "prediction", "probability"
-#: That of the probability of the true class, where there is no column for every class.
+#: The probability of the true class, if there is no column for every class.
 LABEL_PROBABILITY = "label_probability"
-#: Of more classes ``predictions.parquet`` has the most probable ones only, so many, and the logits
-#: of all are in a file beside it.
+#: With more than ``MOST_COLUMNS`` classes ``predictions.parquet`` has only the ``MOST_PROBABLE``
+#: ones; a file beside it has the logits of all.
 MOST_COLUMNS, MOST_PROBABLE = 50, 5
-#: The hash of a row without a text, and the small copy of an image.
+#: The hash of a row that is no text, and the small copy of an image.
 DIGEST, THUMBNAIL = "digest", "thumbnail"
-#: What the toolkit's columns are prefixed with where the data has a column of that name.
+#: The prefix of the toolkit's columns whose name the data has too.
 PREFIX = "model_"
-#: In the attributes of ``predictions.parquet``: the columns that came with the data.
+#: The attribute of ``predictions.parquet`` with the names of the user's columns.
 USER_COLUMNS = "user_columns"
-#: The toolkit's columns of raw rows, of several texts a row also ``texts``; and what follows the
-#: names of the user's columns there that are called so.
+#: The toolkit's columns of raw rows (``texts`` only with several text columns), and the suffix of
+#: the user's columns of the same names.
 _OF_ROWS = (ROW, "text", "texts", LABEL)
 OF_DATA = " (data)"
 
@@ -44,29 +44,29 @@ def of_target(column: str, name: str) -> str:
 
 
 def of_rank(column: str, place: int) -> str:
-    """Return the name of the column with the class of a place by probability, from 1, or with its
-    probability; the first has no number.
+    """Return the column name of the class, or the probability, at a rank from 1; ``column`` itself
+    for rank 1, ``prediction_2`` for rank 2.
     """
     return column if place == 1 else f"{column}_{place}"
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Return ``name``, prefixed until no column of the data has it, nor it with a prefix."""
+    """Return ``name`` with :data:`PREFIX` until neither it nor its next form is ``taken``."""
     while name in taken or f"{PREFIX}{name}" in taken:
         name = f"{PREFIX}{name}"
     return name
 
 
 def usual_name(name: str) -> str:
-    """Return the name of a column of the toolkit without the prefixes of :func:`free_name`."""
+    """Return a name without the prefixes that :func:`free_name` added."""
     return re.sub(f"^({PREFIX})+", "", name)
 
 
 def set_aside(
     dataset: DatasetDict, names: Collection[str] = _OF_ROWS[1:], read: Collection[str] = ()
 ) -> DatasetDict:
-    """Return raw rows in which the user's columns called like ``names``, the toolkit's, are called
-    ``NAME (data)``, unless they are ``read``; :func:`user_table` has them under their own names.
+    """Rename the user's columns in ``names``, which the toolkit uses, to ``NAME (data)``, except
+    those in ``read``; :func:`user_table` restores their names.
     """
     from datasets import DatasetDict
 
@@ -80,10 +80,10 @@ def set_aside(
 
 
 def user_table(rows: Dataset, input_column: str) -> pa.Table:
-    """Return the columns that came with the data, under their names and in their types there.
+    """Return the user's columns with their names and types in the data.
 
-    Without the one that the model reads and the label, which the toolkit has. JSON of mixed types
-    and objects without a key, which Parquet does not have, are JSON text; texts in it are plain.
+    The column that the model reads and the label are left out. Values of mixed types, and objects
+    without keys, which Parquet cannot store, become JSON text; texts among them stay plain.
     """
     import pyarrow as pa
     from datasets import Value
@@ -106,14 +106,14 @@ def user_table(rows: Dataset, input_column: str) -> pa.Table:
 
 
 def without_bytes(table: pa.Table) -> pa.Table:
-    """Return the columns that a file of text can hold."""
+    """Return the table without binary columns, which a text file cannot hold."""
     kinds = {field.name: str(field.type) for field in table.schema}
-    # a field of a structure may be called so
+    # a field of a struct may be called "binary"
     return table.select([name for name in kinds if not re.search("binary(?!:)", kinds[name])])
 
 
 def json_text(value: object) -> str | None:
-    """Return a value as JSON; a text and a missing value as they are."""
+    """Return a value as JSON; a text or None is returned unchanged."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,12 +1,12 @@
-"""Read a file of rows into Arrow, once: later starts map the copy in the cache of ``datasets``.
+"""Read a file of rows into Arrow. Later runs memory-map the copy in the cache of ``datasets``.
 
-A missing value is None. In ``.csv`` and ``.tsv`` files that is an empty field and nothing else: the
-words NA, null and None are text, and so are numbers and dates. In JSON it is null or an absent key;
-a column whose values are objects, or have no common type, is kept as JSON text, which ``datasets``
-returns as the values that it stands for.
+Missing values are None. In ``.csv`` and ``.tsv`` files only an empty field is missing: NA, null and
+None are text, and so are numbers and dates. In JSON null and an absent key are missing. A column of
+objects, or of values without a common type, is stored as JSON text, which ``datasets`` decodes when
+it is read.
 
-A sheet of a spreadsheet is read as a ``.csv`` of it would be: a number as it was typed, without the
-decimals of a whole one, a date as in ISO 8601.
+A spreadsheet is read like a ``.csv`` exported from it: whole numbers without decimals, dates in
+ISO 8601.
 """
 
 import contextlib
@@ -35,20 +35,20 @@ from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
 from finetune.runtime.files import replacing
 
-#: Part of the name of a copy: raise it when the same file is read in another way.
+#: Part of the name of a cached copy: increase it when the same file should yield other rows.
 _VERSION = 6
-#: Suffixes of the files that can be read, without that of a compression.
+#: Suffixes of the files that can be read, without the suffix of a compression.
 READABLE = (*formats.FILES, ".txt")
-#: Those of files in which a row is found by its line.
+#: Suffixes of the files whose rows have line numbers.
 _WITH_LINES = {*formats.TEXTS} - {".json"}
-#: How a spreadsheet writes characters that XML does not allow.
+#: The escape of characters that XML does not allow.
 _ESCAPED = re.compile(r"_x([0-9A-F]{4})_")
-#: A cell with a formula and no value; a text that is empty is a value, which only its type tells.
+#: The XML of a cell with a formula but no value; with `t="str"` the value is an empty text.
 _UNCOMPUTED = re.compile(
     rb'<c\b(?![^>]*\bt="str")(?:[^>]*?\br="(\w+)")?[^>]*>\s*'
     rb"<f\b(?:[^>]*/>|[^>]*>[^<]*</f>)\s*(?:<v\s*/>|<v>\s*</v>)?\s*</c>"
 )
-#: Errors of what reads a file, and of the disk.
+#: Errors of the file readers and of the disk.
 _UNREADABLE = (
     *(CalamineError, NotImplementedError, OSError, RecursionError, ValueError),
     *(pa.ArrowException, zipfile.BadZipFile),
@@ -56,19 +56,19 @@ _UNREADABLE = (
 _VISIBLE_SHEET = (SheetTypeEnum.WorkSheet, SheetVisibleEnum.Visible)
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _NO_COMMON_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError)
-_FACTS = b"finetune"  # where the schema of a copy has what was detected, as JSON
-_NUMBER = "finetune: number of the row"  # the column of a copy that is not of the user
-_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
+_FACTS = b"finetune"  # the key in the schema of a copy for the detected facts, as JSON
+_NUMBER = "finetune: number of the row"  # the column of a copy with line or row numbers
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # the last bytes of an Arrow stream
 
 
 class FileRows(NamedTuple):
     """The rows of a file, memory-mapped.
 
     Attributes:
-        rows: With the columns of the file.
-        facts: What of how it is written is not the usual.
-        noun: What the file has a number for each row of, ``line`` or ``row``.
-        numbers: From 1, int64, shape ``(rows,)``.
+        rows: The rows, with the columns of the file.
+        facts: Sentences about an unusual encoding, separator, quoting or sheet.
+        noun: What ``numbers`` count: ``line`` or ``row``.
+        numbers: The line or row number of each row, from 1, int64, shape ``(rows,)``.
     """
 
     rows: Dataset
@@ -80,16 +80,16 @@ class FileRows(NamedTuple):
 def read_file(path: Path, options: ReadOptions) -> FileRows:
     """Return the rows of a file from the cache, which the first call fills.
 
-    A file that is unchanged is not opened; of one that was touched or moved the content decides.
-    What the options leave open is detected; the facts say what is not the usual.
+    An unchanged file is not opened again; if it was touched or moved, its sha256 is compared.
+    Options that are not set are detected; unusual results are in the facts.
 
     Raises:
-        UserError: If the file is malformed, with the line where there are lines; if it holds no
-            rows; if an option is not for such a file.
+        UserError: If the file is malformed (with the line, if it has lines), if it has no rows, or
+            if an option does not apply to its format.
     """
     kinds = {"--encoding": formats.TEXTS, "--sheet": (formats.SPREADSHEET,)}
     if mistakes := [
-        f"{flag} {value}: not for {path}, but for {', '.join(suffixes)}"
+        f"{flag} {value}: does not apply to {path}, only to {', '.join(suffixes)}"
         for flag, value in options.flags.items()
         if formats.suffix(path) not in (suffixes := kinds.get(flag, (*formats.SEPARATORS,)))
     ]:
@@ -97,7 +97,7 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
     with _explain(path):
         state = _state(path)
         link = _copy_of(state, options)
-        with contextlib.suppress(pa.ArrowException, OSError):  # not there, or damaged
+        with contextlib.suppress(pa.ArrowException, OSError):  # missing or damaged
             return _open_copy(path, link)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -108,7 +108,7 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
             with replacing(copy) as new:
                 _write_copy(path, options, new)
                 if _state(path) != state:
-                    raise UserError(f"{path} has changed while it was read: start again") from None
+                    raise UserError(f"{path} changed while it was read: start again") from None
             rows = _open_copy(path, copy)
         with contextlib.suppress(FileExistsError):
             link.symlink_to(copy.name)
@@ -116,14 +116,14 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
 
 
 def read_whole_text(path: Path, options: ReadOptions) -> str:
-    """Return the text of a file that is a single row; refuse what is no text."""
+    """Return the text of a whole file; raise a ``UserError`` if it is not text."""
     with _explain(path):
         encoding = read_text.encoding_of(path, options.encoding)
         return "".join(read_text.text_lines(path, encoding))
 
 
 def existing(name: str) -> Path:
-    """Return the path of a file or a directory; of one that does not exist suggest a similar."""
+    """Return the path of a file or directory; raise a ``UserError`` if it does not exist."""
     path = Path(name).expanduser()
     if not path.exists():
         names = [other.name for other in path.parent.glob("*")]
@@ -137,15 +137,15 @@ def _copy_of(state: tuple[str | int, ...], options: ReadOptions) -> Path:
 
 
 def _state(path: Path) -> tuple[str | int, ...]:
-    """Return what differs if a file has changed, or is another one."""
+    """Return the path, size, times and inode of a file, to detect changes."""
     status = path.stat()
-    # a file that is replaced or rewritten may have the modification time of the one before
+    # a file that was replaced may have the modification time of the old one
     times = (status.st_mtime_ns, status.st_ctime_ns)
     return str(path.resolve()), path.name, status.st_size, *times, status.st_ino
 
 
 def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
-    """Write the rows of a file as an Arrow stream, and what was detected into its schema."""
+    """Write the rows of a file as an Arrow stream, with the facts in its schema."""
     suffix = formats.suffix(path)
     facts: list[str] = []
     if suffix == formats.SPREADSHEET:
@@ -165,7 +165,7 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
     tables = map(arrow.plain, tables)
     first = next(filter(len, tables), None)
     if first is None:
-        raise UserError(f"{path} holds no rows")
+        raise UserError(f"{path} has no rows")
     schema = first.schema.with_metadata(
         {**(first.schema.metadata or {}), _FACTS: json.dumps(facts)}
     )
@@ -178,7 +178,7 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
 
 
 def _open_copy(path: Path, copy: Path) -> FileRows:
-    with copy.open("rb") as file:  # to Arrow, a stream that is cut off between batches is whole
+    with copy.open("rb") as file:  # Arrow does not notice a stream that is cut off between batches
         file.seek(-len(_END_OF_STREAM), os.SEEK_END)
         if file.read() != _END_OF_STREAM:
             raise pa.ArrowInvalid(f"{copy} is cut off")
@@ -204,7 +204,7 @@ def _explain(path: Path) -> Iterator[None]:
 
 def _arrow_tables(path: Path) -> Iterator[pa.Table]:
     if formats.suffix(path) == ".parquet":
-        # read ahead, a row group of 650,000 texts would be in memory as a whole
+        # with `pre_buffer`, a whole row group, e.g. 650,000 texts, would be in memory
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16)
         schema = file.schema_arrow
         parts = file.iter_batches(batch_size=read_text.ROWS_AT_ONCE)
@@ -223,8 +223,8 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
 
 
 def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:
-    """Yield rows as tables; all is text, and an empty field a null. The first row has the names of
-    the columns; refuse these as another row.
+    """Yield records as tables of texts; an empty field is null. The first record has the column
+    names; another row with these names raises a ``UserError``.
     """
     header = next(records, Record(1, 1, [])).fields
     titles = _as_titles(header)
@@ -235,27 +235,27 @@ def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:
             if len(titles) > 1 and _as_titles(record.fields) == titles:
                 noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
                 place = f"{path}, {noun} {record.first_line}"
-                raise UserError(f"{place}: the names of the columns again: remove the line")
+                raise UserError(f"{place}: repeats the header: remove this {noun}")
         cells = zip(*(record.fields for record in batch), strict=True)
         columns = [[field or None for field in column] for column in cells]
         yield pa.table([*columns, [record.first_line for record in batch]], schema=schema)
 
 
 def _as_titles(fields: Sequence[str]) -> list[str]:
-    """Return fields without what joined files have around the names of their columns."""
+    """Return fields without a byte order mark, blanks and quotes, in lower case."""
     return [field.strip('\ufeff\xa0 \t"').casefold() for field in fields]
 
 
 def _read_sheet(path: Path, sheet: str | None) -> tuple[Iterator[Record], list[str]]:
-    """Return the rows of a sheet that are not empty, and a fact where several visible sheets have
-    rows.
+    """Return the non-empty rows of a sheet, and a fact if several visible sheets have rows.
 
-    Formulas without a value, which calamine reads as empty, are refused.
+    Raises:
+        UserError: If there is no such sheet, or a formula without a value: calamine reads it as "".
     """
     with CalamineWorkbook.from_path(path) as book:
         names = book.sheet_names
         if sheet not in (None, *names):
-            raise UserError(f"--sheet {sheet}: {path} has the sheets {', '.join(names)}")
+            raise UserError(f"--sheet {sheet}: not in {path} (it has: {', '.join(names)})")
         visible = [s.name for s in book.sheets_metadata if (s.typ, s.visible) == _VISIBLE_SHEET]
         filled = [name for name in visible if book.get_sheet_by_name(name).height > 1]
         name = sheet or [*filled, *names][0]
@@ -264,7 +264,7 @@ def _read_sheet(path: Path, sheet: str | None) -> tuple[Iterator[Record], list[s
         for member in archive.namelist():
             if "/worksheets/" in member and (cell := _UNCOMPUTED.search(archive.read(member))):
                 place = f"{path}, {member}, {(cell[1] or b'a cell').decode()}"
-                raise UserError(f"{place}: a formula without a value: open and save the file")
+                raise UserError(f"{place}: formula without a value: open and save it in Excel")
     texts = ([_as_text(value) for value in values] for values in rows)
     numbered = enumerate(texts, start=1)
     records = (Record(number, number, cells) for number, cells in numbered if any(cells))
@@ -288,9 +288,9 @@ def _as_text(value: Any) -> str:
 
 
 def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
-    """Yield the rows of a document or of JSON lines, all with the same columns and types.
+    """Yield the rows of a JSON document or of JSON lines as tables with the same schema.
 
-    These are known at the end only, so the file is read twice.
+    The schema is only known after the last row, so the file is read twice.
     """
     types: dict[str, pa.DataType] = {}
     for batch in batches(_json_rows(path, encoding)):
@@ -308,13 +308,13 @@ def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
 
 
 def _common_type(kind: pa.DataType, values: Sequence[Any]) -> pa.DataType:
-    """Return the type of values and of others of a type, such as of whole numbers and fractions;
-    that of JSON if they have none.
+    """Return the common type of ``kind`` and of ``values``, e.g. float64 for integers and floats;
+    the JSON type if there is none.
     """
     with contextlib.suppress(*_NO_COMMON_TYPE):
         other = pa.array(values).type
         has_booleans = any(isinstance(value, bool) for value in values)
-        # Arrow makes numbers of truth values, and gives each object the keys of all others
+        # Arrow would convert booleans to numbers, and add the keys of all objects to each object
         if pa.types.is_boolean(other) == has_booleans and "struct" not in str(other):
             schemas = [pa.schema([("", kind)]), pa.schema([("", other)])]
             return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -322,27 +322,27 @@ def _common_type(kind: pa.DataType, values: Sequence[Any]) -> pa.DataType:
 
 
 def _json_lines(path: Path, encoding: str | None) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, numbered from 1."""
+    """Yield the non-blank lines with their numbers, from 1."""
     numbered = enumerate(read_text.text_lines(path, encoding), start=1)
     return ((number, line) for number, line in numbered if not line.isspace())
 
 
 def _json_rows(path: Path, encoding: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each row with the number of its line, or of the row in a document."""
+    """Yield each row with its line number, or with its row number in a document."""
     beginning = [line for _, line in itertools.islice(_json_lines(path, encoding), 2)]
     is_document = len(beginning) < 2 or beginning[0].lstrip().startswith("[")
     if is_document and formats.suffix(path) == ".json":
         text = "".join(read_text.text_lines(path, encoding))
         rows = read_text.parse_json(text, path)
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            expected = "an array of objects, as DataFrame.to_json(orient='records') writes it"
+            expected = "an array of objects, as from DataFrame.to_json(orient='records')"
             raise UserError(f"{path}: expected {expected}, found {text.strip()[:40]!r}")
         yield from enumerate(rows, start=1)
         return
     for position, (number, line) in enumerate(_json_lines(path, encoding), start=1):
         row = read_text.parse_json(line, path, number)
         if not isinstance(row, dict):
-            hint = "an array is read from a .json"
+            hint = "arrays are read from .json files"
             content = repr(line.strip()[:40])
             raise UserError(f"{path}, line {number}: expected an object ({hint}), found {content}")
         yield number if formats.suffix(path) in _WITH_LINES else position, row

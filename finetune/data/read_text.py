@@ -1,7 +1,7 @@
-"""Read files of text: decompress them, detect how they are written, and refuse malformed rows.
+"""Read text files: decompress them, detect encoding and separator, and reject malformed rows.
 
-One parser, Python's ``csv``, both checks and reads a table, so that the two cannot disagree. That
-of Arrow is twice as fast, but merges rows after a quote that is never closed, and names no line.
+Python's ``csv`` both checks and reads a table, so that the two cannot disagree. The parser of Arrow
+is twice as fast, but merges rows after an unclosed quote, and its errors have no line numbers.
 """
 
 import codecs
@@ -24,41 +24,41 @@ from finetune.errors import SHOWN_PLACES, UserError
 from finetune.runtime import formats
 
 T = TypeVar("T")
-#: Separators that are detected, and what they are called.
+#: Separators that can be detected, and their names.
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-#: A file is judged by so many bytes of its beginning, and its separator by so many rows of it.
+#: Bytes that are read to recognize UTF-16, and rows that are read to detect the separator.
 _BEGINNING = 2**20
-_ROWS_JUDGED = 200
-#: Rows in memory; a table has many of these.
+_SAMPLED_ROWS = 200
+#: Rows per batch.
 ROWS_AT_ONCE = 1024
-_LONGEST_FIELD = 2**24  # characters; what is longer is a quote that is never closed
+_LONGEST_FIELD = 2**24  # characters; a longer field is an unclosed quote
 csv.field_size_limit(_LONGEST_FIELD)
-#: Bytes of Windows-1252 that stand before and behind words: quotation marks, dashes and the like.
+#: Bytes of Windows-1252 before and after words: quotation marks, dashes and the like.
 _SIGNS = "\xa0\xad\u2026\u201e\u2018\u2019\u201c\u201d\u2013\u2014«»™®".encode("cp1252")
-#: Bytes that are UTF-8, and not by chance as the end of a word in Windows-1252, ``É»``, is.
+#: Bytes that are UTF-8, except those that may be Windows-1252 too, such as ``É»`` after a word.
 _UTF8_RUN = re.compile(
     rb"(?<![\x80-\xff])"
     rb"(?!(?:(?:(?<![a-z])[\xc4-\xde]|\xdf)[%b]|[\xe0-\xef][%b]{2})(?![A-Za-z\x80-\xff]))"
     rb"(?:[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})+"
     rb"(?![\x80-\xff])" % (_SIGNS, _SIGNS)
 )
-#: Letters of Windows-1250, within words, that Windows-1252 reads as signs.
+#: Letters of Windows-1250 within words, which are signs in Windows-1252.
 _CENTRAL = re.compile(rb"(?<=[A-Za-z])[\xa3\xa5\xb3\xb9\xbc\xbe\xbf](?=[A-Za-z])")
 _NO_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha()) + _SIGNS
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How a file is written: what the user said, and None or ``auto`` for what is detected.
+    """How to read a file; None or ``auto`` stands for detection.
 
     Attributes:
         quoting: ``auto``, ``minimal`` (quotation marks enclose fields) or ``none`` (they are text).
-        separator: Of the fields of a ``.csv`` or ``.tsv``; ``tab`` for a tab.
+        separator: The separator of fields in a ``.csv`` or ``.tsv``; ``tab`` for a tab.
         encoding: The name of a Python codec.
-        sheet: Of a spreadsheet.
+        sheet: The name of a sheet of a spreadsheet.
 
     Raises:
-        UserError: If the separator or the encoding is none.
+        UserError: If the separator or the encoding is invalid.
     """
 
     quoting: str = "auto"
@@ -83,14 +83,14 @@ class ReadOptions:
 
     @property
     def flags(self) -> dict[str, str]:
-        """The options that are set, by flag."""
+        """The values of the options that are set, by flag."""
         flags = ("--csv_quoting", "--csv_separator", "--encoding", "--sheet")
         values = zip(flags, asdict(self).values(), strict=True)
         return {flag: value for flag, value in values if value not in (None, "auto")}
 
 
 class Record(NamedTuple):
-    """A row of a table, with its first and last line, from 1."""
+    """A row of a text table with its first and last line, from 1."""
 
     first_line: int
     last_line: int
@@ -99,7 +99,7 @@ class Record(NamedTuple):
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, decompressed as it is read; refuse one that is damaged."""
+    """Open a file and decompress it; raise a ``UserError`` if it is damaged."""
     compression = formats.compression(path)
     try:
         if compression != ".zip":
@@ -110,24 +110,24 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
         with zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if not re.search("^__MACOSX/|/$", name)]
             if len(names) != 1:
-                raise UserError(f"{path}: expected an archive of one file, found {names}: unzip it")
+                raise UserError(f"{path}: expected one file in the archive, found {names}: unzip")
             with archive.open(names[0]) as member:
                 yield member
     except (EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         if not compression or (isinstance(error, OSError) and error.errno is not None):
             raise
         raise UserError(
-            f"{path} is damaged, cut off or not {compression}: {error}; copy it again, or "
-            f"rename it to {path.stem}"
+            f"{path} is damaged, cut off or not {compression}: {error}; copy it again, or, if it "
+            f"is not compressed, rename it to {path.stem}"
         ) from error
 
 
 def encoding_of(path: Path, name: str | None) -> str:
-    """Return the encoding of a file of text: the user's ``name``, or by a byte order mark, UTF-8,
-    or Windows-1252.
+    """Return the encoding of a text file: ``name`` if it is set, else that of the byte order mark,
+    UTF-8 or Windows-1252.
 
     Raises:
-        UserError: If the file is no text, or in two encodings.
+        UserError: If the file is in another encoding, or in two.
     """
     if name is not None:
         codec = codecs.lookup(name).name
@@ -136,7 +136,7 @@ def encoding_of(path: Path, name: str | None) -> str:
         beginning = file.read(_BEGINNING)
     if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    # every second byte of Latin text in UTF-16 is null
+    # in UTF-16 every second byte of Latin text is null
     nulls = [beginning[start::2].count(0) / max(1, len(beginning)) for start in (0, 1)]
     if max(nulls) > 0.2 and min(nulls) < 0.025:
         return "utf-16-le" if nulls[1] > nulls[0] else "utf-16-be"
@@ -152,24 +152,24 @@ def encoding_of(path: Path, name: str | None) -> str:
             except UnicodeDecodeError:
                 first_lines.setdefault("other", number)
                 letters = line.translate(None, _NO_LETTERS)
-                foreign = sum(byte > 127 for byte in letters)  # Western text has fewer
+                foreign = sum(byte > 127 for byte in letters)  # fewer in Western text
                 if (foreign > 3 and foreign > 0.4 * len(letters)) or _CENTRAL.search(line):
                     first_lines.setdefault("foreign", number)
-    if "other" not in first_lines or b"\0" in beginning:  # null bytes are refused when read
+    if "other" not in first_lines or b"\0" in beginning:  # null bytes are an error later
         return "utf-8-sig"
     if len(first_lines) > 1:
         utf8 = f"line {first_lines['utf-8']} has UTF-8, " if "utf-8" in first_lines else ""
         raise UserError(
-            f"{path} is not in UTF-8, UTF-16 or Windows-1252 throughout: {utf8}line "
-            f"{first_lines.get('foreign', first_lines['other'])} another encoding; --encoding NAME "
-            "reads all of it in one, such as cp1252, cp1250, cp1251, gb18030 or shift_jis"
+            f"{path} is not entirely in UTF-8, UTF-16 or Windows-1252: {utf8}line "
+            f"{first_lines.get('foreign', first_lines['other'])} has another encoding; set it with "
+            "--encoding NAME, such as cp1252, cp1250, cp1251, gb18030 or shift_jis"
         )
     return "cp1252"
 
 
 def text_lines(path: Path, encoding: str | None) -> Iterator[str]:
-    """Yield the lines of a file, with their line ends; refuse bytes that are no text in the
-    encoding, with their line.
+    """Yield the lines of a file with their line ends; raise a ``UserError`` with the line number
+    for bytes that are invalid in the encoding.
     """
     with open_bytes(path) as binary:
         lines = io.TextIOWrapper(binary, encoding, errors="surrogateescape", newline="")
@@ -178,19 +178,19 @@ def text_lines(path: Path, encoding: str | None) -> Iterator[str]:
                 line.encode()
             except UnicodeEncodeError as error:
                 raise UserError(
-                    f"{path}, line {number}: not in {encoding}; --encoding NAME reads all of the "
-                    f"file in another encoding; a compressed file is named so, as {path.name}.gz"
+                    f"{path}, line {number}: not in {encoding}; set another with --encoding NAME; "
+                    f"if the file is compressed, rename it, e.g. to {path.name}.gz"
                 ) from error
             if "\0" in line:
-                raise UserError(f"{path}, line {number}: a null byte, which is no text: remove it")
+                raise UserError(f"{path}, line {number}: null byte: remove it from the file")
             yield line
 
 
 def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
-    """Return how a file of text is read, all options set, and the facts about what is not usual.
+    """Return the options with all values set, detected if necessary, and facts about unusual ones.
 
     Raises:
-        UserError: If it is no text, is malformed in every reading, or has two plausible readings.
+        UserError: If the file is not text, is malformed, or can be read in two plausible ways.
     """
     facts = []
     encoding = encoding_of(path, options.encoding)
@@ -200,12 +200,12 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     if not (usual := formats.SEPARATORS.get(formats.suffix(path))):
         return options, facts
     if options.separator is None:
-        # another one only if it alone separates all rows into as many fields, and more than one
+        # another separator only if it is the only one with the same number of fields in all rows
         possible = []
         for separator in _SEPARATORS:
             rows = csv.reader(text_lines(path, encoding), delimiter=separator)
             with contextlib.suppress(csv.Error):
-                widths = {len(fields) for fields in itertools.islice(rows, _ROWS_JUDGED) if fields}
+                widths = {len(fields) for fields in itertools.islice(rows, _SAMPLED_ROWS) if fields}
                 possible += [separator] * (len(widths) == 1 and widths != {1})
         separator = possible[0] if len(possible) == 1 and usual not in possible else usual
         if separator != usual:
@@ -218,10 +218,10 @@ def detect(path: Path, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
 
 
 def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
-    """Return a fact if quotation marks enclose line breaks.
+    """Return a fact if quoted fields contain line breaks.
 
-    A mark that is text but begins a field swallows the lines up to the next one. So the user has to
-    choose if the file also has the same number of fields in each line with marks as text.
+    A quotation mark that is text but begins a field would swallow lines up to the next mark. So if
+    the file is also valid with marks as text, the user has to choose.
     """
     row_count = 0
     line_count = 0
@@ -234,11 +234,11 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
     if not places:
         return []
     literal_count = 0
-    if line_count > row_count + 3:  # fewer line breaks in fields are taken as quoted
+    if line_count > row_count + 3:  # fewer line breaks are taken as quoted
         with contextlib.suppress(UserError):
             lines = records(path, replace(options, quoting="none"))
             header = next(lines).fields
-            # any line is a row of a single column, and no name begins with a quotation mark
+            # with a single column every line is valid; a header that begins with a mark is quoted
             if len(header) > 1 and not any(name.startswith('"') for name in header):
                 literal_count = sum(1 for _ in lines)
     if literal_count:
@@ -254,8 +254,8 @@ def _compare_with_lines(path: Path, options: ReadOptions) -> list[str]:
 
 
 def records(path: Path, options: ReadOptions) -> Iterator[Record]:
-    """Yield the rows of a ``.csv`` or ``.tsv``, the names of the columns first, with the options of
-    :func:`detect`; refuse a malformed row, with its line.
+    """Yield the rows of a ``.csv`` or ``.tsv``, the header first, with the options of
+    :func:`detect`; raise a ``UserError`` with the line of a malformed row.
     """
     separator = options.separator or ","
     header: list[str] = []
@@ -272,28 +272,28 @@ def records(path: Path, options: ReadOptions) -> Iterator[Record]:
             elif fields and len(fields) != len(header):
                 raise UserError(
                     f"{path}, line {line}: expected {len(header)} fields as in the first line, "
-                    f"found {len(fields)}, separated by {separator!r} (--csv_separator); a text "
-                    "with separators or line breaks needs quotation marks around it"
+                    f"found {len(fields)}, separated by {separator!r} (--csv_separator); a field "
+                    "with a separator or line break needs quotation marks around it"
                 )
             if fields:
                 yield Record(line, reader.line_num, fields)
             line = reader.line_num + 1
     except csv.Error as error:
         raise UserError(
-            f"{path}, line {line}: {error}: marks around a field pair up, and are doubled within "
-            "it; --csv_quoting none reads quotation marks as text"
+            f"{path}, line {line}: {error}: close the quotation marks around a field and double "
+            "those within it; --csv_quoting none reads quotation marks as text"
         ) from error
 
 
 def column_names(path: Path, names: Sequence[str]) -> list[str]:
-    """Return the names of columns, with one for a column without; refuse one name for two."""
+    """Return column names, ``Unnamed: N`` for empty ones; repeated names raise a ``UserError``."""
     if repeated := [name for name in names if name and names.count(name) > 1]:
         raise UserError(f"{path}: two columns are called '{repeated[0]}': rename or remove one")
     return [name or f"Unnamed: {number}" for number, name in enumerate(names)]
 
 
 def parse_json(text: str, path: Path, line: int | None = None) -> Any:
-    """Return the content of a line, or of a document."""
+    """Return the content of a JSON line, or of a JSON document."""
     place = str(path) if line is None else f"{path}, line {line}"
     try:
         content = json.loads(text, object_pairs_hook=_json_object)
@@ -308,11 +308,11 @@ def parse_json(text: str, path: Path, line: int | None = None) -> Any:
 
 
 def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object as a dictionary; ``json`` would take the last of two values of one key."""
+    """Return an object as a dict; reject repeated keys, of which ``json`` keeps only the last."""
     row: dict[str, Any] = {}
     for name, value in pairs:
         if name in row:
-            raise ValueError(f"the key '{name}' comes twice in one object: keep one")
+            raise ValueError(f"the key '{name}' is repeated in one object: remove one")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"'{name}' is an integer of more than 64 bits: write it as text")
         row[name] = value
@@ -320,7 +320,7 @@ def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_half_characters(text: str, place: str) -> None:
-    """Refuse a text with an unpaired surrogate, which no encoding can write."""
+    """Raise a ``UserError`` for an unpaired surrogate, which no encoding can write."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -329,7 +329,7 @@ def refuse_half_characters(text: str, place: str) -> None:
 
 
 def batches(rows: Iterable[T]) -> Iterator[list[T]]:
-    """Yield lists of some rows."""
+    """Yield lists of :data:`ROWS_AT_ONCE` rows."""
     iterator = iter(rows)
     while batch := list(itertools.islice(iterator, ROWS_AT_ONCE)):
         yield batch

@@ -1,6 +1,6 @@
-"""Where rows come from: the Hub, files, rows in Python, or the packages of the ``embedded`` extra.
+"""Load rows from the Hub, from files, from Python, or from the packages of ``--embedded``.
 
-A :class:`Source` returns all columns of its splits, and numbers the rows of each in :data:`ROW`.
+A :class:`Source` returns its splits with all columns, and numbers their rows in :data:`ROW`.
 """
 
 import functools
@@ -24,22 +24,22 @@ from finetune.data.read_text import ReadOptions
 from finetune.errors import SHOWN_PLACES, Report, UserError
 from finetune.runtime import hub
 
-#: The library names the folder of a cached data set by its commit on the Hub.
+#: ``datasets`` names the folder of a cached data set after its commit on the Hub.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set, and how it is read.
+    """A data set, and the options to read it.
 
     Attributes:
         dataset: ``embedded:NAME``, ``memory:NAME``, a file, a pattern of files, a directory, or the
             name of a data set on the Hub.
-        revision: Commit, tag or branch on the Hub; the newest if None.
-        config: Of a data set on the Hub that has several.
-        split_names: The names in the source of ``train``, ``validation`` and ``test``, where they
+        revision: The commit, tag or branch on the Hub; None for the newest.
+        config: The configuration of a data set on the Hub.
+        split_names: The names in the source of ``train``, ``validation`` and ``test``, if they
             differ; ``none`` for a split that is not read.
-        options: How files are written, where it is not detected.
+        options: Encoding, separator and the like of files; by default they are detected.
     """
 
     dataset: str
@@ -50,7 +50,7 @@ class Source:
 
     @property
     def kind(self) -> Literal["none", "memory", "embedded", "local", "hub"]:
-        """Which kind of source the name stands for."""
+        """The kind of source that ``dataset`` names."""
         if not self.dataset:
             return "none"
         if self.dataset.startswith(memory.PREFIX):
@@ -60,7 +60,7 @@ class Source:
         return "hub" if hub.names_repository(self.dataset) else "local"
 
     def describe(self) -> str:
-        """Return a short description: ``tickets.csv (local)``."""
+        """Return the name with the kind of source: ``tickets.csv (local)``."""
         return {
             "none": "made by the recipe",
             "memory": f"in memory ({self.dataset.removeprefix(memory.PREFIX)})",
@@ -75,14 +75,14 @@ class Source:
         return find_files(self.dataset, self.split_names)
 
     def load(self, report: Report | None = None) -> DatasetDict:
-        """Return the splits, with all columns and :data:`ROW`, the row's number in its split.
+        """Return the splits with all their columns and :data:`ROW`.
 
         Raises:
             UserError: If the source does not exist or cannot be read.
         """
         report = report or Report()
         if not self.dataset:
-            raise UserError("--dataset is required: this recipe has no data set of its own")
+            raise UserError("--dataset is required: this recipe has no default data set")
         options = {}
         if self.kind != "hub":
             options = {"--dataset_revision": self.revision, "--dataset_config": self.config}
@@ -108,9 +108,9 @@ class Source:
         return number_rows(set_aside(DatasetDict(splits), [ROW]))
 
     def locate(self, split: str, rows: Sequence[int]) -> str:
-        """Return where rows are: ``lines 5, 9``, ``a.csv line 3; b.csv line 2``, ``position 0``.
+        """Return the places of the first few rows, e.g. ``lines 5, 9`` or ``a.csv line 3``.
 
-        Of ``rows``, numbers from 0, the first few are named.
+        ``rows`` are row numbers from 0; rows in memory are named as ``position 0``.
         """
         groups = []
         places = self._find_places(split, rows[:SHOWN_PLACES])
@@ -120,7 +120,7 @@ class Source:
         return "; ".join(groups) + ", ..." * (len(rows) > SHOWN_PLACES)
 
     def list_places(self, split: str, rows: Sequence[int]) -> list[str]:
-        """Return the place of each row, for :meth:`locate`; ``rows`` are in any order."""
+        """Return the place of each row, e.g. ``line 5``; ``rows`` are in any order."""
         return [f"{noun} {number}" for noun, number in self._find_places(split, rows)]
 
     def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
@@ -154,14 +154,14 @@ class Source:
     def _load_hub(self, name: str) -> DatasetDict:
         try:
             loaded = datasets.load_dataset(name, self.config, revision=self.revision)
-        except (DatasetGenerationError, OSError, ValueError) as error:  # also those of Arrow
-            hint = "; --dataset_config NAME chooses" * ("config" in str(error).lower())
+        except (DatasetGenerationError, OSError, ValueError) as error:  # also from Arrow
+            hint = "; --dataset_config NAME chooses one" * ("config" in str(error).lower())
             raise UserError(f"data set '{name}' cannot be loaded: {error}{hint}") from error
         commit = find_commit(next(iter(loaded.values())))
-        # without the Hub the library takes what is in the cache, whatever its revision
+        # offline, `datasets` returns the cached data set whatever its revision
         if _COMMIT.fullmatch(self.revision or "") and commit not in (None, self.revision):
-            place = f"the cache has '{name}' at {commit}, and the Hub was not contacted"
-            raise UserError(f"--dataset_revision {self.revision}: {place}")
+            reason = f"the Hub was not contacted, and the cache has '{name}' at {commit}"
+            raise UserError(f"--dataset_revision {self.revision}: {reason}")
         return loaded
 
 
@@ -172,7 +172,7 @@ def find_commit(rows: Dataset) -> str | None:
 
 
 def number_rows(dataset: DatasetDict) -> DatasetDict:
-    """Return ``dataset`` with :data:`ROW`, the row number from 0, in splits that lack it."""
+    """Return ``dataset`` with the column :data:`ROW`, added to splits without it."""
     return DatasetDict(
         {
             split: rows if ROW in rows.column_names else rows.add_column(ROW, np.arange(len(rows)))
@@ -182,9 +182,9 @@ def number_rows(dataset: DatasetDict) -> DatasetDict:
 
 
 def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report: Report) -> Dataset:
-    """Return the rows of files, one after the other; refuse other columns, or other types."""
+    """Concatenate the rows of files; raise a ``UserError`` if their columns or types differ."""
     tables: list[Dataset] = []
-    facts: dict[str, str] = {}  # with the first file that they are about
+    facts: dict[str, str] = {}  # the first file of each fact
     for path in paths:
         file = read_file(path, options)
         tables.append(file.rows)
@@ -193,12 +193,12 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         columns = file.rows.column_names
         expected = tables[0].column_names
         if {*columns} != {*expected}:
-            raise UserError(f"{path}: expected the columns of {paths[0]}, {expected}: {columns}")
+            raise UserError(f"{path}: columns {columns}, expected {expected} as in {paths[0]}")
     for fact, name in facts.items():
         report.info(f"{name}: {fact}", name="reading", split=split)
     try:
         return datasets.concatenate_datasets([table.select_columns(expected) for table in tables])
     except ValueError as error:
         raise UserError(
-            f"the files of the {split} split have columns of other types, write them alike: {error}"
+            f"the columns of the files of the {split} split differ in type: {error}"
         ) from error

@@ -1,13 +1,13 @@
-"""Split off ``train``, ``validation`` and ``test``, so that selection never sees the test set.
+"""Make the splits ``train``, ``validation`` and ``test``.
 
-Exact duplicates (white space aside) are dropped, the splits are split off, then rows are sampled.
-The result depends only on a seed of its own, not on the training seed, so that runs with other
-seeds stay comparable. All of it works on the row index, a pandas frame with a line for each row of
-the source; each split is selected once, at the end.
+Exact duplicates (ignoring white space) are dropped, missing splits are split off the training rows,
+then rows are sampled. The result depends on ``--split_seed`` only, so that runs with different
+training seeds stay comparable. These steps work on the row index, a DataFrame with one line per row
+of the source; each split is selected once, at the end.
 
 =========  ==========================================================================
 ``split``  the split of the source
-``row``    the number of the row in it
+``row``    the number of the row in its split
 ``label``  a code of the label: equal labels have equal codes
 ``group``  a code of the group, NaN for none; only with ``--group_column``
 ``time``   a number that orders training rows; only with ``--time_column``
@@ -31,15 +31,15 @@ from finetune.data.prediction_columns import OF_DATA
 from finetune.data.targets import refuse_or_drop, report_rows
 from finetune.errors import Report, UserError, counted
 
-#: The splits that are split off, in this order.
+#: The splits that are split off the training rows, in this order.
 HELD_OUT = ("test", "validation")
-#: Each split is cleared of rows that a split before it has.
+#: A row that is in several splits is dropped from the later ones in this order.
 ORDER = (*HELD_OUT, "train")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How rows are split: the options of a recipe that have these names."""
+    """The options of a recipe that decide how rows are split."""
 
     split_seed: int = 42
     train_samples: int | None = None
@@ -55,12 +55,12 @@ class Plan:
 
 
 def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFrame:
-    """Return the index of a source, without rows that have no group or time, or a held-out group.
-
-    ``report`` gets a finding ``dropped_rows`` about rows that are left out.
+    """Return the row index of a source, without training rows that lack a group or time, and
+    without rows whose group is in an earlier split; they are reported as ``dropped_rows``.
 
     Raises:
-        UserError: If a column is missing, or does not hold groups or times.
+        UserError: If the column is missing or unreadable, or, without ``drop_invalid``, if a
+            training row lacks a group or time.
     """
     splits = [name for name in ORDER if name in dataset]
     sizes = [len(dataset[name]) for name in splits]
@@ -100,7 +100,7 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
                 groups.append(_read_texts(dataset[split], column, flag))
             else:
                 groups.append(pd.Series(index=range(len(dataset[split])), dtype=object))
-                report.info(f"{flag}: the {split} data has no such column, and is used as it is")
+                report.info(f"{flag}: the {split} data has no such column; no rows are left out")
         codes = pd.factorize(pd.concat(groups))[0]
         index["group"] = np.where(codes < 0, np.nan, codes)
     is_unusable = is_train & index[kind].isna()
@@ -112,17 +112,17 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
         return index
     codes = index["split"].cat.codes
     is_shared = codes > codes.groupby(index["group"]).transform("min")
-    description = f"whose '{column}' held-out data has too"
+    description = f"whose '{column}' is also in held-out data"
     for split, rows in index["row"][is_shared].groupby(index["split"], observed=True):
         report_rows(report, "dropped_rows", description, "left out", rows, dataset[split], split)
     return index[~is_shared]
 
 
 def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
-    """Return a column as texts; those of blanks are missing."""
+    """Return a column as texts; blank ones are missing."""
     values = arrow.column(rows, column)
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
-        raise UserError(f"{flag}: holds {values.type}; expected texts, numbers or dates")
+        raise UserError(f"{flag}: expected texts, numbers or dates, found {values.type}")
     texts: pd.Series = values.cast(pa.string()).to_pandas()
     if isinstance(values.type, pa.JsonType):  # 1 and "1" are one group
         texts = texts.map(lambda text: str(json.loads(text)), na_action="ignore")
@@ -130,7 +130,7 @@ def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
 
 
 def _read_times(texts: pd.Series) -> pd.Series:
-    """Return texts as numbers, or as dates of ISO 8601 in microseconds, whichever more of them are;
+    """Parse texts as numbers or as ISO 8601 dates (in microseconds), whichever fits more of them;
     NaN for the others.
     """
     texts = texts.str.strip()
@@ -144,20 +144,20 @@ def _read_times(texts: pd.Series) -> pd.Series:
 def make_splits(
     dataset: DatasetDict, plan: Plan, *, column: str, report: Report
 ) -> tuple[DatasetDict, str]:
-    """Return the three splits, each in the order of its source, and how they were split.
+    """Return the three splits, with rows in the order of the source, and how they were split.
 
-    Splits that the dataset lacks are split off its training rows. Rows with the same value in
-    ``column`` are duplicates; ``report`` gets findings about rows that are dropped.
+    Missing splits are split off the training rows. Rows with the same value in ``column`` are
+    duplicates; dropped rows are added to ``report``.
 
     Raises:
-        UserError: If no training rows are left, or if the rows cannot be split so.
+        UserError: If no training rows are left, or if the rows cannot be split as the plan says.
     """
     index = drop_repeated(build_index(dataset, plan, report), dataset, column, plan, report)
     if not (index["split"] == "train").any():
         reasons = (finding.message for finding in report.findings if finding.split == "train")
         raise UserError(f"no training rows are left: {'; '.join(reasons)}")
     if plan.time_column and {*HELD_OUT} <= dataset.keys():
-        reason = "the data has all splits, no rows are split off by time"
+        reason = "the data has all splits, so no rows are split off by time"
         report.info(f"--time_column {plan.time_column}: {reason}")
     if not targets.are_classes(dataset["train"]):
         index = _join_texts(index)
@@ -175,7 +175,7 @@ def make_splits(
 
 
 def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
-    """Return the index with groups and times that keep the rows of one text in one split."""
+    """Set groups or times in the index so that all rows with the same text stay in one split."""
     rows = index[index["split"] == "train"]
     if not rows["digest"].duplicated().any():
         return index
@@ -183,7 +183,7 @@ def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
         return index.assign(time=rows.groupby("digest")["time"].transform("min"))
     groups = pd.factorize(rows["group" if "group" in index else "digest"])[0]
     texts = pd.factorize(rows["digest"])[0] + groups.max() + 1
-    # a text that two groups have joins them
+    # groups with a text in common become one
     links = coo_array((np.ones(len(rows)), (groups, texts)), (texts.max() + 1,) * 2)
     components = connected_components(links, directed=False)[1]
     return index.assign(group=pd.Series(components[groups], rows.index))
@@ -192,7 +192,7 @@ def _join_texts(index: pd.DataFrame) -> pd.DataFrame:
 def _divide(
     index: pd.DataFrame, dataset: DatasetDict, plan: Plan, strata: np.ndarray
 ) -> tuple[pd.Series, str]:
-    """Return the split that each row of the index goes to, and how they were split, for people."""
+    """Return the new split of each row of the index, and a description for people."""
     parts = index["split"].astype(object)
     left = train = index[index["split"] == "train"]
     kind = next((name for name in ("group", "time") if name in index), None)
@@ -201,7 +201,7 @@ def _divide(
     for name in HELD_OUT:
         requested = plan.test_size if name == "test" else plan.validation_size
         if name in dataset and requested is not None:
-            raise UserError(f"--{name}_size: the data has a {name} split; leave the flag out")
+            raise UserError(f"--{name}_size: the data has a {name} split: leave the flag out")
         if name in dataset:
             continue
         size = round(0.2 * len(train) if name == "test" else min(0.1 * len(left), 10_000))
@@ -211,20 +211,20 @@ def _divide(
                 sizes = {"test": plan.test_size, "validation": plan.validation_size}
                 flags = [f"--{key}_size {share:g}" for key, share in sizes.items() if share]
                 raise UserError(
-                    f"{' and '.join(flags)}: {name} takes {size:,} of {len(train):,} rows, of "
-                    f"which {len(left):,} are left; expected 2 or more, and fewer than are left"
+                    f"{' and '.join(flags)}: {name} would take {size:,} rows, and {len(left):,} of "
+                    f"{len(train):,} training rows are left; expected at least 2, and fewer"
                 )
         labels = strata[left["row"]]
         seed = plan.split_seed + (name == "validation")
         if kind == "group":
             is_chosen = _split_groups(labels, pd.factorize(left["group"], sort=True)[0], size, seed)
         elif kind == "time":
-            # rows of one time stay together, so that about ``size`` are split off
+            # rows of one time stay together, so only about `size` rows are split off
             rows_since = left["time"].value_counts().sort_index(ascending=False).cumsum()[:-1]
             newest = (rows_since - size).abs().idxmin() if len(rows_since) else np.inf
             is_chosen = (left["time"] >= newest).to_numpy()
         else:
-            # the first row of each class stays: training must know every class that is evaluated
+            # the first row of each class stays in training, which must know every class
             is_set = labels.ndim == 2
             first = labels.argmax(axis=0) if is_set else np.unique(labels, return_index=True)[1]
             spare = np.delete(np.arange(len(labels)), first)
@@ -235,7 +235,7 @@ def _divide(
             raise UserError(
                 f"{flag}{size:,} rows cannot be split off for {name}: the {len(left):,} rows that "
                 f"are left have {counted(left[kind].nunique(), noun)}, and rows of one {noun} stay "
-                "together; give more rows, another column, or the splits as files"
+                "together; use more rows, another column, or a file for each split"
             )
         parts[left.index[is_chosen]] = name
         shares.append(f"{name} {is_chosen.sum() / len(train):.1%}")
@@ -251,13 +251,13 @@ def _divide(
 
 
 def _draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return the indices of ``size`` rows in which every class keeps its share, sorted.
+    """Return the sorted indices of ``size`` random rows, stratified by class.
 
-    By the largest-remainder method (Hamilton's): scikit-learn's splitter refuses a class with a
-    single row, and a sample with fewer rows than classes.
+    The numbers per class follow the largest-remainder method (Hamilton's). The splitters of
+    scikit-learn reject classes with a single row, and samples with fewer rows than classes.
 
-    ``labels`` are the class of each row, shape ``(rows,)``, or which classes it has, shape
-    ``(rows, classes)``; ``size`` is at most ``rows``.
+    ``labels`` are class ids, shape ``(rows,)``, or indicators, shape ``(rows, classes)``; ``size``
+    is at most ``rows``.
     """
     if not size:
         return np.empty(0, dtype=int)
@@ -275,14 +275,14 @@ def _draw_rows(labels: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return :func:`_draw_rows` of several labels a row, by iterative stratification.
+    """Return the indices of ``size`` rows for multi-label data, by iterative stratification.
 
     Sechidis, Tsoumakas and Vlahavas, On the Stratification of Multi-Label Data, ECML PKDD 2011.
-    The package ``iterative-stratification`` draws as well and as fast, but does not promise a size.
+    The package ``iterative-stratification`` is as good and as fast, but its sizes are not exact.
     """
     generator = np.random.default_rng(seed)
     remaining = has.sum(axis=0).astype(np.int64)
-    # of the rows drawn and of the others: how many rows, and how many of each label, are missing
+    # how many rows, and rows of each label, are still to be drawn, and to be left
     missing = np.array([size, len(has) - size])
     missing_labels = np.outer(missing / len(has), remaining)
     order = generator.permutation(len(has))
@@ -305,20 +305,20 @@ def _draw_iteratively(has: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def _split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Return which rows are split off so that all rows of a group are, or none.
+    """Return a mask of about ``size`` rows to split off, stratified, with whole groups only.
 
-    Greedy, because ``StratifiedGroupKFold`` takes far longer (20.7 s against 0.4 s): groups with
-    equally many rows of each class are one kind. From the largest kind to the smallest, as many of
-    a kind are split off as bring the rows of their classes closest to their share of those seen so
-    far. A class never loses its last group in training; if every group has all rows of a class,
-    none is split off. ``groups`` are numbers from 0 without a gap, and ``size`` is met about.
+    A greedy algorithm (0.4 s, ``StratifiedGroupKFold`` takes 20.7 s). Groups with the same number
+    of rows of each class are one kind. From the largest kind to the smallest, it splits off as many
+    groups of a kind as bring the rows of their classes closest to their share of the rows seen so
+    far. A class never loses its last group in training; if every group has all rows of a class, no
+    group is split off. ``groups`` are numbers from 0 without gaps.
     """
     if labels.ndim == 1:
         rows = np.arange(len(labels))
         classes = np.unique(labels, return_inverse=True)[1]
     else:
         rows, classes = np.nonzero(labels)
-    # the size of a group counts like a class that every row has, the last one
+    # the size of a group is treated as one more class, the last one, that every row has
     rows = np.append(rows, np.arange(len(labels)))
     classes = np.append(classes, np.full(len(labels), classes.max(initial=-1) + 1))
     counts = csr_array((np.ones(len(rows), dtype=np.int64), (groups[rows], classes)))
@@ -343,7 +343,7 @@ def _split_groups(labels: np.ndarray, groups: np.ndarray, size: int, seed: int) 
         chosen_rows[columns] += numbers * number
         left[columns] -= numbers * number
         chosen += members[:number]
-    if not chosen:  # the group of nearest size that has not all rows of a class
+    if not chosen:  # the group closest to `size` that does not have all rows of a class
         cells = counts.tocoo()
         has_all = np.isin(np.arange(len(sizes)), cells.row[cells.data >= totals[cells.col]])
         spare = np.flatnonzero(~has_all)

@@ -1,10 +1,10 @@
-"""Tokenize the splits once, truncated but not padded: each batch is padded to its longest row.
+"""Tokenize the splits once, truncated but not padded: the collator pads a batch to its longest row.
 
-``datasets.map`` does it, in several processes, under a lock: who comes second waits, and reads what
-is there. What is cached depends on nothing but the rows, the tokenizer and how texts are cut.
+``datasets.map`` tokenizes in several processes under a lock: a second run waits, then reads the
+cache. The cache key depends only on the rows, the tokenizer and how texts are cut.
 
-Rows of several columns of text, such as a pair of sentences, have ``texts``, the parts that the
-model reads, beside ``text``, in which people and the bag of words read them joined by line breaks.
+With several text columns, such as a pair of sentences, rows have ``texts``, the parts for the
+model, and ``text``, the parts joined by line breaks for people and for the bag of words.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ from finetune.errors import RunError, UserError
 from finetune.runtime import activity
 
 _VERSION = 3  # increment when the same rows should yield other files
-#: Rows that one process tokenizes in the time in which another starts; so many in memory, as those
-#: of a prediction, are not cached.
+#: Rows per process: a process starts in the time in which another tokenizes so many. Up to this
+#: many rows in memory, e.g. in a prediction, are not cached.
 _FEW = 5000
 _FORKS_WORKERS: ContextVar[bool] = ContextVar("forks_workers", default=False)
 
 
 def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
-    """Return ``dataset`` with ``text`` and ``texts`` instead of ``columns``, which are texts, none
-    missing, in the order in which the model reads them.
+    """Replace text ``columns``, in the order in which the model reads them, by ``text`` and
+    ``texts``; no text may be missing.
     """
 
     def combine(*texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -62,11 +62,11 @@ def combined(dataset: DatasetDict, columns: Sequence[str]) -> DatasetDict:
 
 
 def read_by_model(rows: dict[str, list[Any]] | Dataset) -> list[Read]:
-    """Return what the model reads of raw rows: their ``text``, or their several ``texts``."""
+    """Return the input of the model in raw rows: ``texts`` if there are any, else ``text``."""
     columns = rows.column_names if isinstance(rows, Dataset) else [*rows]
     texts = list(rows[TEXTS if TEXTS in columns else "text"][:])
     if TEXTS in columns and list(rows["text"][:]) != ["\n".join(row) for row in texts]:
-        raise UserError(f"the recipe changes 'text' and not '{TEXTS}', which is tokenized")
+        raise UserError(f"the recipe changes 'text' but not '{TEXTS}', which the model reads")
     return texts
 
 
@@ -78,14 +78,14 @@ def tokenize(
     *,
     processes: int | None = None,
 ) -> DatasetDict:
-    """Return splits with the outputs of the tokenizer, ``labels``, and ``length`` in tokens.
+    """Return the splits with the columns of the tokenizer, ``labels``, and ``length`` in tokens.
 
     Args:
-        dataset: Splits with ``text``, or the ``texts`` of several columns, and ``label``.
-        encoder: From texts to tokens.
-        targets: From the labels of some rows to what a batch has as ``labels``.
-        windows: Cuts longer texts into several rows instead, with a column ``document``.
-        processes: How many tokenize at once; None for as many as there are cores.
+        dataset: Splits with ``text`` or ``texts``, and ``label``.
+        encoder: Tokenizes the texts.
+        targets: Converts the labels of a batch of rows to ``labels``.
+        windows: Cuts long texts into several rows with a column ``document``; None truncates them.
+        processes: The number of processes; None for the number of cores.
 
     Raises:
         RunError: If a process that tokenizes was killed.
@@ -100,21 +100,21 @@ def tokenize(
         rows = rows.select_columns(read)
         work = f"tokenizing {split}"
         key = Hasher.hash([fingerprint(dataset, "text"), split, str(rows.features), *facts])
-        # few texts at once: one may have megabytes, or many windows
+        # small batches, because a text may have megabytes or many windows
         options = dict(batch_size=100, new_fingerprint=key)
         if not rows.cache_files and len(rows) <= _FEW:
             tokenized[split] = _map(rows, encode, work, keep_in_memory=True, **options)
             continue
         directory = caches.directory(caches.TOKENIZED, key)
         count = min(processes or cpu_count(), -(-len(rows) // _FEW))
-        num_proc = count if count > 1 else None  # 1 would start another process
+        num_proc = count if count > 1 else None  # with 1, `map` would start a process
         options |= dict(num_proc=num_proc, cache_file_name=f"{directory}/rows.arrow")
         try:
             with FileLock(directory / ".lock"):
                 with contextlib.suppress(pa.ArrowInvalid, OSError):
                     tokenized[split] = _map(rows, encode, work, **options)
                 if split not in tokenized or len(first_lengths(tokenized[split])) != len(rows):
-                    for path in directory.glob("*.arrow"):  # cut off by a crash of the machine
+                    for path in directory.glob("*.arrow"):  # truncated when the machine crashed
                         path.unlink()
                     tokenized[split] = _map(rows, encode, work, **options)
         except OSError as error:
@@ -152,30 +152,30 @@ def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -
         finished_rows += count
         activity.advance(work, finished_rows, len(rows))
 
-    # nothing else is told by `datasets.map` how far it is
+    # `datasets.map` reports its progress only to its progress bar
     arrow_dataset.hf_tqdm = lambda **_: contextlib.nullcontext(SimpleNamespace(update=update))
     try:
         options |= dict(with_indices=True, batched=True, load_from_cache_file=True)
         return rows.map(encode, remove_columns=rows.column_names, **options)
     except Exception as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # after which datasets 5.2 times out
+        if isinstance(error.__context__, KeyboardInterrupt):  # datasets 5.2 raises a timeout then
             raise error.__context__ from None
         if "subprocesses has abruptly died" in str(error):
             raise RunError(
-                "a process that tokenizes was killed, perhaps for lack of memory: start again "
-                "with fewer of them (--preprocessing_num_workers)"
+                "a process that tokenizes was killed, probably out of memory: start again with "
+                "fewer processes (--preprocessing_num_workers N)"
             ) from error
         raise
     finally:
         arrow_dataset.hf_tqdm = bar
         _FORKS_WORKERS.reset(token)
-        os.environ = environment  # noqa: B003  # which datasets 5.2 replaces by a copy
+        os.environ = environment  # noqa: B003  # datasets 5.2 replaces it by a copy
         if parallelism is None:
             os.environ.pop("TOKENIZERS_PARALLELISM", None)
 
 
 def _end_with_parent() -> None:
-    """End a process of ``datasets.map`` soon after its parent, whose lock it would hold forever."""
+    """End a ``datasets.map`` worker soon after its parent, whose lock it would keep."""
 
     def watch(parent: int) -> None:
         while os.getppid() == parent:
@@ -183,8 +183,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     if _FORKS_WORKERS.get():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent decides
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which the pool of the parent ends it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent decides
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the pool of the parent sends it
         threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 

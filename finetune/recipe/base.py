@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
 @dataclasses.dataclass(kw_only=True)
 class Recipe(RecipeOptions):
-    """The contract. Derive from it, name your options as annotated fields, and replace the steps.
+    """Base class of recipes. A subclass adds options as annotated fields and overrides steps.
 
     Attributes:
-        training: Defaults for :class:`~finetune.training.arguments.FinetuneArguments`, by name;
-            merged with those of the classes above, as ``embedded`` is.
-        embedded: What ``--embedded`` changes, options of the recipe and training arguments alike.
+        training: Defaults of :class:`~finetune.training.arguments.FinetuneArguments` by name;
+            merged with those of the base classes.
+        embedded: Options and training arguments that ``--embedded`` changes; merged likewise.
         packaged_model: The value of ``--model`` that needs no Hub; empty if there is none.
-        input_column: The column of the raw data that the model reads; duplicates are found by it.
-        own_metrics: The names of what a custom :meth:`compute_metrics` returns.
-        label_names: The names of the classes; a source that has these is brought into this order.
-        ordered_labels: Whether that order means something: three of them or more are ordinal then.
+        input_column: The column of the raw data that the model reads; it identifies duplicates.
+        own_metrics: The names of the metrics that a custom :meth:`compute_metrics` returns.
+        label_names: The class names in their order; data with these classes gets this order.
+        ordered_labels: Whether the order is meaningful: three or more classes are then ordinal.
     """
 
     training: ClassVar[Mapping[str, Any]] = {
@@ -58,8 +58,8 @@ class Recipe(RecipeOptions):
         "load_best_model_at_end": True,
         "metric_for_best_model": "f1",
         "save_total_limit": 3,
-        "ddp_find_unused_parameters": False,  # every parameter has a part in every step
-        "logging_nan_inf_filter": False,  # or the GPU is synchronized at each step
+        "ddp_find_unused_parameters": False,  # every step uses every parameter
+        "logging_nan_inf_filter": False,  # True synchronizes the GPU at each step
         "logging_steps": 10,
         "seed": 42,
     }
@@ -76,19 +76,19 @@ class Recipe(RecipeOptions):
 
     def __post_init__(self) -> None:
         self.report = Report()  # the findings about options and data
-        self.row_source: Source | None = None  # once it is read
-        self.split_how = ""  # how rows were split off
-        self.corrections: Sequence[dict[str, Any]] = ()  # what each file of corrections did
-        self.task_reason = ""  # why the labels are those of the task, where the data decides it
-        self.label_sources: Sequence[str] = ["label"]  # the user's names of the columns
+        self.row_source: Source | None = None  # set by read()
+        self.split_how = ""  # a description of how rows were split
+        self.corrections: Sequence[dict[str, Any]] = ()  # the facts of each file of corrections
+        self.task_reason = ""  # the reason for the task, if the data decides it
+        self.label_sources: Sequence[str] = ["label"]  # the user's names of the label columns
         self.unmapped_labels: Sequence[str] = ()  # in --label_map, but not in the data
         validate(self)
         if self.loss_function and type(self).loss is not Recipe.loss:
-            raise UserError(f"--loss_function {self.loss_function}: the recipe has its own loss")
+            raise UserError(f"--loss_function {self.loss_function}: the recipe overrides loss()")
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Return the training arguments of the recipe, and where runs go, named like its file."""
+        """Return the default training arguments; ``output_dir`` is named after the recipe file."""
         file = getattr(sys.modules.get(cls.__module__), "__file__", None)  # none in a notebook
         name = Path(file).stem if file else cls.__name__.lower()
         return {"output_dir": f"runs/{name}", **cls.training}
@@ -105,37 +105,37 @@ class Recipe(RecipeOptions):
     # ---- the steps -------------------------------------------------------------------------------
 
     def load(self) -> DatasetDict:
-        """Return the raw data: ``train``, and ``validation`` and ``test`` where the source has
-        them, with the columns :attr:`input_column` and ``label``, a ``ClassLabel`` for instance.
+        """Return the raw data: ``train``, and ``validation`` and ``test`` if the source has them,
+        with the columns :attr:`input_column` and ``label``, for example a ``ClassLabel``.
         """
         return self.labelled(self.read())
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
-        """Return rows of a source with the columns that :meth:`load` returns; here they have."""
+        """Return rows of the source with the columns of :meth:`load`; by default unchanged."""
         return dataset
 
     def read(self) -> DatasetDict:
-        """Return the rows of the source as they are, with the column ``_row``."""
+        """Return the unchanged rows of the source, with the column ``_row``."""
         from finetune.data.files_of_splits import parse_split_names
         from finetune.data.read_text import ReadOptions
         from finetune.data.sources import Source
 
-        form = {"separator": self.csv_separator, "encoding": self.encoding, "sheet": self.sheet}
+        options = {"separator": self.csv_separator, "encoding": self.encoding, "sheet": self.sheet}
         self.row_source = Source(
             self.dataset,
             self.dataset_revision,
             self.dataset_config,
             parse_split_names(self.dataset_splits),
-            ReadOptions(quoting=self.csv_quoting, **form),
+            ReadOptions(quoting=self.csv_quoting, **options),
         )
         self.report.locate = self.row_source.locate
         return self.row_source.load(self.report)
 
     def check(self) -> None:
-        """Raise a ``UserError`` if options cannot work with the model; no data is read yet."""
+        """Raise a ``UserError`` if options do not fit the model; called before data is prepared."""
 
     def split(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``train``, ``validation`` and ``test``, without duplicates, then sampled."""
+        """Return ``train``, ``validation`` and ``test``, without duplicates, and sampled."""
         from finetune.data.splits import make_splits
 
         dataset, self.split_how = make_splits(
@@ -144,52 +144,52 @@ class Recipe(RecipeOptions):
         return dataset
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        """Return the features that the model takes, tokenized for instance, not padded."""
-        raise NotImplementedError(f"{type(self).__name__} must say how to prepare its data")
+        """Return the splits with the features of the model, for example tokenized, not padded."""
+        raise NotImplementedError(f"{type(self).__name__} must override prepare()")
 
     def processing_class(self) -> PreTrainedTokenizerBase | BaseImageProcessor | None:
-        """Return the tokenizer or image processor to be saved beside the model, if there is one."""
+        """Return the tokenizer or image processor that is saved with the model, if any."""
         return None
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        """Return a fresh model with one output for each of ``labels``; a regression has none.
+        """Return a new model with one output for each of ``labels``; for a regression [].
 
         Its ``forward`` takes the collated batch and returns ``logits``, shape ``(rows, classes)``.
         """
-        raise NotImplementedError(f"{type(self).__name__} must say how to build its model")
+        raise NotImplementedError(f"{type(self).__name__} must override build_model()")
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
-        """Return the model saved in ``directory`` by a run."""
+        """Return the model that a run saved in ``directory``."""
         from finetune.models.pretrained import load_weights
 
         return load_weights(self.build_model(labels), Path(directory) / "model.safetensors")
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
-        """Return what makes a batch of rows, ``labels`` among its keys."""
-        raise NotImplementedError(f"{type(self).__name__} must say how to collate its rows")
+        """Return the collator: a function from rows to a batch with ``labels`` among its keys."""
+        raise NotImplementedError(f"{type(self).__name__} must override data_collator()")
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return each row's loss, not reduced: the trainer divides by the rows of the global step.
+        """Return the loss of each row, unreduced: the trainer divides by the rows of a global step.
 
         Args:
             logits: Shape ``(rows, outputs)``.
-            labels: What :meth:`~finetune.tasks.base.Task.targets` returns, as a tensor: shape
-                ``(rows,)``, int64, for classes.
+            labels: The targets, see :meth:`~finetune.tasks.base.Task.targets`; for classes int64,
+                shape ``(rows,)``.
         """
         return self.presumed_kind.loss(logits, labels)
 
     def compute_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Return the metrics of :attr:`scoring`: of classes, accuracy and macro F1."""
+        """Return the metrics of ``--metrics`` or :attr:`scoring`, e.g. accuracy and macro F1."""
         return self._scoring(prediction, self.presumed_kind)
 
     def adapt(self, model: torch.nn.Module, arguments: FinetuneArguments) -> torch.nn.Module:
-        """Return ``model`` made ready for a training with ``arguments``, changed in place or not.
+        """Return the model prepared for a training with ``arguments``; it may change in place.
 
         Override it to freeze parameters, add adapters or replace layers, and end with
         ``super().adapt(model, arguments)``, which adds the kernels of :mod:`finetune.models.cpu`.
-        :meth:`trainer` calls it, after the seed is set; :meth:`trainer_kwargs` does not. An
-        evaluation of a run calls it with what :meth:`load_model` returned: a recipe that adds
-        parameters here loads them there, and does not add them twice.
+        :meth:`trainer` calls it after the seed is set; :meth:`trainer_kwargs` does not call it. An
+        evaluation calls it with the result of :meth:`load_model`: if it adds parameters,
+        :meth:`load_model` must load them, and they must not be added twice.
         """
         from finetune.models import cpu
 
@@ -201,10 +201,10 @@ class Recipe(RecipeOptions):
         return model
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        """Return the keyword arguments of ``transformers.Trainer``, but for ``args``.
+        """Return the keyword arguments of ``transformers.Trainer``, except ``args``.
 
-        With weights of classes the library divides the loss by the rows of a step, our trainer by
-        the sum of their weights, which are 1 on average.
+        With class weights, the stock ``Trainer`` divides the loss by the rows of a step; the one of
+        :meth:`trainer` divides by the sum of their weights, which is 1 per row on average.
         """
         if model is None:
             model = self.kind.initialized(self.build_model(self.labels), self.note)
@@ -219,23 +219,23 @@ class Recipe(RecipeOptions):
         }
 
     def parts(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
-        """Return :meth:`trainer_kwargs`, which had this name until release 0.2."""
+        """Return :meth:`trainer_kwargs`; a deprecated name, to be removed in release 0.2."""
         warnings.warn(RENAMED_PARTS, FutureWarning, stacklevel=2)
         return self.trainer_kwargs(model)
 
     def trainer(self, **training_arguments: Any) -> Trainer:
-        """Return a ``transformers.Trainer``, ready to ``train()``; nothing is written before.
+        """Return a ``transformers.Trainer`` that is ready to ``train()``; no files are written.
 
         Raises:
-            UserError: If an argument is unknown, or if the data cannot be trained on.
+            UserError: If an argument is unknown, or if the data has errors.
         """
         from finetune.training.arguments import argument_values
         from finetune.training.steps import refuse_options
         from finetune.training.trainer import build_trainer
 
-        argument_values(self.defaults(), training_arguments)  # mistakes, before data is loaded
+        argument_values(self.defaults(), training_arguments)  # check before data is loaded
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
-        _ = self.splits  # which may decide the task, and so what the best model is chosen by
+        _ = self.splits  # may decide the task, and so the metric of the best model
         defaults = self.training_defaults(training_arguments)
         arguments = argument_values(defaults, training_arguments).build()
         refuse_options(arguments, self.kind.has_one_class, self.weights is not None)
@@ -247,7 +247,7 @@ class Recipe(RecipeOptions):
 
     @functools.cached_property
     def source(self) -> DatasetDict:
-        """The data as it was read, labelled, before any row is left out or split off."""
+        """The data of :meth:`load`, before it is split and before duplicates are dropped."""
         from finetune.checking.rows import require_splits
         from finetune.data import columns, sources
 
@@ -261,7 +261,7 @@ class Recipe(RecipeOptions):
 
     @functools.cached_property
     def splits(self) -> DatasetDict:
-        """The raw splits, corrected and checked, with the rows in the order of the source."""
+        """The raw splits, corrected and checked, with rows in the order of the source."""
         from finetune.checking.rows import check_rows, require_splits
         from finetune.data import columns, corrections
 
@@ -280,7 +280,7 @@ class Recipe(RecipeOptions):
 
     @functools.cached_property
     def prepared(self) -> DatasetDict:
-        """:attr:`splits`, prepared for the model."""
+        """The :attr:`splits` with the features of the model, see :meth:`prepare`."""
         from finetune.checking.rows import require_all_rows
 
         self.check()
@@ -289,14 +289,14 @@ class Recipe(RecipeOptions):
         return prepared
 
     def columns_read(self) -> list[str]:
-        """Return the columns of the data that the model reads, in their order."""
+        """Return the user's names of the columns that the model reads, in order."""
         return [self.input_column]
 
     # ---- labels and metrics ----------------------------------------------------------------------
 
     @functools.cached_property
     def kind(self) -> Task[Any]:
-        """The task of the labels."""
+        """The task, which follows from the labels and the options."""
         from finetune.tasks import kinds
 
         rows = self.splits["train"]
@@ -312,25 +312,25 @@ class Recipe(RecipeOptions):
 
     @property
     def presumed_kind(self) -> Task[Any]:
-        """:attr:`kind`; before the data is loaded, one class a row."""
+        """The :attr:`kind`; before the data is loaded, single-label classification."""
         from finetune.tasks.classes import SingleLabel
 
         return self.kind if "splits" in vars(self) else SingleLabel()
 
     @property
     def labels(self) -> list[str]:
-        """The names of the classes in their order, or of the numbers of a row that has several."""
+        """The class names in the order of their ids, or the names of several regression targets."""
         return self.kind.labels
 
     def targets(self, split: str) -> np.ndarray:
-        """Return the targets of the raw rows of a split: see :attr:`kind`."""
+        """Return the targets of the raw rows of a split, see ``Task.targets``."""
         from finetune.data import targets
 
         return self.kind.targets(targets.values(self.splits[split]))
 
     @functools.cached_property
     def weights(self) -> np.ndarray | None:
-        """The weight of each class in the loss, shape ``(classes,)``; None if all are alike."""
+        """The weight of each class in the loss, shape ``(classes,)``; None without weights."""
         import numpy as np
 
         from finetune.data.labels import list_names
@@ -338,7 +338,7 @@ class Recipe(RecipeOptions):
         if (text := self.class_weights) == "none":
             return None
         if self.kind.label_kind == "labels" and type(self).loss is not Recipe.loss:
-            raise UserError(f"--class_weights {text}: weigh several labels a row in your loss()")
+            raise UserError(f"--class_weights {text}: apply multi-label weights in your loss()")
         targets = self.targets("train")
         if getattr(self, "windows", None) is not None:  # each window has the target of its text
             targets = np.asarray(self.prepared["train"].with_format("numpy")["labels"][:])
@@ -349,7 +349,7 @@ class Recipe(RecipeOptions):
 
     @property
     def scoring(self) -> Scoring:
-        """The metric modules that :meth:`compute_metrics` calls, unless ``metrics`` names some."""
+        """The metrics that :meth:`compute_metrics` returns unless ``--metrics`` names others."""
         from finetune.recipe.scoring import Scoring
 
         return Scoring(**self.presumed_kind.metrics)
@@ -360,7 +360,7 @@ class Recipe(RecipeOptions):
 
     @property
     def known_scoring(self) -> dict[str, Mapping[str, Any]]:
-        """The local metrics and their arguments; none if :meth:`compute_metrics` was replaced."""
+        """The arguments of each metric module; {} if :meth:`compute_metrics` is overridden."""
         is_replaced = type(self).compute_metrics is not Recipe.compute_metrics
         return {} if is_replaced else dict(self._scoring.arguments)
 

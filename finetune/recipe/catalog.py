@@ -1,8 +1,8 @@
-"""Recipes by name, by the path of a file, or by entry point; metrics by the path of a file.
+"""Find recipes by name, path or entry point, and import the files of recipes and metrics.
 
-The recipes of the toolkit are the files of ``recipes/`` beside this package. They are imported from
-there, whatever else is named ``recipes`` on the import path. A file that the user names is imported
-once. A file that a run names is data, and is imported only if the user trusts it.
+The recipes of the toolkit are the files in ``recipes/`` beside this package; another package
+``recipes`` in ``sys.path`` is ignored. A file that the user names is imported once. A file that is
+named in a run is only imported if the user trusts it, because a run is data.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from finetune.recipe import Recipe
 
 ENTRY_POINTS = "finetune.recipes"
-_SHA256 = "__sha256__"  # of the source, an attribute of a module that is imported here
+_SHA256 = "__sha256__"  # the attribute of an imported module with the hash of its source
 
 
 # ---- recipes -------------------------------------------------------------------------------------
 
 
 def summaries() -> dict[str, str]:
-    """Return a line about each recipe by name, read without importing it: the recipes of the
-    toolkit, then those that installed packages register.
+    """Return a one-line description of each recipe by name, without importing it: the recipes of
+    the toolkit, then those of installed packages.
     """
     shipped = {}
     for name, path in _shipped().items():
@@ -45,18 +45,18 @@ def summaries() -> dict[str, str]:
 
 
 def find(name: str | type[Recipe]) -> type[Recipe]:
-    """Return the recipe class of a name: ``yelp``, ``path/to/mine.py`` or an entry point; of a
-    class itself.
+    """Return the recipe class for a name: ``yelp``, ``path/to/mine.py`` or an entry point. A class
+    is returned unchanged.
 
     Raises:
-        UserError: If there is none, or if the file does not define exactly one recipe.
+        UserError: If there is no such recipe, or if a file does not define exactly one.
     """
     from finetune.recipe import Recipe
 
     if not isinstance(name, str):
         if isinstance(name, type) and issubclass(name, Recipe):
             return name
-        raise UserError(f"expected a recipe, its class, name or path, found {name!r}")
+        raise UserError(f"expected the name, path or class of a recipe, found {name!r}")
     points = entry_points(group=ENTRY_POINTS, name=name)
     loaded: Any
     if name in _shipped():
@@ -69,14 +69,14 @@ def find(name: str | type[Recipe]) -> type[Recipe]:
     else:
         names = summaries()
         raise UserError(
-            f"unknown recipe '{name}'{suggestion(name, names)} (available: {', '.join(names)}); "
-            "a custom one is a path to a .py"
+            f"unknown recipe '{name}'{suggestion(name, names)} (available: {', '.join(names)}, "
+            "or the path of a .py file)"
         )
     return only_class(loaded, Recipe, f"'{name}'") if isinstance(loaded, ModuleType) else loaded
 
 
 def of_run(name: str, manifest: Path) -> type[Recipe]:
-    """Return the recipe that a manifest names: it is data, and must not make code run.
+    """Return the recipe class that the manifest of a run names, without running untrusted code.
 
     Raises:
         UserError: If the recipe is neither installed nor imported by this process.
@@ -85,13 +85,13 @@ def of_run(name: str, manifest: Path) -> type[Recipe]:
         refuse_untrusted([Path(name)], "recipe", manifest)
     elif name not in (names := summaries()):
         raise UserError(
-            f"{manifest} names the recipe '{name}', not installed (available: {', '.join(names)})"
+            f"{manifest}: the recipe '{name}' is not installed (available: {', '.join(names)})"
         )
     return find(name)
 
 
 def origin(recipe: type[Recipe]) -> str:
-    """Return the name by which :func:`find` finds this class, for the manifest of a run."""
+    """Return the name or path from which :func:`find` returns this class."""
     for point in entry_points(group=ENTRY_POINTS):
         is_class = (point.attr or recipe.__qualname__) == recipe.__qualname__
         if is_class and point.module == recipe.__module__ and point.name not in _shipped():
@@ -104,7 +104,7 @@ def origin(recipe: type[Recipe]) -> str:
 
 
 def display_name(recipe: type[Recipe]) -> str:
-    """Return the name for people: the relative path of a file below the current directory."""
+    """Return the name of a recipe for messages; a path is relative to the current directory."""
     name = origin(recipe)
     return path_below_cwd(Path(name)).removeprefix("./") if _is_file(name) else name
 
@@ -114,7 +114,7 @@ def _shipped() -> dict[str, Path]:
 
 
 def _import_package() -> None:
-    """Import the toolkit's ``recipes``, whatever else is named so on the import path."""
+    """Import the package ``recipes`` of the toolkit, not another one in ``sys.path``."""
     init = HOUSE / "recipes" / "__init__.py"
     if "recipes" not in sys.modules:
         import_source("recipes", init, init.read_bytes())
@@ -131,12 +131,12 @@ def _is_file(name: str) -> bool:
 
 
 def is_path(name: object) -> bool:
-    """Return whether a name is that of a file or directory rather than of something installed."""
+    """Return whether a name is the path of a file or directory."""
     return isinstance(name, str) and ("/" in name or os.sep in name or name.endswith(".py"))
 
 
 def imported(path: Path) -> ModuleType | None:
-    """Return the module that this process imported from a file, under whatever name."""
+    """Return the module that this process imported from a file, under any name."""
     for module in list(sys.modules.values()):
         file = str(getattr(module, "__file__", None))
         if file.endswith(path.name) and Path(file).resolve() == path:
@@ -145,9 +145,9 @@ def imported(path: Path) -> ModuleType | None:
 
 
 def import_file(path: Path, kind: str) -> ModuleType:
-    """Import the file of a ``recipe`` or ``metric``, which can import what is beside it:
-    ``from .costs import COSTS``, and in a recipe ``import costs``. One that was imported from the
-    same source is not imported again.
+    """Import the file of a ``recipe`` or ``metric``. It can import files beside it with
+    ``from .costs import COSTS``, a recipe also with ``import costs``. A file that was imported from
+    the same source is not imported again.
 
     Raises:
         UserError: If it cannot be imported.
@@ -156,12 +156,12 @@ def import_file(path: Path, kind: str) -> ModuleType:
     if (module := imported(path)) and getattr(module, _SHA256, sha256) == sha256:
         return module
     if kind == "recipe":
-        _import_package()  # it may derive from one of them
+        _import_package()  # the recipe may derive from one of the toolkit's
         if (finder := _BesideFile(str(path.parent))) not in sys.meta_path:
             sys.meta_path.append(finder)
     package = f"finetune_{kind}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-        del sys.modules[name]  # of an earlier version of the file
+        del sys.modules[name]  # from an earlier version of the file
     sys.modules[package] = parent = ModuleType(package)
     parent.__path__ = [str(path.parent)]
     module = import_source(f"{package}.{path.stem}", path, source)
@@ -170,10 +170,10 @@ def import_file(path: Path, kind: str) -> ModuleType:
 
 
 def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:
-    """Refuse files that a manifest names: it is data, and must not make code run.
+    """Refuse to run the files that a manifest names, unless this process has imported them.
 
     Raises:
-        UserError: For each file that this process has not imported before.
+        UserError: For each file that this process has not imported.
     """
     if mistakes := [
         f"{manifest} names a {kind} file, {path}, which would be run as code: if you trust that "
@@ -188,9 +188,9 @@ def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:
 
 @dataclass(frozen=True)
 class _BesideFile(MetaPathFinder):
-    """Lets a file import the modules beside it, also later, in one of the steps of a recipe.
+    """Lets a file import the modules beside it, also later, inside the steps of a recipe.
 
-    An entry of ``sys.path`` would take a folder that is named like an optional package for it.
+    An entry in ``sys.path`` would let a folder shadow an optional package of the same name.
     """
 
     directory: str
