@@ -63,7 +63,7 @@ class Settings:
     def from_keywords(
         cls, recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]
     ) -> Settings:
-        """Return those of ``finetune.train(RECIPE, **options)``; an instance has options, too.
+        """Return the settings of ``finetune.train(RECIPE, **options)``; mistakes are in the report.
 
         Raises:
             UserError: If there is no such recipe.

@@ -365,10 +365,10 @@ class Recipe(RecipeOptions):
         return {} if is_replaced else dict(self._scoring.arguments)
 
     def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return :meth:`defaults`, over which those of the user go, with the metric that chooses
-        the best model: the first if the user names metrics, or if they lack that of the recipe.
+        """Return :meth:`defaults` with a ``metric_for_best_model`` that is computed: the recipe's,
+        or the first metric if ``--metrics`` is set or lacks the recipe's.
 
-        Before the data is loaded, which may decide the task, the metrics of the task are not known.
+        ``user_options`` are only checked. Before the data is loaded, the metrics may be unknown.
         """
         from finetune.recipe.scoring import require_direction
 

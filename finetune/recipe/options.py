@@ -1,4 +1,4 @@
-"""The options of a recipe: fields with topics for the help, and what may be wrong in them."""
+"""The options of recipes as dataclass fields, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def option(default: Any, help: str, form: str | None = None, *, group: str = "") -> Any:
-    """Return a field of a recipe: an option with its default and its help.
+    """Return a dataclass field that declares an option of a recipe.
 
     Args:
-        default: Its value where nothing is given.
-        help: One line without the default, which the command line adds.
-        form: How several values are written, ``NAME,NAME`` or ``NAME=VALUE,NAME=VALUE``, where
-            the option takes them; in Python and YAML they may be a list, or a mapping.
-        group: The topic in the help; empty for an option of the recipe's own.
+        default: The default value.
+        help: The help text in one line, without the default, which the command line adds.
+        form: For an option with several values, how they are written: ``NAME,NAME`` or
+            ``NAME=VALUE,NAME=VALUE``; in Python and YAML they may be a list or a mapping.
+        group: The group in the help; empty for options that a recipe adds.
     """
     metadata = {"help": help, "group": group, "metavar": form}
     metadata = {name: text for name, text in metadata.items() if text}
@@ -40,42 +40,42 @@ _training = partial(option, group="training")
 
 @dataclasses.dataclass(kw_only=True)
 class RecipeOptions:
-    """Options of every recipe: rows, splits, loss and metrics."""
+    """Options of every recipe: data, splits, loss and metrics."""
 
     dataset: str = _data("", "data set on the Hub, local file, pattern of files or directory")
     dataset_revision: str | None = _data(None, "commit, tag or branch on the Hub (unset: newest)")
     dataset_config: str | None = _data(None, "configuration of a data set on the Hub")
     dataset_splits: str | None = _data(
-        None, "names of splits; none: split off", "test=NAME,validation=NAME"
+        None, "names of the splits; none: not read but split off", "test=NAME,validation=NAME"
     )
     csv_quoting: Literal["auto", "minimal", "none"] = _data(
         "auto", "quotation marks in a .csv: minimal, they enclose fields; none, they are text"
     )
-    csv_separator: str | None = _data(None, "separator in a .csv, ';' or tab (unset: detected)")
+    csv_separator: str | None = _data(None, "field separator, such as ';' or tab (unset: detected)")
     encoding: str | None = _data(None, "encoding of a text file, such as cp1252 (unset: detected)")
     sheet: str | None = _data(None, "sheet of a spreadsheet (unset: the first that has rows)")
 
     train_samples: int | None = _splits(None, "train on this many rows, sampled by class")
     eval_samples: int | None = _splits(None, "validate and test on at most this many rows each")
-    test_size: float | None = _splits(None, "test set split off: a share or rows (unset: 0.2)")
-    validation_size: float | None = _splits(None, "for validation (unset: 0.1, at most 10,000)")
-    group_column: str | None = _splits(None, "column of groups, such as patients, not divided")
-    time_column: str | None = _splits(None, "column of dates or numbers: test the newest rows")
+    test_size: float | None = _splits(None, "test split: share or number of rows (unset: 0.2)")
+    validation_size: float | None = _splits(None, "share or number of rows (unset: 0.1, <= 10,000)")
+    group_column: str | None = _splits(None, "keep rows of a group, such as a patient, together")
+    time_column: str | None = _splits(None, "split by this column of dates: test on the newest")
     keep_contradictions: Literal["none", "first"] = _splits(
         "none", "training rows with the same text but different labels: drop all, or keep the first"
     )
     split_seed: int = _splits(42, "seed of the splits and of sampled rows (not of the training)")
-    relabel: str | None = _splits(None, "labels to correct: new_label of suspects.csv", "FILE,FILE")
-    exclude: str | None = _splits(None, "leave out all rows that such a file lists", "FILE,FILE")
+    relabel: str | None = _splits(None, "apply new_label of edited suspects.csv", "FILE,FILE")
+    exclude: str | None = _splits(None, "leave out all rows listed in suspects.csv", "FILE,FILE")
 
-    loss_function: str | None = _training(None, "loss, one of those of the task (unset: its first)")
+    loss_function: str | None = _training(None, "loss of the task (unset: its default)")
     class_weights: str = _training("none", "none, balanced, or by name", "NAME=WEIGHT,NAME=WEIGHT")
     metrics: str | None = _training(
-        None, "such as f1_macro, ./MINE.py (unset: by task)", "NAME,NAME"
+        None, "such as f1_macro or ./MINE.py (unset: by task)", "NAME,NAME"
     )
 
     def split_plan(self) -> Plan:
-        """Return how the options split rows."""
+        """Return the options that decide how rows are split."""
         from finetune.data.splits import Plan
 
         options = vars(self)
@@ -83,16 +83,16 @@ class RecipeOptions:
         return Plan(**shared)
 
     def correction_files(self) -> dict[str, list[str]]:
-        """Return the names of the files of corrections, by the option that names them."""
+        """Return the file names in ``relabel`` and ``exclude``, by option."""
         options = {"relabel": self.relabel, "exclude": self.exclude}
         return {name: split_values(value or "") for name, value in options.items()}
 
 
 @dataclasses.dataclass(kw_only=True)
 class ModelOptions:
-    """A column of labels, and a model that is trained further."""
+    """Options of recipes on pretrained models: the label column and the model."""
 
-    label_column: str = _labels("label", "column that holds the label")
+    label_column: str = _labels("label", "column of labels")
     label_map: str | None = _labels(None, "rename or merge labels", "LABEL=NAME,LABEL=NAME")
     drop_invalid: bool = _labels(False, "drop rows without a text, an image or a label")
     model: str = _model("", "name of a model on the Hub, a local directory, or embedded:NAME")
@@ -101,56 +101,56 @@ class ModelOptions:
 
 @dataclasses.dataclass(kw_only=True)
 class TextOptions(ModelOptions):
-    """Labels of any kind, columns of text, and how long texts are read."""
+    """Options of text recipes: labels, text columns and long texts."""
 
-    label_columns: str | None = _labels(None, "several, each of 0 and 1 or of numbers", "NAME,NAME")
-    label_separator: str | None = _labels(None, "separator of several labels in a cell, like ';'")
+    label_columns: str | None = _labels(None, "several columns of 0 and 1, or numbers", "NAME,NAME")
+    label_separator: str | None = _labels(None, "separator of labels in a cell, such as ';'")
     thresholds: Literal["one", "label", "none"] = _labels(
-        "one", "decision thresholds of multi-label tasks: one for all, one per label, or none"
+        "one", "multi-label decision thresholds: one for all, one per label, or none: 0.5"
     )
     task: Literal["auto", "single_label", "multi_label", "regression", "ordinal"] = _labels(
-        "auto", "kind of labels (auto: detected from the training rows)"
+        "auto", "task (auto: detected from the labels of the training rows)"
     )
     label_order: str | None = _labels(None, "ordinal classes, lowest first", "NAME,NAME,NAME")
     drop_duplicates: Literal["exact", "near"] = _splits(
-        "exact", "keep one of the training rows with the same text; near: of nearly the same text"
+        "exact", "keep one of the training rows with the same text; near: with nearly the same text"
     )
     drop_overlap: Literal["exact", "near"] = _splits(
         "exact", "drop training rows whose text is in a held-out split; near: nearly the same text"
     )
-    text_column: str = _text("text", "column that holds the text")
-    text_columns: str | None = _text(None, "several columns instead, of a pair", "NAME,NAME")
-    max_length: int = _text(512, "truncate texts to this many tokens")
-    truncation: Literal["head", "tail", "head_tail"] = _text("head", "what is kept of long texts")
-    long_texts: Literal["cut", "windows"] = _text("cut", "texts of more than max_length tokens")
+    text_column: str = _text("text", "column of texts")
+    text_columns: str | None = _text(None, "several columns, such as a pair of texts", "NAME,NAME")
+    max_length: int = _text(512, "most tokens of a text or a window, special tokens included")
+    truncation: Literal["head", "tail", "head_tail"] = _text("head", "part of a long text to keep")
+    long_texts: Literal["cut", "windows"] = _text("cut", "truncate long texts, or pool windows")
     stride: int | None = _text(None, "tokens that windows share (unset: a quarter of max_length)")
     pooling: Literal["mean", "max"] = _text("mean", "logits of a text's windows: mean or maximum")
     preprocessing_num_workers: int | None = _text(None, "processes that tokenize (unset: by cores)")
     hidden_dropout: float | None = _model(None, "dropout of hidden states (unset: the model's own)")
-    attention_dropout: float | None = _model(0.0, "dropout of attention; on a CPU 0 is faster")
+    attention_dropout: float | None = _model(0.0, "dropout of attention; 0 is faster on a CPU")
 
 
 @dataclasses.dataclass(kw_only=True)
 class ImageOptions(ModelOptions):
-    """The column of images, and what training changes in them."""
+    """Options of image recipes: the image column and the augmentation."""
 
     image_column: str = _image("image", "column of images or paths")
-    crop_scale: float = _image(0.5, "least share of the area that crops keep (1: no crops)")
+    crop_scale: float = _image(0.5, "smallest share of the area that crops keep (1: no crops)")
     horizontal_flip: bool = _image(True, "mirror every other training image (not digits or text)")
 
 
 # ---- the class of a recipe -----------------------------------------------------------------------
 
-RENAMED_PARTS = "Recipe.parts() is called trainer_kwargs() now; the old name goes in release 0.2"
+RENAMED_PARTS = "Recipe.parts() is now trainer_kwargs(); release 0.2 removes the old name"
 
 
 def declare(cls: Any) -> None:
-    """Make a dataclass of a recipe, with the defaults of the classes above merged into its own.
+    """Make a recipe class a dataclass, and merge the defaults of its base classes into its own.
 
-    An option of theirs keeps its help and, unless it is annotated again, its type.
+    An inherited option keeps its help and, unless it is annotated again, its type.
 
     Raises:
-        UserError: If it does not name the metrics of its ``compute_metrics``.
+        UserError: If ``compute_metrics`` is overridden without ``own_metrics``.
     """
     inherited: dict[str, dataclasses.Field[Any]] = {}
     for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__[1:])):
@@ -165,7 +165,7 @@ def declare(cls: Any) -> None:
         cls.__annotations__ = {**inspect.get_annotations(cls), name: hints[name]}
     if "compute_metrics" in attributes and "own_metrics" not in attributes:
         raise UserError(
-            f"{cls.__name__} has a compute_metrics of its own and does not say what it returns: "
+            f"{cls.__name__} overrides compute_metrics but does not name its metrics: "
             'add `own_metrics = ("NAME", ...)`'
         )
     if "parts" in attributes:
@@ -180,13 +180,13 @@ def declare(cls: Any) -> None:
 
 _DROPOUT = "a probability, 0 or more and below 1"
 _SIZE = "a share above 0 and below 1, or a number of rows, 2 or more"
-#: What a message calls the values of the right type that an option may have; a test of them.
+#: The range of an option for messages, and a test of a value of the right type.
 _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "train_samples": ("a number of rows, 1 or more", lambda rows: rows >= 1),
     "eval_samples": ("a number of rows, 1 or more", lambda rows: rows >= 1),
     "test_size": (_SIZE, lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0)),
     "validation_size": (_SIZE, lambda size: 0 < size < 1 or (size >= 2 and size % 1 == 0)),
-    # two more seeds are made of it
+    # two more seeds are derived from it
     "split_seed": ("a number from 0 to 2**32 - 3", lambda seed: 0 <= seed <= 2**32 - 3),
     "label_separator": ("a character such as ';'", bool),
     "max_length": ("at least 3 tokens", lambda tokens: tokens >= 3),
@@ -198,11 +198,11 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def validate(recipe: Any) -> None:
-    """Write lists and rows in Python as the text of their options, and refuse mistakes.
+    """Convert lists, mappings and rows from Python to the text of their options, and check values.
 
     Raises:
-        UserError: One line for each option with a value that it may not have, alone or beside
-            another. Flags are typed by their parser; what comes from a notebook is not.
+        UserError: With a line for each invalid option or combination. Types are checked too,
+            because values from Python did not pass the parser of the flags.
     """
     if not isinstance(recipe.dataset, str):
         from finetune.data import memory
@@ -228,7 +228,7 @@ def validate(recipe: Any) -> None:
     if recipe.dataset and "load" in attributes and "dataset" not in attributes:
         report.error(
             f"--dataset {recipe.dataset}: the recipe loads its own data; if its load() reads "
-            "self.dataset, write `dataset: str = ...` in the class"
+            "self.dataset, declare `dataset: str = ...` in the class"
         )
     values = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     for name in ("group_column", "label_column", "text_column"):
@@ -236,13 +236,13 @@ def validate(recipe: Any) -> None:
         defaults = (None, "", getattr(type(recipe), name, None), recipe.embedded.get(name))
         is_set = value not in defaults
         if is_set and values.get(other) is not None:
-            report.error(f"--{name} {value} and --{other} {values[other]}: give one of the two")
+            report.error(f"--{name} {value} and --{other} {values[other]}: set only one of the two")
     if values["metrics"] and recipe.own_metrics:
-        report.error(f"--metrics {values['metrics']}: the recipe computes its own")
+        report.error(f"--metrics {values['metrics']}: the recipe overrides compute_metrics()")
     for name, value in (("long_texts", "windows"), ("truncation", "head_tail")):
         if values.get("text_columns") and values[name] == value:
-            report.error(f"--{name} {value}: reads one column, not --text_columns")
+            report.error(f"--{name} {value}: needs a single --text_column, not --text_columns")
     order = split_values(values.get("label_order") or "")
     if len({*order}) < len(order):
-        report.error(f"--label_order {values['label_order']}: names a class twice")
+        report.error(f"--label_order {values['label_order']}: expected each class once")
     report.raise_errors()

@@ -1,4 +1,4 @@
-"""Recipes of texts, or several parts of one a row, and of images, on models of ``transformers``."""
+"""Base classes of recipes that fine-tune text and image models of ``transformers``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class TextRecipe(Recipe, TextOptions):
-    """Sentences, pairs or documents with labels, on an encoder from ``transformers``.
+    """Base class of text recipes: single texts, pairs or documents, on a ``transformers`` model.
 
-    A text recipe is mostly fields::
+    A text recipe usually only sets fields::
 
         class Yelp(TextRecipe):
             dataset: str = "Yelp/yelp_review_full"
@@ -43,8 +43,8 @@ class TextRecipe(Recipe, TextOptions):
     # ---- columns ---------------------------------------------------------------------------------
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``dataset`` with ``_row``, ``text`` and ``label``, missing values refused; of
-        several columns of text, ``texts`` has the parts. Other columns stay.
+        """Return ``dataset`` with ``_row``, ``text`` and ``label``; with several text columns also
+        ``texts``, their parts. Missing values raise a ``UserError``. Other columns are kept.
         """
         from finetune.data import columns, prediction_columns, tokenize
         from finetune.tasks import kinds
@@ -93,7 +93,7 @@ class TextRecipe(Recipe, TextOptions):
         return parse_names("--text_columns", self.text_columns) or [self.text_column]
 
     def label_options(self) -> LabelOptions:
-        """Return how labels are written."""
+        """Return the options that decide how labels are read."""
         from finetune.data.columns import parse_names
         from finetune.data.labels import LabelOptions, parse_label_map
 
@@ -108,24 +108,24 @@ class TextRecipe(Recipe, TextOptions):
         )
 
     def refuse_other_columns(self, reader: object, text_column: Any, text_columns: Any) -> None:
-        """Refuse columns of other data, as typed or None, that are not as many as the trained."""
+        """Require as many text columns for other data as in training; None if not typed."""
         from finetune.data.columns import parse_names
 
         columns = self.columns_read()
         names = parse_names("--text_columns", text_columns) or [text_column]
         if len(names) != len(columns) and names != [None]:
             raise UserError(
-                f"--text_column {', '.join(names)}: {reader} reads {len(columns)} "
-                f"({', '.join(columns)}); name as many"
+                f"--text_column {', '.join(names)}: expected {len(columns)} text columns, because "
+                f"{reader} reads {', '.join(columns)}"
             )
 
     # ---- model and tokenizer ---------------------------------------------------------------------
 
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
-        """The configuration of the model, as it is stored; None if the recipe builds its own.
+        """The stored configuration of the model; None if the recipe overrides ``build_model``.
 
-        The default of ``max_length`` is reduced to the positions of the model.
+        Reading it reduces the default ``max_length`` to the positions of the model.
         """
         from finetune.models import families, pretrained
 
@@ -136,9 +136,9 @@ class TextRecipe(Recipe, TextOptions):
         if positions is not None and self.max_length > positions:
             limit = f"--max_length {self.max_length}: {self.model} has {positions} positions"
             if self.max_length != type(self).__dataclass_fields__["max_length"].default:
-                raise UserError(f"{limit}; expected as many or fewer tokens")
+                raise UserError(f"{limit}; expected --max_length {positions} or less")
             self.max_length = positions
-            self.note(f"{limit}: texts are read up to these")
+            self.note(f"{limit}: longer texts are truncated to them")
         return config
 
     def check(self) -> None:
@@ -154,7 +154,7 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.data.encoding import is_pair
         from finetune.models.pretrained import load_tokenizer
 
-        _ = self.model_config  # which may reduce max_length, saved with the tokenizer
+        _ = self.model_config  # may reduce max_length, which is saved with the tokenizer
         side = "left" if self.truncation == "tail" else "right"
         tokenizer = load_tokenizer(
             self.model, self.model_revision, truncation_side=side, max_length=self.max_length
@@ -209,16 +209,16 @@ class TextRecipe(Recipe, TextOptions):
     # ---- tokens ----------------------------------------------------------------------------------
 
     def encoder(self) -> Encoder:
-        """Return what tokenizes and truncates texts, in training and prediction alike."""
+        """Return the encoder that tokenizes and truncates texts in training and prediction."""
         from finetune.data.encoding import Encoder
 
-        _ = self.model_config  # which may reduce max_length
+        _ = self.model_config  # may reduce max_length
         parts = len(self.columns_read())
         return Encoder(self.processing_class(), self.max_length, self.truncation, parts)
 
     @property
     def windows(self) -> Windows | None:
-        """What cuts texts into windows; None if they are truncated."""
+        """The object that cuts texts into windows; None if texts are truncated."""
         from finetune.data.encoding import Windows
 
         return None if self.long_texts == "cut" else Windows(self.encoder(), self.stride)
@@ -236,7 +236,7 @@ class TextRecipe(Recipe, TextOptions):
         )
 
     def whole_lengths(self, split: str) -> np.ndarray | None:
-        """Return the tokens of each row before truncation; None if a ``prepare`` counts none."""
+        """Return the number of tokens of each row before truncation; None without ``length``."""
         import numpy as np
 
         from finetune.data.encoding import first_lengths
@@ -252,26 +252,26 @@ class TextRecipe(Recipe, TextOptions):
 
     @functools.cached_property
     def token_sample(self) -> TokenSample | None:
-        """What the tokenizer makes of a sample of the training texts."""
+        """Token statistics of a sample of the training texts; None with a custom ``prepare``."""
         from finetune.checking.texts import sample_tokens
 
-        if type(self).prepare is not TextRecipe.prepare:  # which tokenizes in another way
+        if type(self).prepare is not TextRecipe.prepare:  # may tokenize differently
             return None
         return sample_tokens(self.splits["train"], self.encoder())
 
 
 class ImageRecipe(Recipe, ImageOptions):
-    """Images with one label each, on an image classifier from ``transformers``; mostly fields."""
+    """Base class of image recipes: images with one label each, on a ``transformers`` model."""
 
     input_column = "image"
     packaged_model = "embedded:vit"
-    training = dict(remove_unused_columns=False)  # the collator makes `pixel_values` of `image`
+    training = dict(remove_unused_columns=False)  # the collator reads `image`
 
     dataset: str = option("", "folder of class folders, table of paths, or data set on the Hub")
 
     def labelled(self, dataset: DatasetDict) -> DatasetDict:
-        """Return ``dataset`` with ``_row``, ``image``, ``file`` if there are paths, and ``label``;
-        missing labels and images that cannot be decoded are refused. Other columns stay.
+        """Return ``dataset`` with ``_row``, ``image``, ``label`` and, if there are paths, ``file``.
+        Missing labels and damaged images raise a ``UserError``. Other columns are kept.
         """
         from datasets import DatasetDict
 
@@ -301,7 +301,7 @@ class ImageRecipe(Recipe, ImageOptions):
 
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
-        """The configuration of the model, as it is stored; None if the recipe builds its own."""
+        """The stored configuration of the model; None if the recipe overrides ``build_model``."""
         from finetune.models.pretrained import load_image_config
 
         is_custom = type(self).build_model is not ImageRecipe.build_model
@@ -312,7 +312,7 @@ class ImageRecipe(Recipe, ImageOptions):
             self.processing_class()
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
-        """Return the images as they are stored; they are decoded as they are collated."""
+        """Return the encoded images, which the collator decodes."""
         from datasets import Image
 
         from finetune.data.batches import DRAWN_FROM
@@ -340,7 +340,7 @@ class ImageRecipe(Recipe, ImageOptions):
         problem_type = self.presumed_kind.problem_type
         model = load_image_classifier(self.model, labels, self.model_revision, problem_type)
         if count := sum("BatchNorm" in type(module).__name__ for module in model.modules()):
-            self.note(f"{count} layers of BatchNorm: results depend on the number of processes")
+            self.note(f"{count} BatchNorm layers: results depend on the number of processes")
         return model
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:

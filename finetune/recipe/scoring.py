@@ -1,7 +1,7 @@
-"""Metrics by name and by path, as one ``compute_metrics``: each called with its own arguments.
+"""Combine metrics, by name or path, into one ``compute_metrics`` with arguments for each.
 
-A module is imported from its file: ``evaluate.load`` would run the copy in its cache, which others
-may write to.
+A module is imported from its own file: ``evaluate.load`` would run the copy in its cache, which
+others may write to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from evaluate import EvaluationModule
     from transformers import EvalPrediction
 
-#: What ``--metrics`` accepts beside the folders of ``metrics/``.
+#: Names for ``--metrics`` besides the folders in ``metrics/``.
 _VARIANTS: dict[str, Mapping[str, Any]] = {
     **{name: {"average": "macro"} for name in AVERAGED},
     **{
@@ -37,23 +37,23 @@ _VARIANTS: dict[str, Mapping[str, Any]] = {
         for name in AVERAGED
         for average in ("macro", "micro", "weighted")
     },
-    # of rows that have any number of labels
+    # multi-label only
     "f1_samples": {MODULE: "f1", "average": "samples"},
     "subset_accuracy": {MODULE: "accuracy"},
 }
 
 
 class Scoring:
-    """Computes metrics of what a task decides, or of its probabilities where a metric takes these.
+    """Computes metrics from the decisions of a task, or from its probabilities.
 
     Args:
-        **arguments: For each metric, the arguments of its ``compute``, like ``accuracy={},
-            f1={"average": "macro"}``. The names are those of the folders in ``metrics/``; a metric
-            of another name has its folder as ``module``, or the path of a custom module:
+        **arguments: The arguments of ``compute`` by metric, e.g. ``accuracy={},
+            f1={"average": "macro"}``. The name is a folder in ``metrics/``; for another name,
+            ``module`` is the folder or the path of a custom module:
             ``cost={"module": "my_metrics/cost.py"}``.
 
     Attributes:
-        arguments: Likewise, with the absolute path of each file.
+        arguments: The arguments with absolute paths of custom modules.
 
     Raises:
         UserError: For each metric that does not exist.
@@ -70,19 +70,19 @@ class Scoring:
                 path = (path if path.suffix == ".py" else path / f"{path.name}.py").resolve()
                 self.arguments[name] = {**options, MODULE: str(path)}
                 if not path.is_file():
-                    mistakes.append(f"--metrics {module}: no file {path_below_cwd(path)}")
+                    mistakes.append(f"--metrics {module}: no such file: {path_below_cwd(path)}")
             elif module not in folders:
                 names = sorted({*folders, *_VARIANTS})
                 mistakes.append(
                     f"--metrics {module}: no such metric{suggestion(module, names)} (available: "
-                    f"{', '.join(names)}; a custom module is named by its path: ./NAME.py)"
+                    f"{', '.join(names)}, or the path of a custom module, ./NAME.py)"
                 )
         if mistakes:
             raise UserError(*mistakes)
 
     @classmethod
     def of_names(cls, names: str) -> Scoring:
-        """Return the metrics of ``--metrics``: ``accuracy,f1_micro,./cost.py``."""
+        """Return the scoring for a value of ``--metrics``: ``accuracy,f1_micro,./cost.py``."""
         arguments = dict[str, Mapping[str, Any]]()
         for word in split_values(names):
             name = Path(word).stem if is_path(word) else word
@@ -99,12 +99,12 @@ class Scoring:
         """Return the metrics of one evaluation.
 
         Args:
-            prediction: ``predictions``, the outputs of a model, of shape ``(rows, outputs)``, and
-                ``label_ids``, see :meth:`~finetune.tasks.base.Task.targets`.
-            task: Of the labels; one class a row if None.
+            prediction: The outputs of the model, shape ``(rows, outputs)``, as ``predictions``,
+                and the targets, see :meth:`~finetune.tasks.base.Task.targets`, as ``label_ids``.
+            task: The task; None is single-label classification.
 
         Raises:
-            UserError: If a module of the user's cannot compute, or does not return numbers.
+            UserError: If a custom module fails, or does not return numbers.
         """
         scores: dict[str, float] = {}
         for name in self.arguments:
@@ -112,21 +112,21 @@ class Scoring:
         return scores
 
     def names(self, task: Task[Any]) -> list[str]:
-        """Return the names of what is computed.
+        """Return the names of the computed scores.
 
-        Other metrics than those of the task are tried on a few made-up rows: a custom module names
-        its numbers only there, and what cannot be computed is refused before the training.
+        Metrics other than the defaults of the task are computed on a few example rows: this shows
+        the names of the scores of a custom module, and finds errors before the training.
 
         Raises:
-            UserError: For each metric that cannot be computed for this task, or has the name of
-                another.
+            UserError: For each metric that cannot be computed for this task, or whose scores have
+                the name of another metric.
         """
         from transformers import EvalPrediction
 
         task.refuse_metrics(self.arguments)
         if self.arguments == task.metrics:
             return [*self.arguments]
-        load.cache_clear()  # a file may have been edited since, in a notebook
+        load.cache_clear()  # in a notebook, a file may have been edited
         report = Report()
         owners: dict[str, str] = {}
         reserved = {*shipped(), *_VARIANTS, *DIRECTIONS, "loss"}
@@ -137,20 +137,20 @@ class Scoring:
                     is_reserved = score in reserved and name in files_of(self.arguments)
                     if owners.setdefault(score, name) != name or is_reserved:
                         report.error(
-                            f"the metric '{name}' computes '{score}', a name of the toolkit "
-                            "or of another metric: return it by another name"
+                            f"the metric '{name}' returns '{score}', a name of the toolkit or of "
+                            "another metric: rename it"
                         )
         report.raise_errors()
         return [*owners]
 
     def _compute(self, name: str, task: Task[Any], prediction: EvalPrediction) -> dict[str, float]:
-        """Return what a metric computes, by name; one number alone has the name of the metric."""
+        """Return the scores of a metric by name; a single score is named after the metric."""
         module, options = metrics.module_of(name, self.arguments[name])
         path = shipped().get(module) or Path(module)
         title = path_below_cwd(path) if is_path(module) else f"'{module}'"
         metric = load(module, task.metric_config)
         features: Any = metric.features
-        if isinstance(features, list):  # of several, the library takes the first that fit
+        if isinstance(features, list):  # of several, `evaluate` uses the first that fits
             features = features[0]
         outputs = np.asarray(prediction.predictions)
         decided = task.decide(outputs)
@@ -159,18 +159,18 @@ class Scoring:
         if task.has_probabilities and "prediction_scores" in features:
             inputs["prediction_scores"] = task.scored(references, outputs).probabilities.rows()
         for column, feature in features.items():
-            # or `evaluate` would make 0 of 0.9
+            # `evaluate` would convert 0.9 to 0
             is_cut = column in inputs and inputs[column].dtype.kind == "f" and "int" in str(feature)
             if column not in inputs or is_cut:
                 types = ", ".join(f"'{key}' as {array.dtype}" for key, array in inputs.items())
-                raise UserError(f"{title} takes '{column}' as {feature}: {task.name} gives {types}")
+                raise UserError(f"{title} needs '{column}' as {feature}; {task.name} has {types}")
         try:
             scores: Any = metric.compute(**{key: inputs[key] for key in features}, **options)
         except (Exception, SystemExit) as error:
             raise UserError(describe_error(error, path, title)) from error
         numbers = [*scores.values()] if isinstance(scores, Mapping) else []
         if not numbers or not all(isinstance(number, Real) for number in numbers):
-            raise UserError(f"{title} returns {scores!r:.200}: expected a dict of numbers by name")
+            raise UserError(f"{title} returned {scores!r:.200}: expected a dict of numbers by name")
         if len(numbers) == 1 and not (is_path(module) and name == path.stem):
             return {name: float(numbers[0])}
         return {str(key): float(score) for key, score in scores.items()}
@@ -184,15 +184,15 @@ def require_direction(metric: str, is_greater: bool | None) -> None:
     values = "true or false" if direction is None else str(direction > 0).lower()
     raise UserError(
         f"--metric_for_best_model {metric} with --greater_is_better {str(is_greater).lower()}: "
-        f"expected {values}, whether more of {metric} is better"
+        f"expected --greater_is_better {values}: is a greater {metric} better?"
     )
 
 
 def without_counted(
     compute: metrics.Compute, scoring: metrics.Scoring, task: Task[Any]
 ) -> metrics.Compute:
-    """Return a function of the metrics of ``compute`` whose intervals the task does not compute
-    itself; ``scoring`` is empty for a recipe's own ``compute_metrics``.
+    """Return a ``compute`` without the metrics whose intervals the task computes itself;
+    ``scoring`` is empty if the recipe overrides ``compute_metrics``.
     """
     counted = metrics.find_metrics(task.label_kind, scoring)
     uncounted = {name: options for name, options in scoring.items() if name not in counted}
@@ -200,15 +200,15 @@ def without_counted(
 
 
 def shipped() -> dict[str, Path]:
-    """Return the modules in ``metrics/`` by name."""
+    """Return the paths of the metric modules in ``metrics/`` by name."""
     paths = sorted((HOUSE / "metrics").glob("*/*.py"))
     return {path.stem: path for path in paths if path.stem == path.parent.name}
 
 
 @functools.cache
 def load(name: str, config: str | None = None) -> EvaluationModule:
-    """Return the metric in a folder of ``metrics/`` or in a file, and not that in the copy in the
-    cache of ``evaluate``.
+    """Load a metric from a folder in ``metrics/`` or from a file, never from its copy in the cache
+    of ``evaluate``.
     """
     from evaluate import EvaluationModule
 
@@ -220,6 +220,6 @@ def load(name: str, config: str | None = None) -> EvaluationModule:
 
 
 def files_of(scoring: metrics.Scoring) -> dict[str, Path]:
-    """Return the files of the user's own modules, by name of the metric."""
+    """Return the paths of custom metric modules by metric."""
     modules = {name: options.get(MODULE) for name, options in scoring.items()}
     return {name: Path(str(module)) for name, module in modules.items() if is_path(module)}
