@@ -25,33 +25,33 @@ from finetune.runtime import distributed, stopping
 
 
 def main(recipe: str = "", *flags: str) -> int:
-    """Let rank 0 load and tokenize the data first; the other ranks get a copy of the result."""
+    """Prepare the data on rank 0, send copies to the other ranks, and train."""
     try:
-        chosen = Settings.from_command_line(recipe, flags)
-        chosen.report.raise_errors()
-        if "output_dir" not in chosen.user_options:  # `python -m finetune` uses runs/RECIPE
-            chosen.training["output_dir"] += "-accelerate"
-        values = chosen.values  # Accelerate's own group ignores --ddp_timeout on a CPU
+        settings = Settings.from_command_line(recipe, flags)
+        settings.report.raise_errors()
+        if "output_dir" not in settings.user_options:  # `python -m finetune` uses runs/RECIPE
+            settings.training["output_dir"] += "-accelerate"
+        values = settings.values  # Accelerate's own group ignores --ddp_timeout on a CPU
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-        train(distributed.main_process_first(lambda: prepare(chosen)))
+        train(distributed.main_process_first(lambda: prepare(settings)))
     except UserError as error:
         return stopping.stop(error)
     distributed.leave()
     return 0
 
 
-def prepare(chosen: Settings) -> Settings:
-    """Load the data and return the settings; mistakes raise ``UserError``."""
-    if getattr(chosen.recipe, "long_texts", "cut") != "cut":
+def prepare(settings: Settings) -> Settings:
+    """Load and tokenize the data; return the settings, with the defaults of the task."""
+    if getattr(settings.recipe, "long_texts", "cut") != "cut":
         raise UserError("--long_texts windows: this loop does not pool the windows of a text")
-    if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
-        raise UserError("there are fewer training rows than --global_batch_size")
-    return dataclasses.replace(chosen)  # some defaults depend on the task, known by now
+    if len(settings.recipe.prepared["train"]) < settings.values.global_batch_size:
+        raise UserError("--global_batch_size: expected at most the number of training rows")
+    return dataclasses.replace(settings)  # some defaults depend on the task, known by now
 
 
-def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
-    """Train, on every rank; return the loss of each step and the last evaluation."""
-    arguments = chosen.arguments  # built first: they reset the state of the Accelerator
+def train(settings: Settings) -> tuple[list[float], dict[str, float]]:
+    """Train on this rank; return the loss of each step and the metrics of the last evaluation."""
+    arguments = settings.arguments  # built first: they reset the state of the Accelerator
     accumulation, batch_size = arguments.gradient_accumulation_steps, arguments.global_batch_size
     loading = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=arguments.seed)
     accelerator = Accelerator(
@@ -60,13 +60,13 @@ def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
         dataloader_config=loading,
     )
     set_seed(arguments.seed)  # all ranks initialise the same classification head
-    parts, say = chosen.recipe.trainer_kwargs(), accelerator.print
+    parts, say = settings.recipe.trainer_kwargs(), accelerator.print
     module, rows, collate = parts["model"], parts["train_dataset"], parts["data_collator"]
     per_epoch = len(rows) // batch_size
     whole = per_epoch * batch_size  # Accelerate would fill an incomplete step with repeated rows
     steps = max(0, arguments.max_steps) or math.ceil(arguments.num_train_epochs * per_epoch)
     if parts["compute_loss_func"].class_weights or arguments.class_sampling != "none":
-        raise UserError("--class_weights and --class_sampling: this loop has neither")
+        raise UserError("--class_weights and --class_sampling: this loop supports neither")
     if arguments.train_sampling_strategy == "group_by_length":
         say("rows are shuffled: this loop does not group them by length")
     shuffle = arguments.train_sampling_strategy != "sequential"
@@ -74,8 +74,8 @@ def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
     share = batch_size // accumulation // accelerator.num_processes
     loader = DataLoader(rows, share, sampler=order, collate_fn=collate)
     held_out = DataLoader(parts["eval_dataset"], arguments.eval_batch_size, collate_fn=collate)
-    matrices = [each for each in module.parameters() if each.ndim > 1]
-    others = [each for each in module.parameters() if each.ndim <= 1]  # biases and norms: no decay
+    matrices = [p for p in module.parameters() if p.ndim > 1]
+    others = [p for p in module.parameters() if p.ndim <= 1]  # biases and norms: no decay
     decay = {"params": matrices, "weight_decay": arguments.weight_decay}
     make, options = Trainer.get_optimizer_cls_and_kwargs(arguments, module)
     optimizer = make([decay, {"params": others, "weight_decay": 0.0}], **options)
@@ -87,15 +87,15 @@ def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
     state = {"model": module, "optimizer": optimizer, "schedule": schedule}
     generators = [torch] if arguments.device.type == "cpu" else [torch, torch.get_device_module()]
     path, start, losses, scores = Path(arguments.output_dir, "snapshot.pt"), 0, [], {}
-    if asked := arguments.resume_from_checkpoint:
-        source = path if asked == "last" else Path(asked)
+    if checkpoint := arguments.resume_from_checkpoint:
+        source = path if checkpoint == "last" else Path(checkpoint)
         snapshot = torch.load(source, "cpu", weights_only=True) if source.is_file() else {"rng": []}
         if len(snapshot["rng"]) != accelerator.num_processes:
             raise UserError(f"{source} is not a snapshot of world size {accelerator.num_processes}")
-        for name, each in state.items():
-            each.load_state_dict(snapshot[name])
-        for each, rng in zip(generators, snapshot["rng"][accelerator.process_index], strict=True):
-            each.set_rng_state(rng)
+        for name, part in state.items():
+            part.load_state_dict(snapshot[name])
+        for device, rng in zip(generators, snapshot["rng"][accelerator.process_index], strict=True):
+            device.set_rng_state(rng)
         start = snapshot["next_epoch"]
     step, loss = start * per_epoch, torch.zeros((), device=accelerator.device)
     for epoch in range(start, math.ceil(steps / per_epoch)):
@@ -120,10 +120,10 @@ def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
                     break
         scores = evaluate(model, held_out, parts, accelerator)
         say(f"epoch {epoch + 1}: {', '.join(f'{name} {scores[name]:g}' for name in scores)}")
-        rng = distributed.gather([each.get_rng_state() for each in generators])
+        rng = distributed.gather([generator.get_rng_state() for generator in generators])
         if accelerator.is_main_process:
             path.parent.mkdir(parents=True, exist_ok=True)
-            states = {name: each.state_dict() for name, each in state.items()}
+            states = {name: part.state_dict() for name, part in state.items()}
             torch.save({**states, "rng": rng, "next_epoch": epoch + 1}, path.with_suffix(".part"))
             path.with_suffix(".part").replace(path)  # atomic: never half a file
     return losses, scores

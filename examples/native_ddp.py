@@ -28,43 +28,43 @@ from finetune.runtime import distributed, stopping
 
 
 def main(recipe: str = "", *flags: str) -> int:
-    """Let rank 0 load and tokenize the data first; the other ranks get a copy of the result."""
+    """Prepare the data on rank 0, send copies to the other ranks, and train."""
     try:
-        chosen = Settings.from_command_line(recipe, flags)
-        chosen.report.raise_errors()
-        if "output_dir" not in chosen.user_options:  # `python -m finetune` uses runs/RECIPE
-            chosen.training["output_dir"] += "-native"
-        values = chosen.values
+        settings = Settings.from_command_line(recipe, flags)
+        settings.report.raise_errors()
+        if "output_dir" not in settings.user_options:  # `python -m finetune` uses runs/RECIPE
+            settings.training["output_dir"] += "-native"
+        values = settings.values
         if distributed.ranks().world_size > 1:  # meet at MASTER_ADDR:MASTER_PORT
             backend = values.ddp_backend or ("gloo" if values.use_cpu else None)  # None: NCCL
             dist.init_process_group(backend, timeout=timedelta(seconds=values.ddp_timeout))
-        train(distributed.main_process_first(lambda: prepare(chosen)))
+        train(distributed.main_process_first(lambda: prepare(settings)))
     except UserError as error:
         return stopping.stop(error)
     distributed.leave()  # dist.destroy_process_group()
     return 0
 
 
-def prepare(chosen: Settings) -> Settings:
-    """Load the data and return the settings; mistakes raise ``UserError``."""
-    if getattr(chosen.recipe, "long_texts", "cut") != "cut":
+def prepare(settings: Settings) -> Settings:
+    """Load and tokenize the data; return the settings, with the defaults of the task."""
+    if getattr(settings.recipe, "long_texts", "cut") != "cut":
         raise UserError("--long_texts windows: this loop does not pool the windows of a text")
-    if len(chosen.recipe.prepared["train"]) < chosen.values.global_batch_size:
-        raise UserError("there are fewer training rows than --global_batch_size")
-    return dataclasses.replace(chosen)  # some defaults depend on the task, known by now
+    if len(settings.recipe.prepared["train"]) < settings.values.global_batch_size:
+        raise UserError("--global_batch_size: expected at most the number of training rows")
+    return dataclasses.replace(settings)  # some defaults depend on the task, known by now
 
 
-def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
-    """Train, on every rank; return the loss of each step and the last evaluation."""
-    arguments, me = chosen.arguments, distributed.ranks()
+def train(settings: Settings) -> tuple[list[float], dict[str, float]]:
+    """Train on this rank; return the loss of each step and the metrics of the last evaluation."""
+    arguments, me = settings.arguments, distributed.ranks()
     set_seed(arguments.seed)  # all ranks initialise the same classification head
-    parts, say = chosen.recipe.trainer_kwargs(), (print if me.rank == 0 else lambda text: None)
+    parts, say = settings.recipe.trainer_kwargs(), (print if me.rank == 0 else lambda text: None)
     module = parts["model"].to(arguments.device)
     model = DistributedDataParallel(module) if me.world_size > 1 else module
     set_seed(arguments.seed + me.rank)  # different rows, so different dropout masks
     rows, shuffle = parts["train_dataset"], arguments.train_sampling_strategy != "sequential"
     if parts["compute_loss_func"].class_weights or arguments.class_sampling != "none":
-        raise UserError("--class_weights and --class_sampling: this loop has neither")
+        raise UserError("--class_weights and --class_sampling: this loop supports neither")
     if arguments.train_sampling_strategy == "group_by_length":
         say("rows are shuffled: this loop does not group them by length")
     order = DistributedSampler(rows, me.world_size, me.rank, shuffle, arguments.seed)
@@ -73,8 +73,8 @@ def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
     loader = DataLoader(rows, share, sampler=order, collate_fn=parts["data_collator"])
     per_epoch = len(rows) // batch_size  # drops the rows of an incomplete last step
     steps = max(0, arguments.max_steps) or math.ceil(arguments.num_train_epochs * per_epoch)
-    matrices = [each for each in module.parameters() if each.ndim > 1]
-    others = [each for each in module.parameters() if each.ndim <= 1]  # biases and norms: no decay
+    matrices = [p for p in module.parameters() if p.ndim > 1]
+    others = [p for p in module.parameters() if p.ndim <= 1]  # biases and norms: no decay
     decay = {"params": matrices, "weight_decay": arguments.weight_decay}
     make, options = Trainer.get_optimizer_cls_and_kwargs(arguments, module)
     optimizer = make([decay, {"params": others, "weight_decay": 0.0}], **options)
@@ -83,15 +83,15 @@ def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
     state = {"model": module, "optimizer": optimizer, "schedule": schedule}
     generators = [torch] if arguments.device.type == "cpu" else [torch, torch.get_device_module()]
     path, start, losses, scores = Path(arguments.output_dir, "snapshot.pt"), 0, [], {}
-    if asked := arguments.resume_from_checkpoint:
-        source = path if asked == "last" else Path(asked)
+    if checkpoint := arguments.resume_from_checkpoint:
+        source = path if checkpoint == "last" else Path(checkpoint)
         snapshot = torch.load(source, "cpu", weights_only=True) if source.is_file() else {"rng": []}
         if len(snapshot["rng"]) != me.world_size:
             raise UserError(f"{source} is not a snapshot of world size {me.world_size}")
-        for name, each in state.items():
-            each.load_state_dict(snapshot[name])
-        for each, rng in zip(generators, snapshot["rng"][me.rank], strict=True):
-            each.set_rng_state(rng)
+        for name, part in state.items():
+            part.load_state_dict(snapshot[name])
+        for generator, rng in zip(generators, snapshot["rng"][me.rank], strict=True):
+            generator.set_rng_state(rng)
         start = snapshot["next_epoch"]
     for epoch in range(start, math.ceil(steps / per_epoch)):
         order.set_epoch(epoch)  # otherwise every epoch has the same order
@@ -115,10 +115,10 @@ def train(chosen: Settings) -> tuple[list[float], dict[str, float]]:
             say(f"step {step} of {steps}: loss {losses[-1]:.4f}")
         scores = evaluate(parts, arguments)
         say(f"epoch {epoch + 1}: {', '.join(f'{n} {scores[n]:g}' for n in scores)}; saving {path}")
-        rng = distributed.gather([each.get_rng_state() for each in generators])
+        rng = distributed.gather([generator.get_rng_state() for generator in generators])
         if me.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            states = {name: each.state_dict() for name, each in state.items()}
+            states = {name: part.state_dict() for name, part in state.items()}
             torch.save({**states, "rng": rng, "next_epoch": epoch + 1}, path.with_suffix(".part"))
             path.with_suffix(".part").replace(path)  # atomic: never half a file
     return losses, scores

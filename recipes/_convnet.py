@@ -1,6 +1,4 @@
-"""The small convolutional network of PyTorch's MNIST example, with the contract of a recipe's
-model.
-"""
+"""The small convolutional network of PyTorch's MNIST example, as the model of a recipe."""
 
 import torch
 from torch import nn
@@ -11,7 +9,7 @@ class ConvNet(nn.Module):
     """32 and 64 filters of 3 x 3, max-pool, dropout, 9216-128-classes, log-softmax.
 
     Args:
-        classes: Outputs.
+        classes: The number of classes.
     """
 
     def __init__(self, classes: int) -> None:
@@ -32,7 +30,7 @@ class ConvNet(nn.Module):
     def forward(
         self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        """``logits`` (log-probabilities, ``(rows, classes)``), and ``loss`` where there are labels.
+        """Return ``logits`` (log-probabilities, ``(rows, classes)``) and, with labels, ``loss``.
 
         Args:
             pixel_values: Shape ``(rows, 1, 28, 28)``, normalised.

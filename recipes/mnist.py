@@ -3,7 +3,7 @@
 python -m finetune mnist
 python -m finetune mnist --embedded             # no Hub: 5,000 of the digits
 
-It shows that a recipe is not only for text: it has a collator, a loss and a model of its own.
+It shows a recipe with a custom collator, loss and model.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,14 +28,14 @@ class Mnist(Recipe):
         global_batch_size=64,
         learning_rate=1e-3,
         num_train_epochs=1,
-        remove_unused_columns=False,  # the collator makes `pixel_values` of the column `image`
+        remove_unused_columns=False,  # the collator reads the column `image`
     )
     embedded = dict(dataset="embedded:digits")
 
     dataset: str = "ylecun/mnist"
 
     def prepare(self, dataset: "DatasetDict") -> "DatasetDict":
-        return dataset  # images are decoded as they are collated
+        return dataset  # the collator decodes images
 
     def build_model(self, labels: Sequence[str]) -> "torch.nn.Module":
         from recipes._convnet import ConvNet
@@ -52,11 +52,11 @@ class Mnist(Recipe):
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, "torch.Tensor"]:
-    """``pixel_values`` of shape ``(rows, 1, 28, 28)``, normalised, and ``labels``."""
+    """Return ``pixel_values``, normalised, shape ``(rows, 1, 28, 28)``, and ``labels``."""
     import numpy as np
     import torch
 
-    images = [row["image"].convert("L") for row in rows]  # grey, whatever the file says
+    images = [row["image"].convert("L") for row in rows]  # greyscale, whatever the mode of the file
     if other := [image.size for image in images if image.size != (SIDE, SIDE)]:
         raise UserError(f"expected images of {SIDE} x {SIDE} pixels, found {other[0]}")
     pixels = np.stack([np.asarray(image, dtype=np.float32) for image in images]) / 255

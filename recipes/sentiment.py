@@ -15,7 +15,7 @@ NAMES = ("positive", "negative")
 
 
 class Sentiment(TextRecipe):
-    """Reviews labelled positive or negative; rows of any other division are dropped."""
+    """Reviews labelled positive or negative; other rows are dropped."""
 
     label_names = NAMES
     training = dict(global_batch_size=32, learning_rate=2e-5, num_train_epochs=3)
@@ -50,7 +50,7 @@ class Sentiment(TextRecipe):
             raise UserError(
                 "the column 'division' has neither 'positive' nor 'negative' (found: "
                 f"{', '.join(map(repr, names[:5]))}); to train on these classes, rename the column "
-                "and give its name by --label_column"
+                "and pass its new name with --label_column"
             )
         if left < total:
             self.note(

@@ -1,7 +1,7 @@
 """Yelp reviews, one to five stars, on BERT base cased.
 
 python -m finetune yelp
-python -m finetune yelp --train_samples 1000 --eval_samples 500     # the tutorials' quick try
+python -m finetune yelp --train_samples 1000 --eval_samples 500     # a quick try
 torchrun --nproc_per_node=2 -m finetune yelp --embedded             # no Hub: IMDB, two classes
 """
 
@@ -19,7 +19,7 @@ class Yelp(TextRecipe):
         model="embedded:minilm",
         train_samples=4000,
         max_length=384,
-        truncation="tail",  # how a review ends tells more: docs/decisions/yelp-embedded.md
+        truncation="tail",  # the end of a review tells more: docs/decisions/yelp-embedded.md
         global_batch_size=16,
         learning_rate=2e-4,
         num_train_epochs=1,

@@ -12,15 +12,15 @@ class MAE(evaluate.Metric):
     """Mean absolute error of predicted and true numbers."""
 
     def _info(self) -> evaluate.MetricInfo:
-        """Describe the inputs: a float per example, or a list of as many for each."""
+        """Describe the inputs: a float per example, or a list of floats for several targets."""
         number = datasets.Value("float64")
         return evaluate.MetricInfo(
             description="Mean distance of predicted from true numbers, in their units: 0 is best.",
             citation="Pedregosa et al. (2011). Scikit-learn: Machine Learning in Python. JMLR 12.",
             inputs_description=inspect.getdoc(self._compute) or "",
             features=[
-                datasets.Features({"predictions": each, "references": each})
-                for each in (number, datasets.List(number))
+                datasets.Features({"predictions": feature, "references": feature})
+                for feature in (number, datasets.List(number))
             ],
             reference_urls=[
                 "https://scikit-learn.org/stable/modules/generated/sklearn.metrics.mean_absolute_error.html"
@@ -32,7 +32,7 @@ class MAE(evaluate.Metric):
         predictions: Sequence[float] | Sequence[Sequence[float]],
         references: Sequence[float] | Sequence[Sequence[float]],
     ) -> dict[str, float]:
-        """Compute it; of several targets the mean over them.
+        """Compute the mean absolute error; for several targets, the mean over targets.
 
         Args:
             predictions: Predicted numbers, shape `(n_examples,)` or `(n_examples, n_targets)`.

@@ -9,7 +9,7 @@ from sklearn.metrics import mean_absolute_error
 
 
 class MeanAbsoluteError(evaluate.Metric):
-    """How many classes a prediction is off, on average, where classes have an order."""
+    """Mean distance between predicted and true classes that have an order."""
 
     def _info(self) -> evaluate.MetricInfo:
         """Describe the inputs: two int64 class ids per example, shape `(n_examples,)` each."""

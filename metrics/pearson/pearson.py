@@ -14,15 +14,15 @@ class Pearson(evaluate.Metric):
     """Pearson correlation of predicted and true numbers."""
 
     def _info(self) -> evaluate.MetricInfo:
-        """Describe the inputs: a float per example, or a list of as many for each."""
+        """Describe the inputs: a float per example, or a list of floats for several targets."""
         number = datasets.Value("float64")
         return evaluate.MetricInfo(
             description="Linear correlation of predicted and true numbers: 1 is best, 0 is none.",
             citation="Virtanen et al. (2020). SciPy 1.0. Nature Methods 17.",
             inputs_description=inspect.getdoc(self._compute) or "",
             features=[
-                datasets.Features({"predictions": each, "references": each})
-                for each in (number, datasets.List(number))
+                datasets.Features({"predictions": feature, "references": feature})
+                for feature in (number, datasets.List(number))
             ],
             reference_urls=[
                 "https://docs.scipy.org/doc/scipy/reference/generated/scipy.stats.pearsonr.html"
@@ -34,7 +34,7 @@ class Pearson(evaluate.Metric):
         predictions: Sequence[float] | Sequence[Sequence[float]],
         references: Sequence[float] | Sequence[Sequence[float]],
     ) -> dict[str, float]:
-        """Compute it; of several targets the mean over them.
+        """Compute the Pearson correlation; for several targets, the mean over targets.
 
         Args:
             predictions: Predicted numbers, shape `(n_examples,)` or `(n_examples, n_targets)`.
@@ -42,7 +42,7 @@ class Pearson(evaluate.Metric):
 
         Returns:
             `{"pearson": score}` with a float.
-            NaN where all predictions or all references of a target are equal.
+            NaN if all predictions or all references of a target are equal.
 
         Raises:
             ValueError: If the lengths differ.
@@ -53,12 +53,12 @@ class Pearson(evaluate.Metric):
             >>> round(result["pearson"], 4)
             1.0
         """
-        found, true = (np.asarray(each, dtype=np.float64) for each in (predictions, references))
+        predicted, true = (np.asarray(n, dtype=np.float64) for n in (predictions, references))
         if len(true) == 1:
             return {"pearson": float("nan")}
-        pairs = zip(found.reshape(len(found), -1).T, true.reshape(len(true), -1).T, strict=True)
+        pairs = zip(predicted.reshape(len(true), -1).T, true.reshape(len(true), -1).T, strict=True)
         with warnings.catch_warnings():
-            # scipy warns of constants; here NaN is the documented answer.
+            # scipy warns about constants; here NaN is the documented answer.
             warnings.simplefilter("ignore", ConstantInputWarning)
             warnings.simplefilter("ignore", NearConstantInputWarning)
             scores = [pearsonr(*pair).statistic for pair in pairs]

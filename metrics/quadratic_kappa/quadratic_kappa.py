@@ -32,7 +32,7 @@ class QuadraticKappa(evaluate.Metric):
         references: list[int],
         sample_weight: Sequence[float] | None = None,
     ) -> dict[str, float]:
-        """Compute the agreement, mistakes weighted by the square of how far off they are.
+        """Compute the kappa; a mistake has the squared distance of its classes as weight.
 
         Args:
             predictions: Predicted class ids, shape `(n_examples,)`: their differences are the
@@ -42,7 +42,7 @@ class QuadraticKappa(evaluate.Metric):
 
         Returns:
             `{"quadratic_kappa": score}` with a float: 1 for perfect predictions, below 0 if worse
-            than chance, and NaN where it is undefined, as only one class occurs.
+            than chance, and NaN if only one class occurs.
 
         Raises:
             ValueError: If there are no examples, or the lengths differ.
@@ -56,8 +56,8 @@ class QuadraticKappa(evaluate.Metric):
         """
         if not references:
             raise ValueError("found empty lists of predictions and references")
-        # every class between the first and the last, or scikit-learn takes those that occur for
-        # neighbours
+        # all classes between the first and the last, because scikit-learn would count the distance
+        # between the classes that occur
         classes = range(min(*predictions, *references), max(*predictions, *references) + 1)
         with warnings.catch_warnings():
             # scikit-learn warns if only one class occurs; here NaN is the documented answer.

@@ -15,15 +15,15 @@ class R2(evaluate.Metric):
     """Coefficient of determination, R2 of predicted and true numbers."""
 
     def _info(self) -> evaluate.MetricInfo:
-        """Describe the inputs: a float per example, or a list of as many for each."""
+        """Describe the inputs: a float per example, or a list of floats for several targets."""
         number = datasets.Value("float64")
         return evaluate.MetricInfo(
-            description="Explained share of the variance: 1 is best, 0 what the mean achieves.",
+            description="Explained share of the variance: 1 is best, 0 is a constant mean.",
             citation="Pedregosa et al. (2011). Scikit-learn: Machine Learning in Python. JMLR 12.",
             inputs_description=inspect.getdoc(self._compute) or "",
             features=[
-                datasets.Features({"predictions": each, "references": each})
-                for each in (number, datasets.List(number))
+                datasets.Features({"predictions": feature, "references": feature})
+                for feature in (number, datasets.List(number))
             ],
             reference_urls=[
                 "https://scikit-learn.org/stable/modules/generated/sklearn.metrics.r2_score.html"
@@ -35,7 +35,7 @@ class R2(evaluate.Metric):
         predictions: Sequence[float] | Sequence[Sequence[float]],
         references: Sequence[float] | Sequence[Sequence[float]],
     ) -> dict[str, float]:
-        """Compute it; of several targets the mean over them.
+        """Compute R2; for several targets, the mean over targets.
 
         Args:
             predictions: Predicted numbers, shape `(n_examples,)` or `(n_examples, n_targets)`.

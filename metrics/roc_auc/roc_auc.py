@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 
 
 class RocAuc(evaluate.Metric):
-    """ROC AUC, how probable it is that an example of a class scores higher than another."""
+    """ROC AUC, the area under the receiver operating characteristic curve."""
 
     def _info(self) -> evaluate.MetricInfo:
         """Describe the inputs: a float64 score for each class, shape `(n_examples, n_classes)`, and
@@ -39,18 +39,18 @@ class RocAuc(evaluate.Metric):
         Args:
             prediction_scores: Probabilities, or other scores that rank the examples, of each class:
                 shape `(n_examples, n_classes)`.
-            references: True class ids, shape `(n_examples,)`; of several labels an example, 0 and 1
-                for each, shape `(n_examples, n_classes)`.
-            average: "macro", the mean over the classes, each against the rest; of two classes, the
-                second alone. None for one score per class. Classes that no example, or every
-                example, has are left out of the mean, and are NaN in the list.
+            references: True class ids, shape `(n_examples,)`; as `multilabel` 0 and 1 per label,
+                shape `(n_examples, n_classes)`.
+            average: "macro" for the mean over the classes, one against the rest; for two, the
+                score of the second. None for a list of scores. A class that no example or every
+                example has is NaN in the list, and is left out of the mean.
 
         Returns:
-            `{"roc_auc": score}`: a float, NaN if no class has one; or `n_classes` floats
+            `{"roc_auc": score}`: a float, NaN without any score; or `n_classes` floats
             if `average` is None.
 
         Raises:
-            ValueError: If `average` is another, or the inputs differ in length.
+            ValueError: If `average` is neither "macro" nor None, or the inputs differ in length.
 
         Examples:
             >>> metric = RocAuc(keep_in_memory=True)  # or evaluate.load(path)
@@ -63,12 +63,12 @@ class RocAuc(evaluate.Metric):
         scores, true = np.asarray(prediction_scores), np.asarray(references)
         if true.ndim == 1:
             true = true[:, None] == np.arange(scores.shape[1])
-        each = [
-            float(roc_auc_score(of, given)) if 0 < of.sum() < len(of) else np.nan
-            for of, given in zip(true.T, scores.T, strict=True)
+        per_class = [
+            float(roc_auc_score(y_true, y_score)) if 0 < y_true.sum() < len(y_true) else np.nan
+            for y_true, y_score in zip(true.T, scores.T, strict=True)
         ]
         if average is None:
-            return {"roc_auc": each}
-        is_binary = np.ndim(references) == 1 and len(each) == 2
-        defined = [value for value in each[is_binary:] if not np.isnan(value)]
+            return {"roc_auc": per_class}
+        is_binary = np.ndim(references) == 1 and len(per_class) == 2
+        defined = [value for value in per_class[is_binary:] if not np.isnan(value)]
         return {"roc_auc": float(np.mean(defined)) if defined else float("nan")}
