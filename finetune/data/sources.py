@@ -200,5 +200,5 @@ def _join_files(split: str, paths: Sequence[Path], options: ReadOptions, report:
         return datasets.concatenate_datasets([table.select_columns(expected) for table in tables])
     except ValueError as error:
         raise UserError(
-            f"columns differ in type between the files of the {split} split, write them alike: {error}"
+            f"the files of the {split} split differ in column types, write them alike: {error}"
         ) from error

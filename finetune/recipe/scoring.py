@@ -137,8 +137,8 @@ class Scoring:
                     is_reserved = score in reserved and name in files_of(self.arguments)
                     if owners.setdefault(score, name) != name or is_reserved:
                         report.error(
-                            f"the metric '{name}' returns '{score}', a name of the toolkit or of "
-                            "another metric: rename it"
+                            f"the metric '{name}' returns '{score}', which is a metric already: "
+                            "choose another name"
                         )
         report.raise_errors()
         return [*owners]

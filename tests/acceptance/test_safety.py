@@ -931,7 +931,7 @@ def test_mistakes_of_verbs_in_python(
     with pytest.raises(finetune.UserError, match="dry_run"):
         finetune.train("yelp", embedded=True, dry_run=True)
     for recipe in (5, None, int):
-        with pytest.raises(finetune.UserError, match="expected a recipe"):
+        with pytest.raises(finetune.UserError, match="class of a recipe, found"):
             finetune.check(recipe)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
 

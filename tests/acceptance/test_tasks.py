@@ -1076,7 +1076,7 @@ def module(tmp_path: Path) -> Path:
 
 #: What is replaced in the module, by what, and what the refusal names.
 UNUSABLE = {
-    "returns a list": ("return {", "return [0.5]  # {", ["mine.py returns [0.5]", "dict"]),
+    "returns a list": ("return {", "return [0.5]  # {", ["mine.py returned [0.5]", "dict"]),
     "returns an array": ("right.mean()", "right", ["share_right", "number"]),
     "a taken name": ('"share_right"', '"accuracy"', ["'accuracy'", "another name"]),
     "other inputs": ('"references": ids', '"labels": ids', ["'labels'", "'references'"]),
@@ -1617,7 +1617,7 @@ def test_metrics_may_be_numbers_of_numpy(bert: Path, tmp_path: Path) -> None:
             "expected a DatasetDict with train, validation, test",
         ),
         (PREPARE.format("train", range(9)), "prepare() returned 9 of the 115 train rows"),
-        (PREPARE.format("test", range(31, -1, -1)), "other labels, or another order, of test rows"),
+        (PREPARE.format("test", range(31, -1, -1)), "changed the labels or the order of the test rows"),
         ("def prepare(self, dataset):\n        return None", "prepare() returned None: expected"),
         (METRICS.format("{'m': 'good'}"), "returned {'m': 'good'}: expected a dict of numbers"),
         (METRICS.format("None"), "returned None: expected a dict of numbers by name"),
