@@ -9,14 +9,13 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tests.conftest import HANGS, ROOT, SCRIPTS
 from tests.hub import Hub
 
 README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+QUICKSTART = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8").replace("\\\n", " ")
 COMMANDS, FIRST_HOUR = (
     [
         shlex.split(line, comments=True)
@@ -90,7 +89,8 @@ def test_the_readme_has_commands_and_blocks() -> None:
 def test_each_command_runs(shell: Shell, words: list[str]) -> None:
     recipe = {"yelp", "mnist", "sentiment"} & set(words)
     is_long = "-m" in words and recipe and {"--embedded", "--train_samples"} & set(words)
-    shell.run([*words, "--dry_run"] if is_long and "--dry_run" not in words else words)
+    words = [*words, "--dry_run"] if is_long and "--dry_run" not in words else words
+    shell.run(words, status=3 if "check" in words else 0)  # a warning: 6 steps are few
 
 
 def test_the_block_of_a_run_runs(shell: Shell) -> None:
@@ -112,4 +112,4 @@ def test_the_first_hour(shell: Shell, tmp_path: Path) -> None:
             assert all(f"    {line}\n" in QUICKSTART for line in printed.splitlines() if line)
         else:
             shell.run([*words, "--max_steps", "2"] if "text" in words[:4] else words)
-    assert len(pd.read_csv(tmp_path / "predicted.csv")) == 100
+    assert (tmp_path / "predicted.csv").read_text().count("\n") == 101
