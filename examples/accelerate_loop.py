@@ -74,8 +74,9 @@ def train(settings: Settings) -> tuple[list[float], dict[str, float]]:
     share = batch_size // accumulation // accelerator.num_processes
     loader = DataLoader(rows, share, sampler=order, collate_fn=collate)
     held_out = DataLoader(parts["eval_dataset"], arguments.eval_batch_size, collate_fn=collate)
-    matrices = [p for p in module.parameters() if p.ndim > 1]
-    others = [p for p in module.parameters() if p.ndim <= 1]  # biases and norms: no decay
+    matrices = [weight for weight in module.parameters() if weight.ndim > 1]
+    # biases and norms: no decay
+    others = [weight for weight in module.parameters() if weight.ndim <= 1]
     decay = {"params": matrices, "weight_decay": arguments.weight_decay}
     make, options = Trainer.get_optimizer_cls_and_kwargs(arguments, module)
     optimizer = make([decay, {"params": others, "weight_decay": 0.0}], **options)
@@ -92,10 +93,12 @@ def train(settings: Settings) -> tuple[list[float], dict[str, float]]:
         snapshot = torch.load(source, "cpu", weights_only=True) if source.is_file() else {"rng": []}
         if len(snapshot["rng"]) != accelerator.num_processes:
             raise UserError(f"{source} is not a snapshot of world size {accelerator.num_processes}")
-        for name, part in state.items():
-            part.load_state_dict(snapshot[name])
-        for device, rng in zip(generators, snapshot["rng"][accelerator.process_index], strict=True):
-            device.set_rng_state(rng)
+        for name, stateful in state.items():
+            stateful.load_state_dict(snapshot[name])
+        for generator, rng in zip(
+            generators, snapshot["rng"][accelerator.process_index], strict=True
+        ):
+            generator.set_rng_state(rng)
         start = snapshot["next_epoch"]
     step, loss = start * per_epoch, torch.zeros((), device=accelerator.device)
     for epoch in range(start, math.ceil(steps / per_epoch)):
@@ -123,7 +126,7 @@ def train(settings: Settings) -> tuple[list[float], dict[str, float]]:
         rng = distributed.gather([generator.get_rng_state() for generator in generators])
         if accelerator.is_main_process:
             path.parent.mkdir(parents=True, exist_ok=True)
-            states = {name: part.state_dict() for name, part in state.items()}
+            states = {name: stateful.state_dict() for name, stateful in state.items()}
             torch.save({**states, "rng": rng, "next_epoch": epoch + 1}, path.with_suffix(".part"))
             path.with_suffix(".part").replace(path)  # atomic: never half a file
     return losses, scores

@@ -73,8 +73,9 @@ def train(settings: Settings) -> tuple[list[float], dict[str, float]]:
     loader = DataLoader(rows, share, sampler=order, collate_fn=parts["data_collator"])
     per_epoch = len(rows) // batch_size  # drops the rows of an incomplete last step
     steps = max(0, arguments.max_steps) or math.ceil(arguments.num_train_epochs * per_epoch)
-    matrices = [p for p in module.parameters() if p.ndim > 1]
-    others = [p for p in module.parameters() if p.ndim <= 1]  # biases and norms: no decay
+    matrices = [weight for weight in module.parameters() if weight.ndim > 1]
+    # biases and norms: no decay
+    others = [weight for weight in module.parameters() if weight.ndim <= 1]
     decay = {"params": matrices, "weight_decay": arguments.weight_decay}
     make, options = Trainer.get_optimizer_cls_and_kwargs(arguments, module)
     optimizer = make([decay, {"params": others, "weight_decay": 0.0}], **options)
@@ -88,8 +89,8 @@ def train(settings: Settings) -> tuple[list[float], dict[str, float]]:
         snapshot = torch.load(source, "cpu", weights_only=True) if source.is_file() else {"rng": []}
         if len(snapshot["rng"]) != me.world_size:
             raise UserError(f"{source} is not a snapshot of world size {me.world_size}")
-        for name, part in state.items():
-            part.load_state_dict(snapshot[name])
+        for name, stateful in state.items():
+            stateful.load_state_dict(snapshot[name])
         for generator, rng in zip(generators, snapshot["rng"][me.rank], strict=True):
             generator.set_rng_state(rng)
         start = snapshot["next_epoch"]
@@ -118,7 +119,7 @@ def train(settings: Settings) -> tuple[list[float], dict[str, float]]:
         rng = distributed.gather([generator.get_rng_state() for generator in generators])
         if me.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            states = {name: part.state_dict() for name, part in state.items()}
+            states = {name: stateful.state_dict() for name, stateful in state.items()}
             torch.save({**states, "rng": rng, "next_epoch": epoch + 1}, path.with_suffix(".part"))
             path.with_suffix(".part").replace(path)  # atomic: never half a file
     return losses, scores
@@ -137,9 +138,9 @@ def losses_of(model: Any, batch: Any, parts: Any, arguments: Any) -> tuple[torch
 def evaluate(parts: Any, arguments: Any) -> dict[str, float]:
     """Return mean loss and, for classes, accuracy over all rows, each counted once."""
     rows, collate, me = parts["eval_dataset"], parts["data_collator"], distributed.ranks()
-    own = range(me.rank, len(rows), me.world_size)  # `DistributedSampler` pads with repeats
+    places = range(me.rank, len(rows), me.world_size)  # `DistributedSampler` pads with repeats
     sums, labels = torch.zeros(3, device=arguments.device), torch.empty(0)
-    for batch in DataLoader(rows, arguments.eval_batch_size, sampler=own, collate_fn=collate):
+    for batch in DataLoader(rows, arguments.eval_batch_size, sampler=places, collate_fn=collate):
         loss, logits, labels = losses_of(parts["model"].eval(), batch, parts, arguments)
         right = logits.argmax(dim=-1) == labels
         sums += torch.stack([torch.ones_like(loss).sum(), loss.sum(), right.sum()])

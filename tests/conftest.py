@@ -42,7 +42,7 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
 #: are slow. What users rely on is in the acceptance tests.
 QUICK = {
     *("augmentation", "cpu", "docs", "estimates", "exchange", "gpu_check", "head", "kernels"),
-    *("losses", "recipe", "rooms"),
+    *("layout", "losses", "recipe"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

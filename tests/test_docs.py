@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import ROOT
 
 LOOP = "".join((ROOT / "examples" / "native_ddp.py").read_text(encoding="utf-8").split())
-PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
+PAGES = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 PARAGRAPHS = (ROOT / "docs" / "parallel.md").read_text(encoding="utf-8").split("\n\n")
 QUOTES = [
     quote
@@ -19,7 +19,13 @@ QUOTES = [
 ]
 
 
-def test_the_page_about_processes_quotes_the_native_loop() -> None:
+def links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+
+
+def test_there_are_pages_with_links_and_quotes() -> None:
+    assert len(PAGES) >= 8
+    assert sum(len(links(page)) for page in PAGES) >= 20
     assert len(QUOTES) >= 12
 
 
@@ -29,23 +35,10 @@ def test_a_quote_of_the_native_loop_is_a_line_there(quote: str) -> None:
         assert piece.strip(",)") in LOOP
 
 
-def links(page: Path) -> list[str]:
-    return re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-
-
-def test_there_are_pages_with_links() -> None:
-    assert len(PAGES) >= 8
-    assert sum(len(links(page)) for page in PAGES) >= 20
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+def test_what_a_page_links_to_and_names_is_there(page: Path) -> None:
     for link in links(page):
         assert link.startswith("https://") or (page.parent / link).exists(), link
-
-
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     named = r"`((?:benchmarks|examples|finetune|recipes|tests)/[a-z0-9_/]+\.py)"
     for path in re.findall(named, page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists(), path

@@ -1,14 +1,12 @@
-"""Every command of the README runs as it stands there, from a directory full of decoys.
+"""Every command of README and docs/quickstart.md runs as it stands there, among decoys.
 
-The Hub is the one on the loopback interface. The make targets are left out: one runs this. Long
-trainings run up to their first batch.
+The Hub is the one on the loopback interface. Long trainings run up to their first batch.
 """
 
+import dataclasses
 import re
 import shlex
 import subprocess
-import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,42 +15,40 @@ from tests.conftest import HANGS, ROOT, SCRIPTS
 from tests.hub import Hub
 
 README = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-COMMANDS = [
-    shlex.split(line, comments=True)
-    for line in re.findall(r"^    ((?:python|torchrun|accelerate) .*)$", README, re.MULTILINE)
-]
+QUICKSTART = (ROOT / "docs/quickstart.md").read_text(encoding="utf-8").replace("\\\n", " ")
+COMMANDS, FIRST_HOUR = (
+    [
+        shlex.split(line, comments=True)
+        for line in re.findall(r"^    ((?:python|torchrun|accelerate) .*)$", page, re.MULTILINE)
+    ]
+    for page in (README, QUICKSTART)
+)
 BLOCKS = [
     block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "pipeline(" in block
 ]
 MINE = '''
 """Reviews of my own."""
 from finetune import TextRecipe
-
-
 class Mine(TextRecipe):
-    """Reviews of my own."""
-
     training = dict(global_batch_size=16, num_train_epochs=1)
     dataset: str = "reviews.csv"
     model: str = "DIRECTORY"
 '''
 
 
-@dataclass
+@dataclasses.dataclass
 class Shell:
-    """Where the commands run, one after the other, in the order of the README."""
+    """Where the commands run, in the order of the page."""
 
     directory: Path
     environment: dict[str, str]
     model: str
 
-    def run(self, words: list[str]) -> str:
-        """Run a command and return its output."""
-        program, *words = [
-            {"DIRECTORY": self.model}.get(word)
-            or (str(ROOT / word) if word.startswith("examples/") else word)
-            for word in words
-        ]
+    def run(self, words: list[str], status: int = 0) -> str:
+        """Run a command, whose exit status is ``status``, and return its output."""
+        loop = "examples/native_ddp.py"
+        places = {"DIRECTORY": self.model, loop: str(ROOT / loop)}
+        program, *words = [places.get(word, word) for word in words]
         process = subprocess.run(
             [str(SCRIPTS / program), *words],
             cwd=self.directory,
@@ -63,7 +59,7 @@ class Shell:
             check=False,
         )
         output = f"{shlex.join(words)}\n{process.stdout}\n{process.stderr}"
-        assert process.returncode == 0, output
+        assert process.returncode == status, output
         assert "Traceback" not in process.stderr, output
         return process.stdout
 
@@ -77,13 +73,14 @@ def shell(hub: Hub, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -
             (directory / decoy / f"{name}.py").write_text("raise SystemExit('decoy')\n")
     rows = [f"place {index} was {('dull', 'great')[index % 2]},{index % 2}" for index in range(120)]
     (directory / "reviews.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    (directory / "path" / "to").mkdir(parents=True)
-    (directory / "path" / "to" / "mine.py").write_text(MINE.replace("DIRECTORY", tiny_model))
+    (directory / "path/to").mkdir(parents=True)
+    (directory / "path/to/mine.py").write_text(MINE.replace("DIRECTORY", tiny_model))
     return Shell(directory, hub.environment(tmp_path_factory.mktemp("home")), tiny_model)
 
 
 def test_the_readme_has_commands_and_blocks() -> None:
     assert len(COMMANDS) >= 12
+    assert len(FIRST_HOUR) >= 9
     assert shlex.split("torchrun --nproc_per_node=2 -m finetune yelp") in COMMANDS
     assert len(BLOCKS) == 1
 
@@ -92,12 +89,27 @@ def test_the_readme_has_commands_and_blocks() -> None:
 def test_each_command_runs(shell: Shell, words: list[str]) -> None:
     recipe = {"yelp", "mnist", "sentiment"} & set(words)
     is_long = "-m" in words and recipe and {"--embedded", "--train_samples"} & set(words)
-    shell.run([*words, "--dry_run"] if is_long and "--dry_run" not in words else words)
+    words = [*words, "--dry_run"] if is_long and "--dry_run" not in words else words
+    shell.run(words, status=3 if "check" in words else 0)  # a warning: 6 steps are few
 
 
 def test_the_block_of_a_run_runs(shell: Shell) -> None:
     """After the commands: it reads one of their runs."""
-    *before, last = textwrap.dedent(BLOCKS[0]).strip().splitlines()
-    script = "\n".join([*before, f"print({last})"])
-    output = shell.run(["python", "-P", "-c", script])
+    *before, last = BLOCKS[0].strip().splitlines()
+    output = shell.run(["python", "-P", "-c", "\n".join([*before, f"print({last})"])])
     assert re.search(r"'label': '(positive|negative)'", output)
+
+
+def test_the_first_hour(shell: Shell, tmp_path: Path) -> None:
+    """`check` prints what the page shows; trainings are cut short."""
+    shell = dataclasses.replace(shell, directory=tmp_path)
+    script, config = re.findall(r"```(?:python|yaml)\n(.*?)```", QUICKSTART, re.DOTALL)
+    (tmp_path / "make_reviews.py").write_text(script)
+    (tmp_path / "reviews.yaml").write_text(config)
+    for words in FIRST_HOUR:
+        if "check" in words:
+            printed = shell.run(words, status=3 if "--drop_invalid" in words else 2)
+            assert all(f"    {line}\n" in QUICKSTART for line in printed.splitlines() if line)
+        else:
+            shell.run([*words, "--max_steps", "2"] if "text" in words[:4] else words)
+    assert (tmp_path / "predicted.csv").read_text().count("\n") == 101
