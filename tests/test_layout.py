@@ -7,7 +7,6 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "finetune"
-#: With `export`, `serving` and `search` it is 21,000 lines; neither number is raised again.
 MOST_PACKAGES, MOST_LOOSE, MOST_LINES, MOST_IN_ALL = 19, 4, 400, 18_000
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -71,6 +70,7 @@ def test_the_code_stays_small() -> None:
     loose = list(PACKAGE.glob("*.py"))
     assert len(folders) + len(loose) <= MOST_PACKAGES
     assert len(loose) <= MOST_LOOSE
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    files = [*FILES, *PACKAGE.rglob("*.jinja")]
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
     assert {str(path): count for path, count in lines.items() if count > MOST_LINES} == {}
-    assert 5_000 < sum(lines.values()) < MOST_IN_ALL
+    assert 5_000 < sum(lines.values()) <= MOST_IN_ALL

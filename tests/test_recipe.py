@@ -62,7 +62,7 @@ def test_an_override_without_annotation_keeps_its_type_two_classes_down() -> Non
 def test_a_field_that_is_taken_is_refused_by_name(name: str) -> None:
     wrong = type("Wrong", (TextRecipe,), {"__annotations__": {name: float}, name: 0.1})
 
-    with pytest.raises(UserError, match=rf"Wrong: {name} are names of training arguments"):
+    with pytest.raises(UserError, match=rf"Wrong: the options {name} are named like training"):
         RecipeParser(wrong)
 
 

@@ -60,8 +60,8 @@ class RecipeParser(HfArgumentParser):
         self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
         if clashes := sorted(self.option_names & {*arguments, *RUN_OPTIONS, *REFUSED}):
             raise UserError(
-                f"{recipe.__name__}: {', '.join(clashes)} are names of training arguments or run "
-                "options: set their defaults in `training`, or rename the options of the recipe"
+                f"{recipe.__name__}: the options {', '.join(clashes)} are named like training "
+                "arguments or run options: set their defaults in `training`, or rename them"
             )
         if unknown := [name for name in recipe.training if name not in arguments]:
             where = f"{self.title}: `training`:"

@@ -50,7 +50,8 @@ def read(dataset: str) -> dict[str, Any]:
         columns = {"image": images, "label": table[:, -1].tolist()}
         return {"train": Dataset.from_dict(columns, features=features)}
     if name not in ("imdb", "rotten-tomatoes"):
-        raise UserError(f"{dataset}: expected embedded:imdb, :rotten-tomatoes or :digits")
+        names = "embedded:imdb, embedded:rotten-tomatoes or embedded:digits"
+        raise UserError(f"{dataset}: expected {names}")
     rows: Any = load_dataset("csv", data_files=str(verified_path(REVIEWS)), split="train")
     source = name.replace("-", "_")
     rows = rows.filter(lambda value: value == source, input_columns="source")

@@ -64,8 +64,10 @@ class AveragePrecision(evaluate.Metric):
         if true.ndim == 1:
             true = true[:, None] == np.arange(scores.shape[1])
         per_class = [
-            float(average_precision_score(of, given)) if 0 < of.sum() < len(of) else np.nan
-            for of, given in zip(true.T, scores.T, strict=True)
+            float(average_precision_score(y_true, y_score))
+            if 0 < y_true.sum() < len(y_true)
+            else np.nan
+            for y_true, y_score in zip(true.T, scores.T, strict=True)
         ]
         if average is None:
             return {"average_precision": per_class}

@@ -53,7 +53,8 @@ class Pearson(evaluate.Metric):
             >>> round(result["pearson"], 4)
             1.0
         """
-        predicted, true = (np.asarray(n, dtype=np.float64) for n in (predictions, references))
+        predicted = np.asarray(predictions, dtype=np.float64)
+        true = np.asarray(references, dtype=np.float64)
         if len(true) == 1:
             return {"pearson": float("nan")}
         pairs = zip(predicted.reshape(len(true), -1).T, true.reshape(len(true), -1).T, strict=True)

@@ -52,7 +52,8 @@ class Spearman(evaluate.Metric):
             >>> metric.compute(predictions=[2.5, 0.0, 2.0, 8.0], references=[3.0, -0.5, 2.0, 7.0])
             {'spearman': 1.0}
         """
-        predicted, true = (np.asarray(n, dtype=np.float64) for n in (predictions, references))
+        predicted = np.asarray(predictions, dtype=np.float64)
+        true = np.asarray(references, dtype=np.float64)
         if len(true) == 1:
             return {"spearman": float("nan")}
         pairs = zip(predicted.reshape(len(true), -1).T, true.reshape(len(true), -1).T, strict=True)
