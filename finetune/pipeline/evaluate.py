@@ -19,8 +19,8 @@ from finetune.pipeline.results import assess, scores
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
+from finetune.statistics.metrics import Statistics
 from finetune.training.arguments import argument_values
-from finetune.training.manifest import Statistics
 from finetune.training.trainer import build_trainer
 
 #: Options of a recipe that other data does not share: nothing is split or corrected, and another
@@ -124,7 +124,7 @@ def evaluate(
     metrics = scores(evaluated, "test", output, "test_")
     if data is None:
         return Evaluation(source, rows, metrics, recorded=run.metrics.test, notes=notes)
-    statistics = Statistics(**evaluated.kind.statistics(*assess(evaluated, output)), beyond={})
+    statistics = evaluated.kind.statistics(*assess(evaluated, output))
     return Evaluation(source, rows, metrics, None, statistics, trained_on, notes)
 
 

@@ -22,7 +22,7 @@ from finetune.predicting.request import STANDARD_INPUT, Request, choose_columns
 from finetune.runs.run import PREDICTIONS, Run
 from finetune.runtime import distributed
 from finetune.runtime.formats import QUOTING
-from finetune.training.manifest import MANIFEST
+from finetune.training.record import MANIFEST
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
 #: Suffixes of the files that can be written.

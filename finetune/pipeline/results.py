@@ -33,6 +33,7 @@ from finetune.errors import UserError
 from finetune.pipeline.events import SPEED, Noted, Progress
 from finetune.recipe import Recipe, TextRecipe, scoring
 from finetune.recipe.scoring import without_counted
+from finetune.runs.manifest import Manifest, Metrics
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
 from finetune.runtime import __version__, distributed, files
 from finetune.runtime.importing import HOUSE
@@ -40,7 +41,7 @@ from finetune.statistics import baselines, metrics, mistakes
 from finetune.statistics.baselines import Source
 from finetune.statistics.scored import to_float16
 from finetune.training.arguments import FinetuneArguments, shards
-from finetune.training.manifest import Data, Launch, Manifest, Metrics, Process, Statistics
+from finetune.training.record import Data, Launch, Process
 
 #: As many small images as a report shows.
 _MOST_THUMBNAILS = 40
@@ -171,8 +172,8 @@ def write(
         outputs = np.asarray(validation.predictions)
         temperature = mistakes.fit_temperature(outputs, np.asarray(validation.label_ids))
     rows, recipe_metrics = assess(recipe, test._replace(predictions=stored))
-    fields = task.statistics(rows, recipe_metrics, temperature)
-    notes = fields["notes"]
+    statistics = task.statistics(rows, recipe_metrics, temperature)
+    notes = statistics.notes
     labels = np.asarray(test.label_ids)
     source = Source(
         splits=recipe.splits,
@@ -197,7 +198,7 @@ def write(
         validation=validation_scores,
         test=test_scores,
         baseline=baseline_scores,
-        statistics=Statistics(**fields, beyond=differences, thresholds=thresholds),
+        statistics=dataclasses.replace(statistics, beyond=differences, thresholds=thresholds),
     ).write(run.path)
     run.update(**outcome, temperature=temperature, status="finished")
 

@@ -22,13 +22,14 @@ from finetune.errors import UserError, counted, suggestion
 from finetune.models.pretrained import commit
 from finetune.pipeline.results import versions
 from finetune.recipe import scoring
+from finetune.runs.manifest import METRICS, Manifest
 from finetune.runtime import distributed
 from finetune.runtime.files import to_json
 from finetune.runtime.importing import read_source
 from finetune.training import checkpoint
 from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import Checkpoint
-from finetune.training.manifest import MANIFEST, METRICS, Manifest
+from finetune.training.record import MANIFEST
 
 #: Training arguments that may change; every other one is part of the configuration.
 _FREE = {

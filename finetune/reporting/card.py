@@ -8,11 +8,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from finetune.errors import counted
 from finetune.reporting import tables
+from finetune.runs.manifest import Manifest
 from finetune.runs.run import Run
 from finetune.runtime import hub
 from finetune.runtime.files import write_whole
 from finetune.runtime.formats import visible
-from finetune.training.manifest import Manifest
 
 _TEMPLATE = Path(__file__).with_name("templates") / "card.md.jinja"
 #: Code, in which HTML stays as it is, and what begins HTML elsewhere, as in the name of a file.

@@ -19,9 +19,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from sklearn.metrics import precision_recall_curve, roc_curve
 
 from finetune.reporting.tables import AREAS
+from finetune.runs.manifest import Manifest
 from finetune.runtime.formats import visible
 from finetune.statistics.scored import ScoredRows
-from finetune.training.manifest import Manifest
 
 #: Nearly those of Okabe and Ito (2008), which colour-blind readers can tell apart; each has a
 #: contrast of 3 to 1 on white and on the page's dark background.

@@ -11,10 +11,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from finetune.runs.manifest import Manifest
 from finetune.runs.run import Run
 from finetune.runtime.files import write_whole
-from finetune.statistics.metrics import DIRECTIONS
-from finetune.training.manifest import Manifest, Statistics
+from finetune.statistics.metrics import DIRECTIONS, Statistics
 
 AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
 #: Of more classes those with the lowest F1 are shown.

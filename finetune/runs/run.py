@@ -27,9 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 from finetune.data.prediction_columns import LABEL, USER_COLUMNS, usual_name
 from finetune.errors import RunError, UserError, suggestion
+from finetune.runs.manifest import METRICS, Manifest, Metrics
 from finetune.runtime import files
 from finetune.runtime.importing import read_source
-from finetune.training.manifest import MANIFEST, METRICS, Manifest, Metrics, Statistics
+from finetune.statistics.metrics import Statistics
+from finetune.training.record import MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,7 +19,7 @@ from finetune.data.prediction_columns import LABEL, MOST_COLUMNS, probability_of
 from finetune.errors import UserError, suggestion
 from finetune.statistics import metrics
 from finetune.statistics.baselines import Source
-from finetune.statistics.metrics import Metrics, Scoring, module_of
+from finetune.statistics.metrics import Metrics, Scoring, Statistics, module_of
 from finetune.statistics.scored import Kind, Scored
 from finetune.tasks import losses
 
@@ -219,13 +219,17 @@ class Task(ABC, Generic[S]):
 
     def statistics(
         self, rows: S, recipe_metrics: Metrics, temperature: float | None = None
-    ) -> dict[str, Any]:
-        """Return the fields of :class:`~finetune.training.manifest.Statistics` but ``beyond``, of
-        test rows, the metrics of the recipe, and the temperature that validation rows gave.
+    ) -> Statistics:
+        """Return the statistics of test rows, without the baselines and thresholds.
+
+        Args:
+            rows: Labels and outputs of the model.
+            recipe_metrics: The metrics of the recipe.
+            temperature: Fitted on the validation rows; None where there is none.
         """
         scores = metrics.estimate(rows, metrics.with_standard(self.label_kind, recipe_metrics))
         notes = metrics.describe_gaps(rows, recipe_metrics, scores)
-        return {"rows": len(rows), "metrics": scores, "notes": notes}
+        return Statistics(rows=len(rows), metrics=scores, notes=notes)
 
     def find_difference(self, other: Task[Any]) -> str:
         """Return why predictions of another task cannot be compared: the task, or the names of

@@ -25,7 +25,7 @@ from finetune.data.prediction_columns import (
 )
 from finetune.statistics import baselines, metrics, mistakes, scored
 from finetune.statistics.baselines import Source
-from finetune.statistics.metrics import Metrics
+from finetune.statistics.metrics import Metrics, Statistics
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
 from finetune.tasks import losses
 from finetune.tasks.base import Columns, Task
@@ -109,19 +109,20 @@ class SingleLabel(Task[ScoredRows]):
 
     def statistics(
         self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None = None
-    ) -> dict[str, Any]:
+    ) -> Statistics:
         confidence = mistakes.describe_calibration(rows) | {"temperature": temperature}
         if temperature not in (None, 1.0):
             mended = self.scored(rows.labels, rows.outputs, temperature)
             confidence["after"] = mistakes.describe_calibration(mended)
         is_short = len(self.labels) <= metrics.MOST_CONFUSED
-        return super().statistics(rows, recipe_metrics) | {
-            "classes": metrics.describe_classes(rows),
-            "confusion": rows.confusion.tolist() if is_short else None,
-            "top_k": metrics.describe_top_k(rows),
-            "calibration": confidence,
-            "ordered": metrics.describe_order(rows) if self.is_ordered else None,
-        }
+        return replace(
+            super().statistics(rows, recipe_metrics),
+            classes=metrics.describe_classes(rows),
+            confusion=rows.confusion.tolist() if is_short else None,
+            top_k=metrics.describe_top_k(rows),
+            calibration=confidence,
+            ordered=metrics.describe_order(rows) if self.is_ordered else None,
+        )
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         return baselines.of_classes(source, len(self.labels))
@@ -234,12 +235,12 @@ class MultiLabel(Task[ScoredLabels]):
 
     def statistics(
         self, rows: ScoredLabels, recipe_metrics: Metrics, temperature: float | None = None
-    ) -> dict[str, Any]:
+    ) -> Statistics:
         has = rows.labels.astype(np.float32)
         is_short = len(self.labels) <= _MOST_TOGETHER
         together = (has.T @ has).astype(int).tolist() if is_short else None
-        details = {"classes": metrics.describe_classes(rows), "together": together}
-        return super().statistics(rows, recipe_metrics) | details
+        scores = super().statistics(rows, recipe_metrics)
+        return replace(scores, classes=metrics.describe_classes(rows), together=together)
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         validation = self.targets(targets.values(source.splits["validation"]))

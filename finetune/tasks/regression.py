@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.errors import UserError
 from finetune.statistics import baselines, metrics
 from finetune.statistics.baselines import Source
-from finetune.statistics.metrics import Metrics
+from finetune.statistics.metrics import Metrics, Statistics
 from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks.base import Columns, Task, Tell
 
@@ -182,13 +182,13 @@ class Regression(Task[ScoredNumbers]):
 
     def statistics(
         self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None = None
-    ) -> dict[str, Any]:
+    ) -> Statistics:
         in_table = {name: metric for name, metric in recipe_metrics.items() if metric.name}
         columns = zip(self.labels, rows.targets.T, rows.outputs.T, strict=False)
         targets = {
             name: metrics.estimate(ScoredNumbers(*column), in_table) for name, *column in columns
         }
-        return super().statistics(rows, recipe_metrics) | {"targets": targets or None}
+        return replace(super().statistics(rows, recipe_metrics), targets=targets or None)
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         return baselines.of_numbers(source)

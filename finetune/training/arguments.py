@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import torch
 from transformers import SchedulerType, TrainingArguments
@@ -113,17 +113,23 @@ class ArgumentValues(SimpleNamespace):
         Raises:
             UserError: In the library's words, if they contradict each other.
         """
+        from transformers import Trainer  # takes a second
+
         try:
             arguments = FinetuneArguments(**vars(self))
         except (ValueError, ImportError, OSError) as error:
             raise UserError(str(error)) from error
-        name = SchedulerType(arguments.lr_scheduler_type)
+        # the library makes these when the training has begun
+        scheduler = SchedulerType(arguments.lr_scheduler_type)
         kwargs: Any = arguments.lr_scheduler_kwargs
-        try:  # the library makes it when the training has begun
-            get_scheduler(name, torch.optim.SGD([torch.zeros(1)]), 1, 2, kwargs)
-        except (ValueError, TypeError) as error:
-            flags = f"--lr_scheduler_type {name.value} --lr_scheduler_kwargs {kwargs}"
-            raise UserError(f"{flags}: {error}") from error
+        flags = f"--lr_scheduler_type {scheduler.value} --lr_scheduler_kwargs {kwargs}"
+        try:
+            get_scheduler(scheduler, torch.optim.SGD([torch.zeros(1)]), 1, 2, kwargs)
+            flags = f"--optim {arguments.optim}, --optim_args {arguments.optim_args}"
+            Trainer.get_optimizer_cls_and_kwargs(arguments)
+        except (ValueError, TypeError, ImportError) as error:
+            if "need to pass a" not in str(error):  # some optimizers need the model
+                raise UserError(f"{flags}: {error}") from error
         return arguments
 
 
@@ -240,15 +246,6 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     if values.early_stopping_patience is not None and not keeps_best:
         flags = "--eval_strategy and --save_strategy other than no"
         yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
-    if values.optim != FinetuneArguments.optim or values.optim_args:  # the import takes a second
-        from transformers import Trainer
-
-        try:
-            Trainer.get_optimizer_cls_and_kwargs(cast(Any, values))
-        except (ImportError, ValueError, AttributeError) as error:
-            if not isinstance(error, AttributeError) and "`model`" not in str(error):
-                name = getattr(values.optim, "value", values.optim)
-                yield f"--optim {name}, --optim_args {values.optim_args}: {error}"
     installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     names = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
     for name in sorted({*names} - {"none", "all", *installed}):

@@ -9,14 +9,13 @@ So pickles are searched for code before they are loaded.
 """
 
 import hashlib
-import io
 import itertools
 import os
 import pickle
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import xxhash
@@ -26,7 +25,7 @@ from transformers.trainer_pt_utils import safe_globals
 
 from finetune.errors import UserError
 from finetune.runtime import files
-from finetune.training.manifest import MANIFEST, Record
+from finetune.training.record import MANIFEST, Record
 
 STATE = "trainer_state.json"  # of the library: steps, history, best metric
 #: Files that the libraries may load from a checkpoint; an editor or a system adds others.
@@ -166,8 +165,8 @@ def refuse_code(checkpoint: str | Path) -> None:
     """Refuse a checkpoint whose pickles hold more than tensors and numbers.
 
     torch loads optimizer, scheduler and random states as ``weights_only``, so that a class or
-    function in them is never called; here it is found without loading, and named. The sharded
-    states of FSDP it loads without that: their ``.metadata``, and what is no tensor in the shards.
+    function in them is never called; here it is found without loading, and named. The ``.metadata``
+    of a state that FSDP sharded is unpickled without that protection.
 
     Raises:
         UserError: With the file and what it holds.
@@ -176,9 +175,11 @@ def refuse_code(checkpoint: str | Path) -> None:
         names: list[str] = []
         try:
             if path.name == ".metadata":
-                names = _find_globals_of_shards(path)
+                with path.open("rb") as file:
+                    _Metadata(file).load()
             elif path.suffix in (".pt", ".pth", ".bin") and path.name != "training_args.bin":
-                names = _find_globals(path)  # the arguments are never loaded
+                with safe_globals():  # type: ignore[no-untyped-call]  # NumPy, for random states
+                    names = get_unsafe_globals_in_checkpoint(path)
         except Exception as error:  # whatever is in it
             names = [str(error).partition("\n")[0]]
         if names:
@@ -187,24 +188,6 @@ def refuse_code(checkpoint: str | Path) -> None:
                 f"({', '.join(sorted(names))}); nothing in it was run: resume from a checkpoint "
                 "that you wrote"
             )
-
-
-def _find_globals(file: Path | IO[bytes]) -> list[str]:
-    with safe_globals():  # type: ignore[no-untyped-call]  # NumPy, for random states
-        return list(get_unsafe_globals_in_checkpoint(file))
-
-
-def _find_globals_of_shards(path: Path) -> list[str]:
-    """Look at what torch would unpickle of the shards that a ``.metadata`` describes."""
-    with path.open("rb") as file:
-        metadata = _Metadata(file).load()
-    names: list[str] = []
-    for index, place in metadata.storage_data.items():
-        if isinstance(metadata.state_dict_metadata[index.fqn], sharding.BytesStorageMetadata):
-            with (path.parent / place.relative_path).open("rb") as shard:
-                shard.seek(place.offset)
-                names += _find_globals(io.BytesIO(shard.read(place.length)))
-    return names
 
 
 class _Metadata(pickle.Unpickler):

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import random
 import shutil
 import time
@@ -37,7 +38,7 @@ from finetune.training import checkpoint, steps
 from finetune.training.arguments import FinetuneArguments, shard_embeddings_once
 from finetune.training.callbacks import TrainingCallback, explained, make_profiler
 from finetune.training.checkpoint import Checkpoint, occupy
-from finetune.training.manifest import MANIFEST
+from finetune.training.record import MANIFEST
 from finetune.training.steps import GlobalBatchSampler, GlobalLoss
 
 #: Steps in a row that a loss scaler (fp16) may skip because gradients overflow.
@@ -71,8 +72,7 @@ class Trainer(transformers.Trainer):
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
-        smoothing = arguments.label_smoothing_factor
-        self.row_loss = replace(compute_loss_func, label_smoothing=smoothing)
+        self.row_loss = replace(compute_loss_func, label_smoothing=arguments.label_smoothing_factor)
         arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
         del arguments.builds_trainer
@@ -80,6 +80,7 @@ class Trainer(transformers.Trainer):
         if self.accelerator.ddp_handler is not None:  # or DDP copies gradients, and keeps both
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.is_fsdp_enabled:
+            os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # or shards are unpickled on a resume
             shard_embeddings_once(self.accelerator.state.fsdp_plugin, self.model)
         self._directory = Path(self.args.output_dir or "")
         self.callback = TrainingCallback(self.begin_training)
@@ -259,9 +260,8 @@ class Trainer(transformers.Trainer):
         ``save_pretrained`` (5.23) leaves that to rank 0, and safetensors lets only the owner read.
         """
         directory = Path(output_dir or self._directory)
-        for path in directory.glob("*") if self.args.should_save else ():
-            if path.is_symlink() and not path.is_dir():  # the library would write where it points
-                path.unlink()
+        for path in filter(Path.is_symlink, directory.glob("*.*") if self.args.should_save else ()):
+            path.unlink()  # the library would write where it points
         super()._save(output_dir, state_dict)
         if not self.args.should_save:
             return
