@@ -9,7 +9,7 @@ IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 FAST := not slow and not processes and not trains
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo acceptance test mutations test-all test-oldest faults faults-long check lint format audit bench gpu-check clean
+.PHONY: help env demo acceptance test mutations test-all test-oldest faults faults-long check lint format docs audit bench gpu-check clean
 
 help:  ## list the targets
 	@echo 'Times are those of two cores.'
@@ -71,6 +71,9 @@ lint: $(READY)  ## ruff and mypy
 format: $(READY)  ## rewrite the files as ruff wants them
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY)  ## write build/api/finetune.html: the Python API, from the docstrings
+	$(BIN)/python docs/api_page.py
 
 # strict: what cannot be looked up is a failure, and no clean result
 audit:  ## look for advisories on constraints.txt (needs pypi.org)
