@@ -1,4 +1,4 @@
-"""What watches a training: when it saves and stops, how fast it is, and where memory runs out."""
+"""When a training saves and stops, how fast it is, and errors about memory and disk explained."""
 
 import math
 import time
@@ -21,24 +21,23 @@ from finetune.runtime.stopping import Stopped
 from finetune.training.arguments import FinetuneArguments
 from finetune.training.steps import GlobalBatchSampler
 
-#: What the system and the libraries say, whose errors have no type of their own.
+#: Parts of error messages: the system and the libraries have no exception types for these.
 _DISK = ("No space left", "quota exceeded", "File too large", "StreamWriter", "unexpected pos")
 _MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Cannot allocate")
 
 
 class TrainingCallback(TrainerCallback):
-    """Saves and stops a training, and measures its speed, in which only steps count.
+    """Saves and stops a training, and measures the speed of its steps, without evaluations.
 
-    All processes stop at the same step, or batch of an evaluation, after one of them got a signal.
-    Every n-th epoch is saved, the last and the best, as ``load_best_model_at_end`` can only load
-    what was saved. Evaluations without a gain are counted in the history, so that the count
-    survives an interruption.
+    When one process gets a signal, all stop at the same step, or batch of an evaluation. Every n-th
+    epoch is saved, the last one and the best one, which ``load_best_model_at_end`` needs.
+    Evaluations without improvement are counted in the history, as a checkpoint holds it.
 
     Attributes:
-        sampler: That of the training.
-        take: Called with the state and each entry of the history, on rank 0.
-        profiler: Told of each step.
-        stop_reason: Why the training stopped before its end, a sentence; None if it did not.
+        sampler: The sampler of the training.
+        take: Called on rank 0 with the state and each entry of the history.
+        profiler: Its ``step()`` is called after each step.
+        stop_reason: A sentence why the training stopped early; None if it did not.
     """
 
     sampler: GlobalBatchSampler
@@ -48,20 +47,20 @@ class TrainingCallback(TrainerCallback):
     _batches = 0
 
     def __init__(self, begin: Callable[[], object]) -> None:
-        self._begin = begin  # called when the training begins, after the other callbacks
+        self._begin = begin  # called in `on_train_begin`, after the other callbacks
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
-        """Start to count."""
+        """Reset the counts, and call ``begin``."""
         self._counts = np.zeros(3)  # rows, tokens and seconds of the steps
         self._logged_counts = np.zeros(3)
         self._clock = time.perf_counter()
         self._begin()
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Count the step; save it if a process is to stop, which :meth:`on_save` does then."""
+        """Count the step; if a process got a signal, save it, after which :meth:`on_save` stops."""
         is_pause = control.should_log or control.should_evaluate or control.should_save
         if args.device.type != "cpu" and (is_pause or state.global_step >= state.max_steps):
-            torch.accelerator.synchronize(args.device)  # or other work waits for these steps
+            torch.accelerator.synchronize(args.device)  # or their time would count elsewhere
         rows = self.sampler.rows_of_step(state.global_step - 1)
         lengths = self.sampler.lengths
         tokens = 0 if lengths is None else lengths[rows].sum()
@@ -77,12 +76,12 @@ class TrainingCallback(TrainerCallback):
             control.should_save = True
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Save if this is an n-th epoch; the library saves the last one."""
+        """Save every n-th epoch; the library saves the last one."""
         if args.save_strategy == SaveStrategy.EPOCH and state.global_step < state.max_steps:
             control.should_save = round(state.epoch or 0) % args.save_every == 0
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Save an epoch that is the best so far, and stop if none has been for too long."""
+        """Save the best epoch so far; stop early after too many evaluations without improvement."""
         self._clock = time.perf_counter()
         metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
         name = f"eval_{metric}"
@@ -104,7 +103,7 @@ class TrainingCallback(TrainerCallback):
                 )
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Report the batches of an evaluation, and stop after one."""
+        """Report the progress of an evaluation, and stop it if a process got a signal."""
         total = len(kwargs["eval_dataloader"])
         self._batches = self._batches % total + 1
         if state.is_world_process_zero:
@@ -112,13 +111,13 @@ class TrainingCallback(TrainerCallback):
         self.on_save()
 
     def on_save(self, *_: Any, **kwargs: Any) -> None:
-        """Raise ``Stopped`` after a checkpoint, on every process, if one of them got a signal."""
+        """Raise ``Stopped`` on every process if one of them got a signal."""
         self._clock = time.perf_counter()
         if _stop_is_requested():
             raise Stopped(stopping.requested() or "a signal to another process")
 
     def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Put samples/s of all processes beside each loss, and hand a copy of the entry over."""
+        """Add samples/s of all processes to each logged loss, and pass the entry to ``take``."""
         entry = state.log_history[-1]
         if "loss" in entry and (self._counts > self._logged_counts).any():
             rows, _, seconds = (self._counts - self._logged_counts).tolist()
@@ -142,8 +141,8 @@ def _stop_is_requested() -> bool:
 
 
 def make_profiler(steps: int, directory: Path) -> profile:
-    """Return a profiler of ``steps`` steps after the first two, in which memory is allocated and
-    kernels are chosen; it writes a trace for ``chrome://tracing`` or Perfetto.
+    """Return a profiler that writes a trace of some steps for ``chrome://tracing`` or Perfetto.
+    It skips the first two, in which memory is allocated and kernels are chosen.
     """
     if directory.is_symlink():  # nothing is written where it points
         raise UserError(f"{directory} is a link to {directory.readlink()}: remove the link")
@@ -152,16 +151,16 @@ def make_profiler(steps: int, directory: Path) -> profile:
 
 
 class Bar(ProgressCallback):
-    """The library's progress bar, without the dictionaries that it writes above it."""
+    """The progress bar of the library, without the dictionaries that it prints above the bar."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Leave them to :class:`TrainingCallback`."""
+        """Print nothing: :class:`TrainingCallback` reports the logs."""
 
 
 @contextmanager
 def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
-    """Raise a ``RunError``, with what helps, where the disk is full or an allocation failed in some
-    work like ``writing checkpoint-9``. Where Linux runs out of memory it kills the process.
+    """Raise a ``RunError`` that says what helps if the disk is full or an allocation fails during
+    ``work``, e.g. ``writing checkpoint-9``. On a CPU Linux may kill the process instead.
     """
     try:
         yield

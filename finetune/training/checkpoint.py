@@ -1,11 +1,11 @@
-"""Complete checkpoints, and a directory for one run at a time.
+"""Complete checkpoints, and a lock on the output directory.
 
 When every process has written its part of ``checkpoint-N/`` and all of it is on the disk,
-``checkpoint.json`` lists the files with sizes and checksums. A directory without it, or that does
-not match it, is not a complete checkpoint and is never resumed from.
+``checkpoint.json`` is written, with the size and checksum of each file. A directory without it, or
+whose files differ from it, is not a complete checkpoint: training never resumes from it.
 
-A checksum shows damage, not malice: whoever can write the files can write ``checkpoint.json`` too.
-So pickles are searched for code before they are loaded.
+A checksum shows damage but no manipulation: whoever can change a file can change
+``checkpoint.json`` too. So pickles are searched for code before they are loaded.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ from finetune.errors import UserError
 from finetune.runtime import files
 from finetune.training.record import MANIFEST, Record
 
-STATE = "trainer_state.json"  # of the library: steps, history, best metric
-#: Files that the libraries may load from a checkpoint; an editor or a system adds others.
+STATE = "trainer_state.json"  # written by Trainer: steps, history, best metric
+#: Files that the libraries may load from a checkpoint. Others, like ``.DS_Store``, are ignored.
 _LOADED = re.compile(r"(.*/)?(\.metadata|[^./][^/]*\.(pt|pth|bin|safetensors|json|distcp))")
-#: What the pickle `.metadata` is made of, besides data types and the classes of its module.
+#: Globals in the pickle ``.metadata`` besides dtypes and the classes of torch's metadata module.
 _IN_METADATA = {
     *("torch.distributed.checkpoint.filesystem._StorageInfo", "torch.serialization._get_layout"),
     *("torch.Size", "pathlib.PosixPath", "collections.OrderedDict"),
@@ -43,16 +43,16 @@ class Checkpoint(Record):
 
     NAME = "checkpoint.json"
 
-    step: int  # of the optimizer, the last one that is done
+    step: int  # of the optimizer, the last completed one
     files: dict[str, dict[str, Any]]  # by path: ``{"bytes": ..., "xxh3_128": ...}``
-    configuration: dict[str, Any]  # that a resume has to share, see `pipeline/resumption.py`
+    configuration: dict[str, Any]  # what a resume must not change, see `pipeline/resumption.py`
     pending: dict[str, Any] = field(default_factory=dict)  # losses since the last log
     schema: int = 1
 
 
 def complete(path: Path, **facts: Any) -> None:
-    """Flush a checkpoint that all processes have written to the disk, and describe it, with the
-    other ``facts`` of a :class:`Checkpoint`.
+    """Flush a checkpoint to the disk and write its ``checkpoint.json``; call it when all processes
+    have written their files. ``facts`` are the other fields of :class:`Checkpoint`.
     """
     files = _describe_files(path)
     for name in files:
@@ -63,25 +63,25 @@ def complete(path: Path, **facts: Any) -> None:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Return the checkpoints of a run by their names, complete or not, those of most steps first.
-    While a step is saved again, ``replaced-checkpoint-N`` is its first one.
+    """Return the checkpoints of a run, complete or not, newest first. While a step is saved again,
+    its first checkpoint is called ``replaced-checkpoint-N``.
     """
     paths = [path for path in directory.glob("*checkpoint-*") if number(path) and path.is_dir()]
     return sorted(paths, key=lambda path: (-number(path), path.name))
 
 
 def number(path: Path) -> int:
-    """Return the steps in the name of a checkpoint; 0 if it is no such name."""
+    """Return the step in the name of a checkpoint; 0 for other names."""
     match = re.fullmatch(r"(?:replaced-)?checkpoint-([0-9]+)", path.name)
     return int(match[1]) if match else 0
 
 
 def problem(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None; every byte of it is read. A file that cannot
-    be read is no damage but a ``UserError``.
+    """Return what is wrong with a checkpoint, or None; every byte is read. A file that may not be
+    read raises a ``UserError``: it need not be damaged.
     """
     if not (path / Checkpoint.NAME).exists():
-        return f"it has no {Checkpoint.NAME}: it was never completed, or is of another trainer"
+        return f"it has no {Checkpoint.NAME}: it is incomplete, or was saved by another trainer"
     try:
         checkpoint = Checkpoint.read(path)
         if checkpoint.step != number(path):
@@ -99,7 +99,7 @@ def problem(path: Path) -> str | None:
 
 
 def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
-    """Return the newest complete checkpoint of a run, and what is wrong with those after it."""
+    """Return the newest complete checkpoint of a run, and what is wrong with newer ones."""
     problems: list[str] = []
     for path in list_checkpoints(directory):
         if (reason := problem(path)) is None:
@@ -109,7 +109,7 @@ def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
 
 
 def set_aside(path: Path, prefix: str) -> Path:
-    """Rename a checkpoint, so that nothing takes it for one: ``damaged-checkpoint-9``."""
+    """Rename a checkpoint so that it is not used: ``damaged-checkpoint-9``."""
     return path.rename(_free_path(path.with_name(f"{prefix}-{path.name}")))
 
 
@@ -119,10 +119,12 @@ def _free_path(path: Path) -> Path:
 
 
 def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
-    """Take a directory, made if it is not there, for this process until it ends; raise a
-    ``UserError`` if a run is in progress there, on this machine or another.
+    """Create a directory if necessary and lock it until this process ends.
 
-    With ``moves_aside`` an earlier run is moved out of the way, and a sentence about that returned.
+    With ``moves_aside`` an earlier run in it is renamed, and a sentence that says so is returned.
+
+    Raises:
+        UserError: If a run is in progress there, on this machine or another.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -135,7 +137,7 @@ def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
         raise UserError(f"--output_dir {directory}: {reason}") from error
     if not moves_aside or not _content(directory):
         return None
-    if directory.name in ("", ".."):  # `.` has no name to put a number behind
+    if directory.name in ("", ".."):  # `.` has no name to append a number to
         directory = directory.resolve()
     aside = _free_path(directory)
     files.unlock(directory)
@@ -145,13 +147,13 @@ def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
 
 
 def refuse_foreign(directory: Path) -> None:
-    """Refuse a directory that holds something other than a run, or a run still in progress."""
+    """Refuse a directory that holds other files than a run, or a run that is in progress."""
     existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"--output_dir {directory}: {existing} is a file or cannot be written to")
     if files.is_locked(directory):
         occupy(directory)  # which refuses it unless it is ours
-    # checkpoints alone are what a trainer leaves that no command started
+    # `recipe.trainer()` leaves checkpoints without a run.json
     is_run = (directory / MANIFEST).exists() or any(directory.glob("checkpoint-*"))
     if _content(directory) and not is_run:
         raise UserError(f"--output_dir {directory} holds files but no run: use another directory")
@@ -164,9 +166,8 @@ def _content(directory: Path) -> list[Path]:
 def refuse_code(checkpoint: str | Path) -> None:
     """Refuse a checkpoint whose pickles hold more than tensors and numbers.
 
-    torch loads optimizer, scheduler and random states as ``weights_only``, so that a class or
-    function in them is never called; here it is found without loading, and named. The ``.metadata``
-    of a state that FSDP sharded is unpickled without that protection.
+    Trainer loads optimizer, scheduler and random states with ``weights_only=True``, so code in them
+    never runs; here it is found and named. The ``.metadata`` of FSDP has no such protection.
 
     Raises:
         UserError: With the file and what it holds.
@@ -180,7 +181,7 @@ def refuse_code(checkpoint: str | Path) -> None:
             elif path.suffix in (".pt", ".pth", ".bin") and path.name != "training_args.bin":
                 with safe_globals():  # type: ignore[no-untyped-call]  # NumPy, for random states
                     names = get_unsafe_globals_in_checkpoint(path)
-        except Exception as error:  # whatever is in it
+        except Exception as error:  # the file may hold anything
             names = [str(error).partition("\n")[0]]
         if names:
             raise UserError(
@@ -191,7 +192,7 @@ def refuse_code(checkpoint: str | Path) -> None:
 
 
 class _Metadata(pickle.Unpickler):
-    """Makes nothing but what torch writes into a ``.metadata``."""
+    """Loads the classes that torch writes into a ``.metadata``, and no others."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
@@ -203,7 +204,7 @@ class _Metadata(pickle.Unpickler):
 
 
 def _describe_files(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return size and checksum of each file of a checkpoint but ``checkpoint.json``."""
+    """Return size and checksum of each file of a checkpoint except ``checkpoint.json``."""
     files = {}
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()

@@ -1,6 +1,6 @@
 """The library's ``Trainer``, with an exact loss, steps of global batches and complete checkpoints.
 
-Methods are overridden for the reason in their first line, the private ones as they are in 5.23.
+The docstring of each overridden method gives the reason; private ones are as in transformers 5.23.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from finetune.training.checkpoint import Checkpoint, occupy
 from finetune.training.record import MANIFEST
 from finetune.training.steps import GlobalBatchSampler, GlobalLoss
 
-#: Steps in a row that a loss scaler (fp16) may skip because gradients overflow.
+#: Consecutive steps that the loss scaler of fp16 may skip because gradients overflow.
 _MOST_OVERFLOWS = 20
 
 
@@ -53,9 +53,9 @@ class Trainer(transformers.Trainer):
 
     Attributes:
         row_loss: The loss of each row, in training and in evaluations.
-        moves_runs_aside: Whether ``train()`` locks the output directory and, where it begins a new
-            run, moves one that is there aside; the logger ``finetune`` warns of it.
-        configuration: What a checkpoint has to share with the training that resumes from it.
+        moves_runs_aside: Whether ``train()`` locks the output directory and, unless it resumes,
+            moves a run in it aside; the logger ``finetune`` warns about it.
+        configuration: Written into each checkpoint; a resume must not change it.
         reschedules: Whether a resume takes the settings of optimizer and schedule from ``args``.
     """
 
@@ -77,24 +77,24 @@ class Trainer(transformers.Trainer):
         super().__init__(**kwargs)
         del arguments.builds_trainer
         self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
-        if self.accelerator.ddp_handler is not None:  # or DDP copies gradients, and keeps both
+        if self.accelerator.ddp_handler is not None:  # or DDP keeps a second copy of all gradients
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
         if self.is_fsdp_enabled:
             os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # or shards are unpickled on a resume
             shard_embeddings_once(self.accelerator.state.fsdp_plugin, self.model)
         self._directory = Path(self.args.output_dir or "")
         self.callback = TrainingCallback(self.begin_training)
-        self.add_callback(self.callback)  # the last overrules the others
+        self.add_callback(self.callback)  # the last callback decides
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the micro-batches of this process, those of the ``GlobalBatchSampler``."""
+        """Return the micro-batches of this process as the ``GlobalBatchSampler`` divides them."""
         rows = self.train_dataset
         self._sampler = self.callback.sampler = GlobalBatchSampler(self.args, rows)
         labels = steps.read_labels(rows) if self.row_loss.class_weights else np.arange(len(rows))
         self._row_weights = self.row_loss.row_weights(labels)
         names = ["num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "in_order"]
         names.append("multiprocessing_context")
-        loader: DataLoader[Any] = DataLoaderShard(  # of accelerate, which would divide it again
+        loader: DataLoader[Any] = DataLoaderShard(  # so that accelerate does not divide it again
             self._remove_unused_columns(rows, description="training"),
             device=self.accelerator.device,
             _non_blocking=self.accelerator.non_blocking,
@@ -107,21 +107,21 @@ class Trainer(transformers.Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
-        """Return this process's share of the global loss, times the processes DDP averages over.
+        """Return the share of this process in the global loss, times the processes: DDP averages.
 
-        The divisor is the sum of the weights of the rows of the global step, which a collator or
-        the library cannot know.
+        The divisor is the sum of the row weights of the global step, which neither a collator nor
+        the library knows.
         """
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         if not model.training:
             loss = self.row_loss.evaluation_losses(outputs["logits"], labels).mean()
-            # an encoder-decoder returns more, which would be gathered as predictions
+            # an encoder-decoder returns more tensors, which would be gathered as predictions
             return (loss, {"logits": outputs["logits"]}) if return_outputs else loss
         rows = self._sampler.rows_of_step(self.state.global_step)
         losses = self.row_loss.training_losses(outputs["logits"], labels)
         loss = losses.sum() / float(self._row_weights[rows].sum())
-        # with a second summand that is 0, or NaN: then the gradient is NaN too, on every process
+        # the added term is 0, or NaN if the loss is not finite: then every gradient becomes NaN
         return loss * (self.accelerator.num_processes + 0 * loss.detach())
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> TrainOutput:
@@ -133,7 +133,7 @@ class Trainer(transformers.Trainer):
         """
         directory = self._directory
         path = str(resume_from_checkpoint) if resume_from_checkpoint else None
-        if self.moves_runs_aside:  # else the pipeline has verified it, and has the directory
+        if self.moves_runs_aside:  # else the pipeline has verified it and locked the directory
             path = path or self.args.resume_from_checkpoint
             if path in ("last", "true", "True"):
                 newest, problems = checkpoint.newest_complete(directory)
@@ -157,23 +157,23 @@ class Trainer(transformers.Trainer):
         finally:
             if self.moves_runs_aside and self.args.should_save:
                 files.unlock(directory)
-        if self.is_fsdp_enabled:  # the model is saved whole; checkpoints stay sharded
+        if self.is_fsdp_enabled:  # the final model is saved whole, checkpoints are sharded
             self.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         return output
 
     def training_step(self, model: torch.nn.Module, inputs: Any, *args: Any) -> torch.Tensor:
-        """Explain where memory runs out, with the step and the shape of its micro-batch."""
+        """Name the step and the shape of its micro-batch if memory runs out."""
         shape = max((tuple(v.shape) for v in inputs.values() if torch.is_tensor(v)), key=len)
         batch = f"a micro-batch of {' x '.join(map(str, shape))}"
         with explained(self.args, f"step {self.state.global_step + 1:,}, {batch}"):
             return super().training_step(model, inputs, *args)
 
     def _run_epoch(self, **facts: Any) -> None:  # type: ignore[override]
-        """Train nothing where nothing is left: the library would train one step more."""
+        """Train nothing if no step is left: the library would train one more."""
         facts["resume_from_checkpoint"] = self._resumed
         if not self.control.should_training_stop:
             super()._run_epoch(**facts)  # type: ignore[no-untyped-call]
-        if self.control.should_training_stop:  # what was not logged counts in train_loss
+        if self.control.should_training_stop:  # steps that were not logged count in train_loss
             self._tr_loss = self.accelerator.reduce(self._tr_loss, reduction="mean")
 
     def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> Any:
@@ -181,24 +181,24 @@ class Trainer(transformers.Trainer):
         lengths = batches.lengths_of(dataset, self.args.length_column_name)
         order = np.arange(len(dataset)) if lengths is None else np.argsort(-lengths, kind="stable")
         documents = encoding.documents_of(dataset) if self.row_loss.pooling else None
-        options["sampler_fn"] = SequentialSampler  # the library's would permute predictions
+        options["sampler_fn"] = SequentialSampler  # the default may shuffle predictions
         rows = dataset if lengths is None else dataset.select(order)
         loader: Any = super()._get_dataloader(rows, *args, **options)
         loader.rows = order if documents is None else documents[order]
         return loader
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **options: Any) -> EvalLoopOutput:
-        """Compute loss and metrics of the rows in the order of the data, each counted once.
+        """Compute loss and metrics from the rows in the order of the data, each counted once.
 
-        The library averages the means of padded batches, of which the last may be repeated: its
-        loss depends on the batch size and on the number of processes.
+        The library averages the mean losses of batches, and repeats rows to fill the last one: its
+        loss depends on the batch size and the number of processes.
         """
         restore = functools.partial(
             steps.restore_rows, rows=dataloader.rows, pooling=self.row_loss.pooling
         )
         compute_metrics = self.compute_metrics
         restored: list[EvalPrediction] = []
-        options["prediction_loss_only"] = False  # the library would, without metrics
+        options["prediction_loss_only"] = False  # the library sets it if there are no metrics
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
             restored.append(prediction := restore(batches))
@@ -214,14 +214,14 @@ class Trainer(transformers.Trainer):
             with explained(self.args, work):
                 output: Any = super().evaluation_loop(dataloader, *args, **options)
         except Stopped:
-            if self.is_in_train:  # a resumed run evaluates first, from the same states
+            if self.is_in_train:  # a resumed run evaluates first, from the same random states
                 random.setstate(python_state)
                 torch.set_rng_state(torch_state)
                 self.save_stopped()
             raise
         finally:
             self.compute_metrics = compute_metrics
-            random.setstate(python_state)  # a library that is imported here may draw, as rich does
+            random.setstate(python_state)  # libraries that are imported meanwhile may draw numbers
         if not restored:  # without labels
             restored.append(restore(EvalPrediction(output.predictions, output.label_ids)))
         outputs, labels = restored[0].predictions, restored[0].label_ids
@@ -229,7 +229,7 @@ class Trainer(transformers.Trainer):
         return result
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Describe the checkpoint when all processes have written it, and rotate only then."""
+        """Write ``checkpoint.json`` when all processes have saved, and rotate only after that."""
         self.require_finite()
         path = self._directory / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -252,12 +252,12 @@ class Trainer(transformers.Trainer):
             for replaced in self._directory.glob("replaced-checkpoint-*"):
                 shutil.rmtree(replaced, ignore_errors=True)
             rotate_checkpoints(str(self._directory), limit, self.state.best_model_checkpoint)
-        distributed.gather(None)  # no process looks for it before it is complete
+        distributed.gather(None)  # no process reads it before it is complete
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save on the first process of other machines too (``--save_on_each_node``).
+        """Save on the first process of each machine (``--save_on_each_node``), with usual modes.
 
-        ``save_pretrained`` (5.23) leaves that to rank 0, and safetensors lets only the owner read.
+        ``save_pretrained`` (5.23) writes on rank 0 only, and weights for their owner only.
         """
         directory = Path(output_dir or self._directory)
         for path in filter(Path.is_symlink, directory.glob("*.*") if self.args.should_save else ()):
@@ -269,24 +269,24 @@ class Trainer(transformers.Trainer):
             self.model.config.save_pretrained(directory)
             save_model(self.model, str(directory / SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
         for path in directory.glob("*.safetensors"):
-            shutil.copymode(directory / "training_args.bin", path)  # which has that of the umask
+            shutil.copymode(directory / "training_args.bin", path)  # the mode of the umask
 
     def save_stopped(self) -> None:
-        """Save the last step, unless it is saved; every process calls it."""
+        """Save the last step unless it is saved already; every process calls it."""
         path = self._directory / f"checkpoint-{self.state.global_step}"
         is_new = self.state.global_step > self._initial_global_step
         if is_new and not (path / Checkpoint.NAME).exists():
             self._save_checkpoint(self.model_wrapped, None)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse a checkpoint that lacks weights: the library goes on with a warning."""
+        """Refuse a checkpoint that lacks weights: the library only warns."""
         names = ("_keys_to_ignore_on_save", "all_tied_weights_keys")
         left_out = {key for name in names for key in getattr(self.model, name, None) or ()}
         if missing := {*load_result.missing_keys} - left_out:
             raise UserError(f"the checkpoint lacks weights of the model: {', '.join(missing)}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Apply settings that ``--allow_changed`` accepts; the library restores those before."""
+        """Apply settings accepted by ``--allow_changed``: the library restores the old ones."""
         optimizer: Any = self.optimizer
         scheduler = self.lr_scheduler
         settings = [{**group, "params": None} for group in optimizer.param_groups]
@@ -298,16 +298,16 @@ class Trainer(transformers.Trainer):
                 group |= {**new, "params": group["params"], "lr": rate}
 
     def begin_training(self) -> None:
-        """After resuming, evaluate first what was not evaluated before, and save it again.
+        """After resuming, run the evaluation that is due at this step but missing, and save again.
 
-        A signal stops an evaluation in its middle, and a checkpoint of the last step of an epoch
-        may be older than the end of the epoch. Called after the other callbacks.
+        A signal may have stopped the evaluation, or the process was killed between a checkpoint and
+        the end of its epoch. Called after the other callbacks.
         """
         model = self.model_wrapped
         state = self.state
         if isinstance(model, DistributedDataParallel) and self.args.cpu_kernels == "auto":
-            exchange.use(model)  # gradients, in memory
-        # the intervals of logging, evaluating and saving are those of this start
+            exchange.use(model)  # gradients through shared memory
+        # the checkpoint has the intervals of logging, evaluating and saving of the earlier start
         state.compute_steps(self.args, state.max_steps)  # type: ignore[no-untyped-call]
         if self._resumed is None:
             return
@@ -318,7 +318,7 @@ class Trainer(transformers.Trainer):
         mean = sum(losses) / len(losses)
         is_same_job = len(losses) == self.args.world_size
         self._tr_loss += losses[self.args.process_index] if is_same_job else mean
-        self._total_loss_scalar -= mean  # train_loss is of the steps from here
+        self._total_loss_scalar -= mean  # train_loss covers the steps since the resume
         logged = [entry["step"] for entry in state.log_history if "loss" in entry]
         self._globalstep_last_logged = int(max(logged, default=0))
         self._load_rng_state(str(self._resumed))
@@ -330,16 +330,16 @@ class Trainer(transformers.Trainer):
         if float(epoch).is_integer() or state.global_step >= state.max_steps:
             self.control = self.callback_handler.on_epoch_end(self.args, state, self.control)
         self.control.should_evaluate &= not is_evaluated
-        # also for the random numbers that the evaluation draws
+        # the evaluation draws random numbers: save their state, too
         self.control.should_save = self.control.should_evaluate
         if self.control.should_save:
             self._resumed = self._directory / f"checkpoint-{state.global_step}"
         self._maybe_log_save_evaluate(self._tr_loss, None, model, None, epoch, None, time.time())
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """Stop before the weights change, or on an accelerator before they are used.
+        """Stop if the norm is not finite: on a CPU before the weights change.
 
-        There the norm is read a step later, when it is known without waiting.
+        On an accelerator the norm is read a step later, when no synchronization is needed.
         """
         self._require_finite(self.state.global_step)
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
@@ -350,7 +350,7 @@ class Trainer(transformers.Trainer):
 
     def require_finite(self) -> None:
         """Raise ``Diverged`` if a weight, or the gradient norm of the last step, is not finite."""
-        # with FSDP a shard is not finite on one process only, and the others would wait
+        # with FSDP one process alone may have the weight, and the others would wait for it
         weights = () if self.is_fsdp_enabled or self.model is None else self.model.parameters()
         self._require_finite(self.state.global_step, weights)
 
@@ -375,8 +375,8 @@ def build_trainer(
     arguments: FinetuneArguments,
     adapt: Callable[[torch.nn.Module, FinetuneArguments], torch.nn.Module],
 ) -> Trainer:
-    """Return a trainer of a recipe, seeded before the model's head is initialised:
-    ``trainer_kwargs`` builds it, with the other arguments of ``transformers.Trainer``.
+    """Return the trainer of a recipe. ``trainer_kwargs`` returns model, data sets and so on; it is
+    called after seeding, as it initializes the head.
     """
     set_seed(arguments.seed)
     kwargs = trainer_kwargs()
