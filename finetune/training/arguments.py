@@ -1,7 +1,7 @@
-"""``TrainingArguments`` and the few of ours: from flags and defaults to values for this launch.
+"""``TrainingArguments`` with a few more fields: from flags and defaults to values for this launch.
 
-They are refused before they are built, where they contradict each other or the machine:
-``TrainingArguments`` joins the process group, and rank 0 checks before there is one.
+Values that contradict each other or the machine are refused before ``TrainingArguments`` is built,
+because building it joins the process group.
 """
 
 import math
@@ -23,9 +23,9 @@ from finetune.runtime import distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.training import options
 
-#: The subcommands imply these, or the launcher sets them.
+#: Set by the verb or by the launcher; they are no options.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
-#: Arguments by which a run would not be what this toolkit promises, and why.
+#: Arguments that would break a promise of this toolkit, and why.
 _REFUSED = {
     "dataloader_drop_last": "evaluation rows would be dropped, too; training always drops them",
     "auto_find_batch_size": "changes the global batch; use --gradient_accumulation_steps",
@@ -35,7 +35,7 @@ _REFUSED = {
     "eval_do_concat_batches": "the batches of an evaluation are put together once, after the last",
     "label_names": "the labels of a recipe are in the column 'labels'",
 }
-#: Numbers are 0 or more, these 1 or more, and some below a bound.
+#: Numbers must be 0 or more, these 1 or more; some must be below a bound.
 _AT_LEAST_1 = {
     *("save_every", "save_total_limit", "early_stopping_patience", "profile", "num_threads"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
@@ -50,7 +50,7 @@ def _option(default: Any, help: str) -> Any:
 
 @dataclass(repr=False)  # the library's hides tokens
 class FinetuneArguments(TrainingArguments):
-    """Every field of ``TrainingArguments`` under its own name, and these.
+    """All fields of ``TrainingArguments``, and these.
 
     ``global_batch_size`` is ``per_device_train_batch_size`` x ``gradient_accumulation_steps`` x
     devices, whichever of them was given; None with ``max_tokens_per_batch``.
@@ -86,32 +86,32 @@ class FinetuneArguments(TrainingArguments):
     builds_trainer = False
 
     def __post_init__(self) -> None:
-        if self.disable_tqdm is None:  # the library would go by how quiet its log is
+        if self.disable_tqdm is None:  # the library would decide by its log level
             self.disable_tqdm = not (sys.stderr.isatty() or is_in_notebook())
         hardware.use_threads(self.num_threads)
         super().__post_init__()  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the token out: the library writes the arguments into every checkpoint."""
+        """Leave the token out, as the library pickles the arguments into every checkpoint."""
         return {**self.__dict__, "hub_token": None}
 
     @property
     def should_save(self) -> bool:
-        """Whether this process writes; no process does while a trainer is built."""
+        """Whether this process writes; False while a trainer is built."""
         return bool(super().should_save) and not self.builds_trainer
 
 
 class ArgumentValues(SimpleNamespace):
     """Training arguments as values, complete, checked and with the batch divided.
 
-    Nothing is built, so no device is touched and no process group is joined.
+    Making it touches no device and joins no process group.
     """
 
     def build(self) -> FinetuneArguments:
-        """Return the training arguments; in a job of several processes the group must exist.
+        """Return the training arguments; with several processes the group must exist.
 
         Raises:
-            UserError: In the library's words, if they contradict each other.
+            UserError: If they contradict each other, in the words of the library.
         """
         from transformers import Trainer  # takes a second
 
@@ -119,7 +119,7 @@ class ArgumentValues(SimpleNamespace):
             arguments = FinetuneArguments(**vars(self))
         except (ValueError, ImportError, OSError) as error:
             raise UserError(str(error)) from error
-        # the library makes these when the training has begun
+        # the library creates scheduler and optimizer only when the training has begun
         scheduler = SchedulerType(arguments.lr_scheduler_type)
         kwargs: Any = arguments.lr_scheduler_kwargs
         flags = f"--lr_scheduler_type {scheduler.value} --lr_scheduler_kwargs {kwargs}"
@@ -139,8 +139,8 @@ def training_names() -> set[str]:
 
 
 def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]) -> ArgumentValues:
-    """Return the values of the training arguments: those of a user over the defaults of a recipe,
-    checked, without touching the device.
+    """Return the checked values of the training arguments: those of the user override the defaults
+    of the recipe.
 
     Raises:
         UserError: If one is unknown, or if they contradict each other.
@@ -164,16 +164,16 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
     strategies = [user_options[name] for name in strategy_names if user_options.get(name)]
     if "no" in strategies:
         defaults["load_best_model_at_end"] = False
-    elif len(strategies) == 1 and strategies != ["best"]:  # the best one must have been saved
+    elif len(strategies) == 1 and strategies != ["best"]:  # the best one must be saved
         defaults |= dict.fromkeys(strategy_names, strategies[0])
         if steps := user_options.get("eval_steps", user_options.get("save_steps")):
             defaults |= {"eval_steps": steps, "save_steps": steps}
     if "max_tokens_per_batch" in sizes:
         defaults["train_sampling_strategy"] = "group_by_length"
     best = merged.get("metric_for_best_model")
-    if DIRECTIONS.get(str(best).removeprefix("eval_")) == -1:  # the library goes by "loss" alone
+    if DIRECTIONS.get(str(best).removeprefix("eval_")) == -1:  # the library knows only the loss
         defaults.setdefault("greater_is_better", False)
-    values = ArgumentValues(include_for_metrics=[])  # the others have a default on the class
+    values = ArgumentValues(include_for_metrics=[])  # a default factory, the others are values
     for name in names - {"include_for_metrics"}:
         setattr(values, name, getattr(FinetuneArguments, name))
     vars(values).update(options.merge_options(defaults, user_options))
@@ -185,15 +185,15 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
 
 
 def shards(values: FinetuneArguments | ArgumentValues) -> bool:
-    """Return whether FSDP is asked for, here or in the accelerate config."""
+    """Return whether FSDP is requested, by an option or in the accelerate config."""
     return bool(values.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
 
 def shard_embeddings_once(plugin: Any, model: Any) -> None:
-    """Leave the module around the input embeddings out of the units that FSDP shards.
+    """Remove the module around the input embeddings from the modules that FSDP2 wraps.
 
-    Accelerate (1.15) shards the embeddings as a unit of their own, and fails where the module
-    around them (``BertEmbeddings``) is one of those that the model names for a unit.
+    Accelerate (1.15) wraps the embeddings separately, and fails if the module around them, like
+    ``BertEmbeddings``, is wrapped too.
     """
     units = {*(getattr(model, "_no_split_modules", None) or ())}
     if plugin.fsdp_version == 2 and units and not plugin.transformer_cls_names_to_wrap:
@@ -203,7 +203,7 @@ def shard_embeddings_once(plugin: Any, model: Any) -> None:
 
 
 def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
-    """Say where training arguments contradict each other or the machine."""
+    """Yield a message for each contradiction between arguments, or with the machine."""
     ranks = distributed.ranks()
     gpus = torch.accelerator.device_count()
     save = values.save_strategy
@@ -264,32 +264,31 @@ def _resolve(values: ArgumentValues) -> None:
         if name == "auto":
             name = hardware.automatic_precision(device_type)
         values.bf16, values.fp16 = name == "bf16", name == "fp16"
-    # batches are collated and copied while the GPU computes
+    # collate and copy batches while the GPU computes
     if values.dataloader_num_workers is None:
         values.dataloader_num_workers = 2 if is_cuda else 0
     if is_cuda and values.dataloader_pin_memory and values.accelerator_config is None:
         values.accelerator_config = {"non_blocking": True}
-    values.label_names = ["labels"]  # the library looks for them in the signature of `forward`
+    values.label_names = ["labels"]  # the library would look at the signature of `forward`
     if values.per_device_eval_batch_size is None:
         values.per_device_eval_batch_size = 32 if device_type == "cpu" else 128
 
 
 def _resolve_batch(values: ArgumentValues) -> None:
     if values.max_tokens_per_batch is not None:
-        values.per_device_train_batch_size = 8  # the library's; it divides no data
+        values.per_device_train_batch_size = 8  # the default of the library; not used
         values.global_batch_size = None
         return
     devices = distributed.devices_in_training(values.use_cpu)
     shares = devices * values.gradient_accumulation_steps
     if values.global_batch_size is None:
-        rows = values.per_device_train_batch_size or 8  # the library's
+        rows = values.per_device_train_batch_size or 8  # the default of the library
         values.global_batch_size = rows * shares
     values.per_device_train_batch_size, rest = divmod(values.global_batch_size, shares)
     if rest or not values.per_device_train_batch_size:
         smaller = values.global_batch_size // shares * shares
         nearest = f"{smaller} or {smaller + shares}" if smaller else f"{shares}"
         raise UserError(
-            f"a global batch of {values.global_batch_size} rows does not divide into {devices} "
-            f"devices x {values.gradient_accumulation_steps} accumulation steps; the nearest that "
-            f"does: --global_batch_size {nearest}"
+            f"--global_batch_size {values.global_batch_size} cannot be divided into {devices} "
+            f"devices x {values.gradient_accumulation_steps} accumulation steps: give {nearest}"
         )

@@ -1,4 +1,4 @@
-"""Names and types of options, of recipes and of training alike; importing this imports no torch."""
+"""Names and types of options of recipes and of training; importing this does not import torch."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from finetune.errors import suggestion
 
-#: Training arguments of which one is enough.
+#: Training arguments that exclude each other.
 BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
 #: Fields of ``TrainingArguments`` up to transformers 4.57 and names of other tools whose successor
 #: is spelled too differently to be suggested.
@@ -33,7 +33,7 @@ RENAMED = {
     "tpu_metrics_debug": "--debug tpu_metrics_debug",
     "warmup_ratio": "--warmup_steps with a share of the steps, like --warmup_steps 0.1",
 }
-#: What is an instance of a type that an option has, and what a message calls it.
+#: For each type of an option: the classes of its values, and its name in messages.
 _TYPES: dict[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),
     int: (Integral, "a whole number"),
@@ -44,16 +44,16 @@ _TYPES: dict[Any, tuple[Any, str]] = {
 
 
 def merge_options(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of two layers: those of the upper one win, and its batch size replaces every
-    batch size of the lower one.
+    """Return ``lower`` updated with ``upper``; a batch size in ``upper`` removes all batch sizes of
+    ``lower``.
     """
     replaced = BATCH_SIZES if any(upper.get(name) is not None for name in BATCH_SIZES) else ()
     return {**{name: lower[name] for name in lower if name not in replaced}, **upper}
 
 
 def describe_unknown(option: str, names: Iterable[str]) -> str:
-    """Return a message about an option that does not exist, with what was probably meant; it is
-    written as ``--lr``, or as ``'lr'`` in a file or in Python, and the ``names`` as ``--lr``.
+    """Return a message about an unknown option, with its successor or the most similar name.
+    ``option`` is written as ``--lr``, or as ``'lr'`` in a file or in Python.
     """
     name = option.strip("'")
     if instead := RENAMED.get(name.lstrip("-").replace("-", "_")):
@@ -62,8 +62,8 @@ def describe_unknown(option: str, names: Iterable[str]) -> str:
 
 
 def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
-    """Return what is wrong with a value that is not of a type; empty if nothing is, or if the type
-    is not one of those that options have.
+    """Return a message if a value does not have the type of its option, else an empty string; types
+    that no option has are not checked.
     """
     kinds = get_args(hint) or (hint,)
     if get_origin(hint) is Literal:

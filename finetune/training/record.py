@@ -70,15 +70,15 @@ def _from_json(kind: Any, content: Mapping[str, Any]) -> Any:
 class Data(Record):
     """The data of a run."""
 
-    source: str  # where it came from, for people
+    source: str  # where it came from, as text
     rows: dict[str, int]  # of each split
-    fingerprint: str  # a hash of what the rows hold, in their order
-    notes: list[str] = field(default_factory=list)  # what was dropped or is unusual
+    fingerprint: str  # a hash of the content and order of the rows
+    notes: list[str] = field(default_factory=list)  # rows that were dropped, and the like
     findings: list[dict[str, Any]] = field(default_factory=list)  # of ``check``
-    tested_in: str = "test"  # the split of the source that the test rows are in
+    tested_in: str = "test"  # the split of the source that has the test rows
     corrections: list[dict[str, Any]] = field(default_factory=list)  # --relabel, --exclude: by file
-    revision: str | None = None  # the commit on the Hub; None if it did not come from there
-    split_how: str = ""  # how rows were split off, for people; empty if the source has all splits
+    revision: str | None = None  # the commit on the Hub; None for other sources
+    split_how: str = ""  # how splits were made, as text; empty if the source has all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +95,9 @@ class Launch(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Process(Record):
-    """The process that writes a run, rank 0: the name of its machine, and its number there."""
+    """The process that writes a run, rank 0."""
 
     host: str
     pid: int
     started: str | None = None  # ISO 8601, UTC
-    job: str | None = None  # of the scheduler or launcher, which may start it again
+    job: str | None = None  # the id of the scheduler or launcher, which may restart it

@@ -1,13 +1,13 @@
-"""Steps of *global* batches: which rows they have, and their loss.
+"""The rows of each optimizer step, a *global* batch, and its loss.
 
-Each epoch is one order of the rows, from its number and the seed alone, cut into global batches,
-these into micro-batches, and these into the shares of the processes. So every step sees the same
-rows on one process, on two, and with accumulation, each at most once an epoch. Rows of an
-incomplete last batch are left out, others each epoch. Of a number of tokens all rows take part, and
-shares may differ by a row: the loss is a mean over the rows of the global step.
+An epoch is one order of the rows, which depends on its number and the seed only. It is cut into
+global batches, these into micro-batches, and these into the shares of the processes. So every step
+sees the same rows on one process, on two, and with accumulation, each at most once an epoch. The
+rows of an incomplete last batch are left out, other rows in each epoch. ``--max_tokens_per_batch``
+leaves none out; shares may differ by a row there, as the loss is a mean over the global batch.
 
 The random order is that of torch's ``DistributedSampler`` and accelerate's
-``SeedableRandomSampler``, so that a hand-written loop of the same seed sees the same steps.
+``SeedableRandomSampler``, so that a hand-written loop with the same seed sees the same steps.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class GlobalLoss:
     """A ``compute_loss_func`` for ``transformers.Trainer``.
 
     The stock ``Trainer`` doubles a mean-reducing loss with two processes or two accumulation steps
-    wherever the model's ``forward`` accepts ``**kwargs``, but not the loss of this hook. It counts
-    the rows of a step. With ``class_weights`` its loss is divided by these rows, ours by the sum of
-    their weights, as in ``torch.nn.CrossEntropyLoss``.
+    if the model's ``forward`` accepts ``**kwargs``. It does not double this one, as it passes the
+    rows of the step. With ``class_weights`` it divides the loss by these rows, our trainer by the
+    sum of their weights, as ``torch.nn.CrossEntropyLoss`` does.
 
     Attributes:
-        loss: Logits, shape ``(rows, outputs)``, and targets to the loss of each row, ``(rows,)``.
+        loss: Takes logits, shape ``(rows, outputs)``, and targets; returns losses, ``(rows,)``.
         label_smoothing: Weight of the mean over all classes in training (Szegedy et al., 2016).
-        class_weights: How much a row of each class counts in training; empty if alike.
-        training_loss: In training instead of ``loss``, if it is another one.
+        class_weights: How much a row of each class counts in training; empty if all count 1.
+        training_loss: Used in training instead of ``loss``.
         pooling: How the outputs for the windows of a document are pooled in an evaluation, ``mean``
             or ``max``; None where a row is a document.
     """
@@ -60,17 +60,17 @@ class GlobalLoss:
     pooling: str | None = None
 
     def evaluation_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each row in nats, shape ``(rows,)``, as an evaluation reports it: not
-        smoothed, not weighted.
+        """Return the loss of each row in nats, shape ``(rows,)``, for an evaluation: without label
+        smoothing and weights.
 
         Raises:
-            UserError: If the loss of the recipe is reduced.
+            UserError: If the loss of the recipe is reduced over rows.
         """
         return _row_losses(self.loss, logits.float(), labels)
 
     def training_losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each row as a step adds it up: smoothed, and weighted as in
-        ``torch.nn.CrossEntropyLoss``, where every class that is smoothed to has its own weight.
+        """Return the loss of each row, shape ``(rows,)``, with label smoothing and weights as in
+        ``torch.nn.CrossEntropyLoss``: the smoothed part has the weight of each class.
         """
         compute = functools.partial(
             _row_losses, self.training_loss or self.loss, logits.float(), weights=self.class_weights
@@ -82,7 +82,7 @@ class GlobalLoss:
         return (1 - self.label_smoothing) * compute(labels) + self.label_smoothing * uniform
 
     def row_weights(self, labels: np.ndarray) -> np.ndarray:
-        """Return how much each row counts in the divisor of its step, shape ``(rows,)``."""
+        """Return the weight of each row in the divisor of its step, shape ``(rows,)``."""
         weights = np.asarray(self.class_weights)
         return weights.take(labels) if self.class_weights else np.ones(len(labels))
 
@@ -94,8 +94,8 @@ class GlobalLoss:
     ) -> Any:
         """Return the share of this micro-batch in the loss of the global step, a scalar.
 
-        ``num_items_in_batch`` is the rows of the global step, times the targets of a row, as the
-        library counts them; this batch is the step if it is None.
+        The library passes the number of labels in the global step (rows times targets of a row) as
+        ``num_items_in_batch``. If it is None, this batch is the whole step.
         """
         total = self.training_losses(outputs["logits"], labels).sum()
         if num_items_in_batch is None:
@@ -118,16 +118,15 @@ def _row_losses(
 class GlobalBatchSampler(Sampler[list[int]]):
     """The micro-batches of one process, as a ``batch_sampler`` of ``DataLoader``.
 
-    With ``group_by_length`` steps of rows of like length come in random order but for the longest,
-    which comes first: memory runs out at once or never.
+    With ``group_by_length`` a step has rows of similar length. Steps are in random order, except
+    that the longest comes first: if memory runs out, it does so at once.
 
     Attributes:
-        sizes: Rows of each step of an epoch.
-        lengths: Tokens of each row, shape ``(rows,)``; None where rows have no length.
+        sizes: The number of rows of each step of an epoch.
+        lengths: The number of tokens of each row, shape ``(rows,)``; None for images.
 
     Raises:
-        UserError: If there is no step, or one smaller than there are devices; if classes are to be
-            balanced that the rows do not have.
+        UserError: If there are fewer rows than a step needs, or fewer rows in a step than devices.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
         self.strategy = arguments.train_sampling_strategy
         self.lengths = batches.lengths_of(dataset, arguments.length_column_name)
-        self._steps_of = functools.lru_cache(maxsize=1)(self._draw_steps)  # of an epoch
+        self._steps_of = functools.lru_cache(maxsize=1)(self._draw_steps)  # takes an epoch
         if self.strategy == "group_by_length" and self.lengths is None:
             raise UserError("--train_sampling_strategy group_by_length: the rows have no lengths")
         self._rows_by_class: list[np.ndarray] | None = None
@@ -162,7 +161,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         assert self.lengths is not None
         longest_first = np.sort(batches.padded(self.lengths))[::-1]
         sizes = batches.cut(longest_first, max_tokens)
-        if len(sizes) > 1 and sizes[-1] < sizes[-2]:  # it may be a row or two
+        if len(sizes) > 1 and sizes[-1] < sizes[-2]:  # the last step may have a row or two
             total = sum(sizes[-2:])
             sizes[-2:] = [total - total // 2, total // 2]
         if min(sizes) < shares:
@@ -173,7 +172,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return sizes
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of this epoch; ``Trainer`` calls it, also when it resumes."""
+        """Set the epoch whose order is used; ``Trainer`` calls it, also when it resumes."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -190,7 +189,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return self._steps_of(epoch)[index]
 
     def _share(self, rows: np.ndarray) -> np.ndarray:
-        """Deal the longest to one process after the other, there and back again."""
+        """Deal rows to the processes from the longest to the shortest: 0, 1, 2, 2, 1, 0, 0, ..."""
         world_size = self._ranks.world_size
         if world_size == 1 or self.lengths is None:
             return np.array_split(rows, world_size)[self._ranks.rank]
@@ -214,8 +213,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
             lengths = self.lengths
             together = _BATCHES_SORTED_TOGETHER * self.global_batch_size
         else:
-            # rows of one padded length keep the order of the epoch: a row meets others each time,
-            # and every epoch has the same number of steps of a number of tokens
+            # rows of equal padded length keep the random order, so that batches differ by epoch,
+            # and every epoch has the same number of steps
             lengths = batches.padded(self.lengths)
             together = len(order)
         chunks = np.split(order, range(together, len(order), together))
@@ -227,12 +226,12 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return steps
 
     def _balance_classes(self, rows_by_class: list[np.ndarray], epoch: int) -> np.ndarray:
-        """Return as many rows of each class as the steps have room for, shape ``(places,)``.
+        """Return an equal number of rows of each class for an epoch, shape ``(places,)``.
 
-        Each class has an endless sequence of its rows, shuffled again whenever all have come, and
-        an epoch takes what follows that of the epoch before: a row comes again only once every
-        other row of its class has. What does not divide goes to another class each time: these
-        parts of ``places`` add up to it (Hermite's identity).
+        Each class has an endless sequence of its rows, shuffled anew after every pass, and an epoch
+        continues where the one before ended: a row comes again only after all others of its class.
+        The remainder of ``places / classes`` goes to other classes in each epoch (the rounded parts
+        add up to ``places``: Hermite's identity).
         """
         places = sum(self.sizes)
         chosen = [np.empty(0, dtype=np.int64)]
@@ -249,7 +248,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
 def read_labels(dataset: datasets.Dataset) -> np.ndarray:
     """Return the targets of prepared rows, shape ``(rows,)`` or ``(rows, outputs)``."""
-    # where rows are collated without being prepared, it is still the raw column
+    # rows that were not tokenized still have the raw column
     column = "labels" if "labels" in dataset.column_names else "label"
     return np.asarray(dataset.with_format("numpy")[column][:])
 
@@ -257,18 +256,20 @@ def read_labels(dataset: datasets.Dataset) -> np.ndarray:
 def restore_rows(
     prediction: EvalPrediction, rows: np.ndarray, pooling: str | None
 ) -> EvalPrediction:
-    """Return the arrays of an evaluation in the order of the data, one row a document.
+    """Return the arrays of an evaluation in the order of the data, one row for each document.
 
-    They are concatenated once: the container of the library concatenates at every batch, which is
-    quadratic in rows x classes. ``rows`` are the rows of the data that were evaluated, or their
-    documents, shape ``(evaluated rows,)``; for ``pooling`` see :class:`GlobalLoss`.
+    They are concatenated once; the library does so at every batch, which is quadratic in the rows.
+    ``rows`` has the index of each evaluated row in the data, or that of its document, shape
+    ``(evaluated rows,)``; for ``pooling`` see :class:`GlobalLoss`.
     """
     first = np.unique(rows, return_index=True)[1]
 
     def concatenate(arrays: Any, pooling: str | None = None) -> Any:
         if not arrays:
             return None
-        if len({array.shape[1:] for array in arrays}) > 1:  # inputs, filled up with -100
+        if (
+            len({array.shape[1:] for array in arrays}) > 1
+        ):  # inputs of other lengths, padded with -100
             arrays = [functools.reduce(numpy_pad_and_concatenate, arrays)]
         values = np.concatenate(arrays)
         return values[first] if pooling is None else encoding.pooled(values, rows, pooling)
@@ -282,7 +283,7 @@ def restore_rows(
 def refuse_options(
     arguments: FinetuneArguments | ArgumentValues, has_one_class: bool, has_weights: bool
 ) -> None:
-    """Raise a ``UserError`` for what needs one class a row, or no weights of classes."""
+    """Raise a ``UserError`` for options that do not fit the task or the class weights."""
     is_balanced = arguments.class_sampling == "balanced"
     if is_balanced and has_weights:
         raise UserError("--class_weights and --class_sampling balanced are mutually exclusive")

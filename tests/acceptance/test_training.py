@@ -442,9 +442,9 @@ def test_a_batch_that_does_not_divide_is_refused(
 
 @pytest.mark.contract("D2")
 def test_three_processes_cannot_share_32_rows(jobs: Callable[[int], Path]) -> None:
-    """The message, the same on each rank, names the nearest batches that divide."""
+    """The message, the same on each rank, names the nearest batches that can be divided."""
     output = (jobs(3) / "output.txt").read_text(encoding="utf-8")
-    (message,) = set(re.findall(r"UserError: (?:rank 0: )?(.*32 rows.*)", output))
+    (message,) = set(re.findall(r"UserError: (?:rank 0: )?(.*batch_size 32 .*)", output))
     assert {"30", "33"} <= set(re.findall(r"\d+", message))
     assert not (jobs(3) / "refused").exists()
 
