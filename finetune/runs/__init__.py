@@ -1,1 +1,1 @@
-"""The directory of a run, and what is written into it."""
+"""The directory of a run and its files."""

@@ -25,36 +25,36 @@ class Manifest(Record):
     NAME = MANIFEST
 
     status: str  # running, finished, interrupted, diverged or failed
-    recipe: str  # the words that find it again
+    recipe: str  # its name, or the path of its file
     command: str  # starts the same training again
     options: dict[str, Any]  # of the recipe
-    embedded_overrides: dict[str, Any]  # what ``--embedded`` changed
+    embedded_overrides: dict[str, Any]  # options that ``--embedded`` set
     arguments: dict[str, Any]  # of the training
-    labels: list[str]  # in the order of their numbers; none in a regression
-    scoring: dict[str, Any]  # local metrics, with arguments; none if the recipe computes its own
+    labels: list[str]  # in the order of their ids; empty in a regression
+    scoring: dict[str, Any]  # local metrics with their arguments; empty if the recipe has its own
     data: Data
     launch: Launch
     versions: dict[str, str]  # of the toolkit, Python and the libraries
-    git_revision: str | None  # of the toolkit's checkout, if it runs from one
+    git_revision: str | None  # of the checkout of the toolkit, if it is not installed
     process: Process
     task: str  # see ``finetune.tasks``
-    #: What the task knows of the training rows: mean and deviation of numbers.
+    #: What the task takes from the training rows: mean and standard deviation of targets.
     task_facts: dict[str, Any] = field(default_factory=dict)
-    model_revision: str | None = None  # of the base model on the Hub, if it is from there
-    steps: int | None = None  # of the optimizer, in all
-    steps_before: int = 0  # the run was resumed
-    stopped_early: str | None = None  # why, if it was before the last step
+    model_revision: str | None = None  # commit of the base model; None if it is not from the Hub
+    steps: int | None = None  # optimizer steps in total
+    steps_before: int = 0  # the step from which the run was resumed
+    stopped_early: str | None = None  # why it stopped before the last step
     stopped_by: str | None = None  # the signal that interrupted it
-    failure: str | None = None  # why, where the status is diverged or failed
-    train_loss: float | None = None  # mean over the steps since it was started or resumed
-    train_seconds: float | None = None  # since then too
-    finished: str | None = None  # the end of training: ISO 8601, UTC
-    configuration: dict[str, Any] = field(default_factory=dict)  # that a resume has to share
-    resumed: list[dict[str, Any]] = field(default_factory=list)  # each time: step, from, changes
+    failure: str | None = None  # why the status is diverged or failed
+    train_loss: float | None = None  # mean over the steps since the start or resume
+    train_seconds: float | None = None  # since the start or resume
+    finished: str | None = None  # when training ended, ISO 8601, UTC
+    configuration: dict[str, Any] = field(default_factory=dict)  # must not change on a resume
+    resumed: list[dict[str, Any]] = field(default_factory=list)  # step, from, differences
     speed: dict[str, Any] = field(default_factory=dict)  # samples/s and tokens/s
-    best_step: int | None = None  # whose checkpoint was kept as the best
+    best_step: int | None = None  # the step of the best checkpoint, which is the saved model
     history: list[dict[str, Any]] = field(default_factory=list)  # losses and evaluations by step
-    temperature: float | None = None  # fitted on the validation rows; 1 if none is needed
+    temperature: float | None = None  # fitted on the validation rows; 1 changes nothing
     schema: int = SCHEMA
 
 
@@ -65,8 +65,8 @@ class Metrics(Record):
     NAME = METRICS
     RESTORE = _restore_scores
 
-    validation: dict[str, Any]  # of the model that was kept
+    validation: dict[str, Any]  # of the saved model
     test: dict[str, Any]
-    baseline: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each, on the test rows
+    baseline: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name, on the test rows
     statistics: Statistics
     schema: int = SCHEMA

@@ -1,15 +1,15 @@
-"""A run directory: what training leaves behind, and where everything after training starts from.
+"""The directory of a run: written by training, read by every other verb.
 
 runs/yelp/
   config.json model.safetensors tokenizer...   loads with ``from_pretrained`` and ``pipeline()``
   run.json              recipe, options, arguments, versions, data, launch, times, status
   metrics.json          {"validation": {...}, "test": {...}, "baseline": {...}, "statistics": {...}}
-  predictions.parquet   the test rows: id, text, label, prediction, probability of every class;
-                        above 50 classes of the five most probable ones and the true one
-  logits.npy            above 50 classes: those of all, float16, in the order of these rows
+  predictions.parquet   the test rows: id, text, label, prediction, probability of each class;
+                        above 50 classes only of the five most probable and the true one
+  logits.npy            above 50 classes: all logits, float16, rows as in predictions.parquet
   report.html plots/    the report
   README.md             the model card
-  checkpoint-N/         resumable
+  checkpoint-N/         to resume from
   profile/              with --profile: a trace
 """
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 PREDICTIONS = "predictions.parquet"
 LOGITS = "logits.npy"
-_RESERVE = ".reserve"  # holds some bytes of the disk until the run ends
+_RESERVE = ".reserve"  # frees some bytes if the disk is full when the run ends
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, by its directory."""
+    """A run in a directory."""
 
     path: Path
 
@@ -61,16 +61,16 @@ class Run:
         trust_recipe: bool = False,
         tell: Callable[[str], object] = warnings.warn,
     ) -> Run:
-        """Return the run in ``path``; a run is returned as it is.
+        """Return the run in ``path``; a ``Run`` is returned unchanged.
 
         Args:
             path: The directory.
             trust_recipe: Whether to import the recipe file and the metric files that the manifest
                 names.
-            tell: Called with a sentence with path and hash of each, before it is imported.
+            tell: Called before each import with a sentence that has path and hash of the file.
 
         Raises:
-            UserError: If there is none.
+            UserError: If there is no run in the directory.
         """
         run = path if isinstance(path, Run) else cls(Path(path).expanduser())
         if not (run.path / MANIFEST).exists():
@@ -96,19 +96,19 @@ class Run:
 
     @property
     def status(self) -> str:
-        """The status in ``run.json``; ``stale`` of a running one whose process is gone."""
+        """The status in ``run.json``; ``stale`` if it is running but its process is gone."""
         status = self.manifest.status
         return "stale" if status == "running" and not files.is_locked(self.path) else status
 
     @property
     def _state(self) -> str:
-        """The status, and how to continue a run that is not finished."""
+        """The status, and the command that continues the run."""
         command = f"{self.manifest.command}, with --resume and --output_dir {self.path}"
         return f"its status is '{self.status}'; to continue it: {command}"
 
     @property
     def unfinished(self) -> str | None:
-        """A sentence if the training goes on, or was interrupted, after it had results."""
+        """A sentence if a finished run was continued and has not ended again, else None."""
         if self.manifest.steps is not None or not (self.path / METRICS).exists():
             return None
         return (
@@ -117,18 +117,18 @@ class Run:
         )
 
     def require_model(self) -> None:
-        """Raise a ``UserError`` with the command to type if the training has left no model."""
+        """Raise a ``UserError`` with the command that continues the run if it has no model."""
         if not any(self.path.glob("*.safetensors*")):
             raise UserError(f"{self.path} has no model: {self._state}")
 
     @property
     def manifest(self) -> Manifest:
-        """``run.json``; a ``UserError`` if it cannot be read, as for the other files."""
+        """``run.json``. Like the other files, it raises a ``UserError`` if it cannot be read."""
         return Manifest.read(self.path)
 
     @property
     def metrics(self) -> Metrics:
-        """``metrics.json``: of validation, of test, and of the baselines on the same test rows."""
+        """``metrics.json``: metrics of validation and test rows, and of the baselines."""
         if not (self.path / METRICS).exists():
             raise UserError(f"{self.path} has no {METRICS}: {self._state}")
         return Metrics.read(self.path)
@@ -140,7 +140,7 @@ class Run:
 
     @property
     def predictions(self) -> pd.DataFrame:
-        """The test rows with what the model predicted, and the columns of the data."""
+        """The test rows with the columns of the data and of the predictions."""
         table: pd.DataFrame = self._predictions.to_pandas()
         return table
 
@@ -157,8 +157,8 @@ class Run:
 
     @property
     def predicted_rows(self) -> pd.DataFrame:
-        """The toolkit's columns of :attr:`predictions`, under their usual names; ``id`` and
-        ``file`` may be of the data.
+        """The columns of :attr:`predictions` that the toolkit adds, under their usual names; ``id``
+        and ``file`` may be columns of the data.
         """
         table = self.predictions
         user_columns = {*table.attrs.get(USER_COLUMNS, [])} - {"id", "file"}
@@ -166,14 +166,14 @@ class Run:
 
     @property
     def user_rows(self) -> pa.Table:
-        """The columns of the data in ``predictions.parquet``, in their own types."""
+        """The columns of the data in ``predictions.parquet``, with their types."""
         table = self._predictions
         return table.select(table.slice(0, 0).to_pandas().attrs.get(USER_COLUMNS, []))
 
     def reserve(self) -> None:
-        """Take some bytes of the disk, so that the end of the run can be written if it is full."""
+        """Reserve some bytes, so that the status can be written when the disk is full."""
         with contextlib.suppress(OSError), files.replacing(self.path / _RESERVE) as new:
-            new.write_bytes(os.urandom(1 << 18))  # zeros might take no space
+            new.write_bytes(os.urandom(1 << 18))  # zeros may be stored without space
 
     def update(self, **changes: Any) -> None:
         """Change fields of ``run.json``; a ``RunError`` if it was removed."""
@@ -185,7 +185,7 @@ class Run:
 
     @property
     def headline(self) -> list[str]:
-        """The metrics of the recipe that have an interval, first ``metric_for_best_model``."""
+        """The metrics of the recipe that have an interval, ``metric_for_best_model`` first."""
         metrics = self.statistics.metrics
         chosen = str(self.manifest.arguments.get("metric_for_best_model")).removeprefix("eval_")
         names = [name for name in self.metrics.test if name in metrics]
@@ -193,26 +193,26 @@ class Run:
 
     @property
     def labels(self) -> list[str]:
-        """The names of the classes, in the order of their numbers."""
+        """The names of the classes, in the order of their ids."""
         return list(self.manifest.labels)
 
     @property
     def kind(self) -> Task[Any]:
-        """What follows from the kind of its labels."""
+        """The task of the run."""
         from finetune.tasks import kinds
 
         manifest = self.manifest
         return kinds.KINDS[manifest.task](labels=list(manifest.labels), **manifest.task_facts)
 
     def scored(self, table: pd.DataFrame, task: Task[Any] | None = None) -> Any:
-        """Return the test rows as the statistics of a task take them.
+        """Return labels and outputs of the test rows for the statistics of a task.
 
         Args:
-            table: Of :attr:`predicted_rows`.
-            task: Of the labels in another order; :attr:`kind` if None.
+            table: Rows of :attr:`predicted_rows`.
+            task: The task with its labels in another order; :attr:`kind` if None.
 
         Raises:
-            UserError: If ``logits.npy`` is needed, and is missing or damaged.
+            UserError: If ``logits.npy`` is needed but missing or damaged.
         """
         import numpy as np
 
@@ -236,15 +236,15 @@ class Run:
         return task.scored(class_numbers(table, LABEL, task.labels), logits)
 
     def recipe(self, *, scores: bool = True) -> Recipe:
-        """Return the recipe with the options it had; model and tokenizer are those of the run.
+        """Return the recipe with its options, and with model and tokenizer of the run.
 
         Args:
-            scores: Whether its metrics are needed; without, those of the task stand for those that
-                the run names by path.
+            scores: Whether its metrics are needed; if not, metrics that the run names by path are
+                replaced by those of the task.
 
         Raises:
             UserError: If the recipe, or a metric that the run names by path, is neither installed
-                nor imported: a manifest is data, which may come from elsewhere.
+                nor imported: ``run.json`` may come from somebody else.
         """
         from finetune.recipe import catalog, scoring
 
@@ -266,7 +266,7 @@ class Run:
 
     @property
     def compute_metrics(self) -> Callable[[EvalPrediction], dict[str, float]]:
-        """The metrics of the recipe, which is not imported if they are those of the toolkit."""
+        """The metrics of the recipe; it is not imported if they are metrics of the toolkit."""
         from finetune.recipe import catalog, scoring
 
         if not (arguments := self.manifest.scoring):
@@ -276,5 +276,5 @@ class Run:
         return functools.partial(scoring.Scoring(**arguments), task=self.kind)
 
     def model(self) -> torch.nn.Module:
-        """Return the model of the run, in evaluation mode."""
+        """Return the model of the run in evaluation mode."""
         return self.recipe(scores=False).load_model(self.path, self.labels).eval()
