@@ -33,7 +33,7 @@ _REFUSED = {
     "prediction_loss_only": "the report needs the outputs of all rows",
     "batch_eval_metrics": "the report needs the outputs of all rows",
     "eval_do_concat_batches": "the batches of an evaluation are put together once, after the last",
-    "label_names": "the labels of a recipe are in the column 'labels'",
+    "label_names": "the trainer reads the column 'labels'; name your own by --label_column",
 }
 #: Numbers must be 0 or more, these 1 or more; some must be below a bound.
 _AT_LEAST_1 = {
