@@ -550,13 +550,13 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "several-weights": (
         NAMES,
         ["--class_weights", "bda=2,good=3,good=4"],
-        ["bda=2: no class 'bda'; did you mean 'bad'?", "good=4: expected one weight", "of 'good'"],
+        ["bda=2: no class 'bda'; did you mean 'bad'?", "good=4: expected one weight", "for 'good'"],
     ),
     **{
         f"weight-{weight}": (
             NAMES,
             ["--class_weights", f"good={weight}"],
-            [f"--class_weights good={weight}: expected one weight from 1e-06 to 1000000 of 'good'"],
+            [f"--class_weights good={weight}: expected one weight from 1e-06 to 1000000 for 'good'"],
         )
         for weight in ("-1", "0", "nan", "much", "1e60", "1e-300")  # float32 holds neither last
     },
