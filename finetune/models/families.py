@@ -75,10 +75,7 @@ def outputs_of_head(config: PretrainedConfig) -> list[str]:
 
 
 def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:
-    """Return the attributes of ``config``, with their values, that a dropout option sets.
-
-    ``option`` is ``attention_dropout`` or ``hidden_dropout``.
-    """
+    """Return the attributes, with values, that ``attention_dropout`` or ``hidden_dropout`` sets."""
     return {
         name: value
         for name, value in config.get_text_config().to_dict().items()
@@ -90,9 +87,7 @@ def dropouts(config: PretrainedConfig, option: str) -> dict[str, float]:
 
 
 def set_dropout(config: PretrainedConfig, option: str, probability: float | None) -> None:
-    """Set every attribute of ``config`` that belongs to a dropout option, in place.
-
-    Nothing changes if ``probability`` is None.
+    """Set all :func:`dropouts` of an option in place; None for ``probability`` changes nothing.
 
     Raises:
         UserError: If ``probability`` is above 0 and the family has no such dropout.
