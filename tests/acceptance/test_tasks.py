@@ -556,7 +556,7 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
         f"weight-{weight}": (
             NAMES,
             ["--class_weights", f"good={weight}"],
-            [f"--class_weights good={weight}: expected one weight from 1e-06 to 1000000 for 'good'"],
+            [f"--class_weights good={weight}: expected one weight for 'good', 1e-06 to 1000000"],
         )
         for weight in ("-1", "0", "nan", "much", "1e60", "1e-300")  # float32 holds neither last
     },
