@@ -154,9 +154,7 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
         elif not counts[names.index(name)]:
             problem = f"no training row is of the class '{name}'"
         elif name in weights or not _LOWEST_WEIGHT <= weight <= _HIGHEST_WEIGHT:
-            problem = (
-                f"expected one weight for '{name}', {_LOWEST_WEIGHT} to {_HIGHEST_WEIGHT:.0f}"
-            )
+            problem = f"expected one weight for '{name}', {_LOWEST_WEIGHT} to {_HIGHEST_WEIGHT:.0f}"
         else:
             weights[name] = weight
             continue
