@@ -453,9 +453,9 @@ def test_images_without_a_data_set_are_asked_for(
 ) -> None:
     """They are not read from the current directory."""
     monkeypatch.chdir(split_photos)
-    done = cli("image", "--model", vit, "--output_dir", "run")
-    assert done.status == 2
-    assert "--dataset is required" in done.stderr
+    result = cli("image", "--model", vit, "--output_dir", "run")
+    assert result.status == 2
+    assert "--dataset is required" in result.stderr
 
 
 @pytest.mark.contract("C10")

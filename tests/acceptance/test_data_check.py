@@ -256,8 +256,8 @@ def test_deep_finds_wrong_labels_and_other_languages(tmp_path: Path, bert: Path)
     assert (suspected.severity, len(right)) == ("warning", suspected.count)
     assert len(right) > 10
     assert sum(right) >= 0.9 * len(right)
-    found = [row for row in suspected.suspects if row.row in flipped]
-    assert all(row.suggested == table[row.row][1] for row in found)
+    suspects = [row for row in suspected.suspects if row.row in flipped]
+    assert all(row.suggested == table[row.row][1] for row in suspects)
     mixed = [
         (f"{FRENCH if n % 10 == 0 else ENGLISH} {n} {n * n}", "ab"[n // 10 % 2]) for n in range(400)
     ]

@@ -328,12 +328,12 @@ def test_any_format_in_and_out(
 ) -> None:
     """Columns, their order and all cells are kept; the predictions are added after them."""
     write_table(tmp_path / source, TABLE)
-    done = finetune.predict_file(
+    result = finetune.predict_file(
         single_label_run, tmp_path / source, tmp_path / output, precision="fp32"
     )
-    assert (done.output, done.rows, done.rows_before) == (tmp_path / output, 4, 0)
-    assert done.precision == "fp32"
-    assert done.samples_per_second > 0
+    assert (result.output, result.rows, result.rows_before) == (tmp_path / output, 4, 0)
+    assert result.precision == "fp32"
+    assert result.samples_per_second > 0
     rows = read_table(tmp_path / output)
     assert list(rows[0]) == ["number", "text", "note", "label", "probability"]
     assert [{name: row[name] for name in TABLE[0]} for row in rows] == TABLE
@@ -391,7 +391,7 @@ def test_columns_of_the_input_are_never_replaced(
         for n, text in enumerate(new_texts(3))
     ]
     write_table(tmp_path / "in.jsonl", rows)
-    done = finetune.predict_file(
+    result = finetune.predict_file(
         single_label_run, tmp_path / "in.jsonl", tmp_path / "out.jsonl", precision="fp32"
     )
     predictions = read_table(tmp_path / "out.jsonl")
@@ -399,7 +399,7 @@ def test_columns_of_the_input_are_never_replaced(
     assert [{name: row[name] for name in rows[0]} for row in predictions] == rows
     labels, _ = answers(single_label_run, [row["text"] for row in rows])
     assert [row["predicted label"] for row in predictions] == labels
-    assert any("predicted label" in note for note in done.notes)
+    assert any("predicted label" in note for note in result.notes)
 
 
 @pytest.mark.contract("E4")
@@ -417,13 +417,13 @@ def test_a_row_without_a_text_has_no_prediction(
 ) -> None:
     """Its fields are empty, such rows are counted, and all other rows are predicted."""
     (tmp_path / source).write_text(content)
-    done = finetune.predict_file(single_label_run, tmp_path / source, tmp_path / "out.parquet")
+    result = finetune.predict_file(single_label_run, tmp_path / source, tmp_path / "out.parquet")
     predictions = pd.read_parquet(tmp_path / "out.parquet")
     assert np.flatnonzero(predictions["label"].isna()).tolist() == missing
     assert np.flatnonzero(predictions["probability"].isna()).tolist() == missing
-    assert len(predictions) == done.rows == 3 + (source == "in.jsonl")
+    assert len(predictions) == result.rows == 3 + (source == "in.jsonl")
     count = re.compile(rf"\b{len(missing)} rows?\b")
-    assert any(count.search(note) for note in done.notes) is bool(missing)
+    assert any(count.search(note) for note in result.notes) is bool(missing)
 
 
 MAPS = pa.map_(pa.string(), pa.int64())
@@ -538,10 +538,10 @@ def test_what_cannot_be_predicted_is_refused(
     (tmp_path / "cwd" / "in.csv").write_text("n,text\n1,great food\n")
     (tmp_path / "cwd" / "late.csv").write_text("n,text\n1,a\n2,b\n3,c,d\n")
     paths = [word.replace("RUN", str(single_label_run.path)) for word in words]
-    done = cli("predict", single_label_run.path, *paths)
-    assert done.status == 2
+    result = cli("predict", single_label_run.path, *paths)
+    assert result.status == 2
     for fragment in fragments:
-        assert fragment in done.stderr
+        assert fragment in result.stderr
     assert sorted(path.name for path in (tmp_path / "cwd").iterdir()) == ["in.csv", "late.csv"]
 
 
@@ -626,10 +626,10 @@ def test_one_text_is_answered_in_a_line(
 ) -> None:
     """`--text` prints the class and its probability, then the others."""
     text = new_texts(1)[0]
-    done = cli("predict", single_label_run.path, "--text", text, "--precision", "fp32")
+    result = cli("predict", single_label_run.path, "--text", text, "--precision", "fp32")
     bad, good = softmax(logits(single_label_run, [text])[0])
     ranked = sorted([(bad, "bad"), (good, "good")], reverse=True)
-    words = done.stdout.replace("(", " ").replace(")", " ").split()
+    words = result.stdout.replace("(", " ").replace(")", " ").split()
     assert words == [word for score, name in ranked for word in (name, f"{score:.4f}")]
 
 
@@ -646,9 +646,9 @@ def test_without_an_output_rows_are_printed(
 ) -> None:
     """Standard output has the format of the input and nothing but the rows."""
     write_table(tmp_path / source, TABLE)
-    done = screen("predict", single_label_run.path, tmp_path / source, "--precision", "fp32")
-    assert done.status == 0
-    (tmp_path / f"out.{source}").write_text(done.stdout, encoding="utf-8", newline="")
+    result = screen("predict", single_label_run.path, tmp_path / source, "--precision", "fp32")
+    assert result.status == 0
+    (tmp_path / f"out.{source}").write_text(result.stdout, encoding="utf-8", newline="")
     rows = read_table(tmp_path / f"out.{source}")
     assert [{name: row[name] for name in TABLE[0]} for row in rows] == TABLE
     labels, _ = answers(single_label_run, [row["text"] for row in TABLE])
@@ -686,9 +686,9 @@ def test_bytes_of_standard_input_that_are_no_text_are_refused(
     single_label_run: finetune.Run, screen: Callable[..., Finished], content: bytes
 ) -> None:
     """The message has their line."""
-    done = screen("predict", single_label_run.path, "-", "--precision", "fp32", stdin=content)
-    assert done.status == 2
-    assert "standard input, line 2" in done.stderr
+    result = screen("predict", single_label_run.path, "-", "--precision", "fp32", stdin=content)
+    assert result.status == 2
+    assert "standard input, line 2" in result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -715,19 +715,19 @@ def test_several_processes_write_the_same_file(
     """Two processes under torchrun write the file of one, byte for byte."""
     words = ["predict", single_label_run.path, many_rows, "--output", "out.csv"]
     words += ["--precision", "fp32"]
-    done = command(*words, launcher="torchrun")
-    assert done.status == 0, done.output
+    result = command(*words, launcher="torchrun")
+    assert result.status == 0, result.output
     assert (command.home / "out.csv").read_bytes() == whole_output
     assert [path.name for path in command.home.iterdir()] == ["out.csv"]
-    assert "5,000 rows" in done.output
+    assert "5,000 rows" in result.output
 
 
-def interrupt_at(rows: int, seen: list[int] | None = None) -> Callable[[Any], None]:
+def interrupt_at(rows: int, row_counts: list[int] | None = None) -> Callable[[Any], None]:
     """Return a `progress` that raises `KeyboardInterrupt` after a number of rows."""
 
     def interrupt(event: Any) -> None:
         if type(event).__name__ == "Predicted" and event.rows >= rows:
-            (seen if seen is not None else []).append(event.rows)
+            (row_counts if row_counts is not None else []).append(event.rows)
             raise KeyboardInterrupt
 
     return interrupt
@@ -738,13 +738,13 @@ def test_an_interrupted_prediction_is_resumed(
     single_label_run: finetune.Run, many_rows: Path, whole_output: bytes, tmp_path: Path
 ) -> None:
     """Ctrl-C leaves no partial output; `resume` does only the rest, and refuses other settings."""
-    output, done = tmp_path / "out.csv", list[int]()
+    output, row_counts = tmp_path / "out.csv", list[int]()
     output.write_text("of yesterday\n")
     source, fp32 = tmp_path / "in.csv", dict(precision="fp32")
     shutil.copy2(many_rows, source)
     with pytest.raises(KeyboardInterrupt):
         finetune.predict_file(
-            single_label_run, source, output, progress=interrupt_at(2500, done), **fp32
+            single_label_run, source, output, progress=interrupt_at(2500, row_counts), **fp32
         )
     assert output.read_text() == "of yesterday\n"
     refused: list[tuple[dict[str, Any], str]] = [
@@ -756,7 +756,7 @@ def test_an_interrupted_prediction_is_resumed(
         with pytest.raises(finetune.UserError, match=fragment):
             finetune.predict_file(single_label_run, source, output, **(fp32 | options))
     rest = finetune.predict_file(single_label_run, source, output, resume=True, **fp32)
-    assert 0 < rest.rows_before <= done[0] < rest.rows == 5000
+    assert 0 < rest.rows_before <= row_counts[0] < rest.rows == 5000
     assert output.read_bytes() == whole_output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
@@ -822,8 +822,8 @@ def test_a_killed_prediction_is_resumed(
     assert process.wait() < 0
     assert not (command.home / "out.csv").exists()
     assert cli(*words, command.home / "out.csv").status == 2
-    done = cli(*words, command.home / "out.csv", "--resume")
-    assert done.status == 0, done.output
+    result = cli(*words, command.home / "out.csv", "--resume")
+    assert result.status == 0, result.output
     finetune.predict_file(
         single_label_run, tmp_path / "in.csv", tmp_path / "whole.csv", precision="fp32"
     )
@@ -964,10 +964,10 @@ def test_data_that_cannot_be_evaluated_is_refused(
 ) -> None:
     """There is one message with the line and what to type; the exit status is 2."""
     (tmp_path / "in.csv").write_text(content)
-    done = cli("evaluate", single_label_run.path, "--data", tmp_path / "in.csv", *options)
-    assert done.status == 2
+    result = cli("evaluate", single_label_run.path, "--data", tmp_path / "in.csv", *options)
+    assert result.status == 2
     for fragment in fragments:
-        assert fragment in done.stderr
+        assert fragment in result.stderr
 
 
 @pytest.mark.contract("E5")
@@ -981,15 +981,15 @@ def test_other_columns_and_names_of_labels(
     frame.to_csv(tmp_path / "in.csv", index=False)
     words = ["--text_column", "review", "--label_column", "stars", "--label_map", "1=good"]
     words += ["--drop_invalid", "--data", str(tmp_path / "in.csv")]
-    done = cli("evaluate", single_label_run.path, *words)
-    assert done.status == 0, done.output
+    result = cli("evaluate", single_label_run.path, *words)
+    assert result.status == 0, result.output
     true = (frame["stars"][:20] == "1").astype(int)
     outputs = logits(single_label_run, frame["review"][:20])
     accuracy = sklearn_metrics.accuracy_score(true, outputs.argmax(axis=1))
-    (line,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["accuracy"]]
+    (line,) = [line for line in result.stdout.splitlines() if line.split()[:1] == ["accuracy"]]
     assert line.split()[1] == f"{accuracy:.4f}"
-    assert "20 rows" in done.stdout
-    assert "line 22" in done.output
+    assert "20 rows" in result.stdout
+    assert "line 22" in result.output
 
 
 @pytest.mark.contract("E5", "E2")

@@ -375,9 +375,9 @@ def test_evaluate_prints_these_figures(
         table[column] = [list(label) if column == "labels" else label for label in table["label"]]
         source = tmp_path / "in.jsonl"
         table[["text", column]].to_json(source, orient="records", lines=True)
-    done = cli("evaluate", run.path, "--data", source)
-    assert done.status == 0, done.output
-    lines = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines() if line]
+    result = cli("evaluate", run.path, "--data", source)
+    assert result.status == 0, result.output
+    lines = [re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines() if line]
     rows = lines[1 : 1 + len(run.statistics.metrics)]
     for interval, row in zip(run.statistics.metrics.values(), rows, strict=True):
         ends = [interval[end] for end in ("value", "low", "high")]
@@ -555,7 +555,7 @@ def bag_of_words(training: list[str], tested: list[str]) -> tuple[Any, Any]:
 def baselines_of(run: finetune.Run) -> tuple[dict[str, float], dict[str, float]]:
     """Return the scores of the majority and TF-IDF baselines, from scikit-learn."""
     training, table = run.recipe().splits["train"], run.predictions
-    terms, others = bag_of_words(training["text"][:], table["text"].tolist())
+    terms, test_terms = bag_of_words(training["text"][:], table["text"].tolist())
     if run.manifest.task == "regression":
         targets = np.array(training["label"][:], dtype=np.float64)
         mean, deviation = targets.mean(axis=0), targets.std(axis=0)
@@ -569,14 +569,14 @@ def baselines_of(run: finetune.Run) -> tuple[dict[str, float], dict[str, float]]
                 sk.root_mean_squared_error(true, constant, multioutput="raw_values").mean()
             ),
         }
-        return first, of_numbers(true, fitted.predict(others) * deviation + mean)
+        return first, of_numbers(true, fitted.predict(test_terms) * deviation + mean)
     labels = np.array(training["label"][:])
     fitted = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
     true, probabilities = classes_of(run)
     ordered = run.manifest.task == "ordinal"
     shares = np.bincount(labels, minlength=probabilities.shape[1]) / len(labels)
     first = of_classes(true, np.tile(shares, (len(true), 1)), ordered=ordered)
-    return first, of_classes(true, fitted.predict_proba(others), ordered=ordered)
+    return first, of_classes(true, fitted.predict_proba(test_terms), ordered=ordered)
 
 
 @pytest.mark.contract("E3")
@@ -607,9 +607,9 @@ def test_baselines_of_label_sets(multi_label_run: finetune.Run) -> None:
     run = multi_label_run
     training, table = run.recipe().splits["train"], run.predictions
     has = np.array([[i in row for i in range(3)] for row in training["label"][:]])
-    terms, others = bag_of_words(training["text"][:], table["text"].tolist())
+    terms, test_terms = bag_of_words(training["text"][:], table["text"].tolist())
     scores = [
-        LogisticRegression(C=10, max_iter=1000).fit(terms, column).predict_proba(others)[:, 1]
+        LogisticRegression(C=10, max_iter=1000).fit(terms, column).predict_proba(test_terms)[:, 1]
         for column in has.T
     ]
     true, _, _ = sets_of(run)
@@ -628,9 +628,9 @@ def test_baselines_of_label_sets(multi_label_run: finetune.Run) -> None:
 def test_differences_to_a_baseline_have_paired_intervals(flipped_run: finetune.Run) -> None:
     """With 2,500 rows they are as wide as the paired bootstrap's; accuracy has Newcombe's."""
     training, table = flipped_run.recipe().splits["train"], flipped_run.predictions
-    terms, others = bag_of_words(training["text"][:], table["text"].tolist())
+    terms, test_terms = bag_of_words(training["text"][:], table["text"].tolist())
     labels = np.array(training["label"][:])
-    words = LogisticRegression(C=10, max_iter=1000).fit(terms, labels).predict(others)
+    words = LogisticRegression(C=10, max_iter=1000).fit(terms, labels).predict(test_terms)
     true, probabilities = classes_of(flipped_run)
     predicted = probabilities.argmax(axis=1)
     constant = np.full(len(true), np.bincount(labels).argmax())
@@ -663,19 +663,19 @@ def test_a_model_that_beats_no_baseline_is_reported_as_such(
     """The end of the training, the report and the card name the baseline."""
     words = ["--dataset", reviews, "--model", bert, "--output_dir", tmp_path / "run"]
     words += ["--max_steps", "1", "--learning_rate", "1e-9", "--max_length", "64"]
-    done = cli("text", *words, "--precision", "fp32", "--disable_tqdm", "true")
-    assert done.status == 0, done.output
+    result = cli("text", *words, "--precision", "fp32", "--disable_tqdm", "true")
+    assert result.status == 0, result.output
     run = finetune.Run.load(tmp_path / "run")
     assert run.metrics.baseline["TF-IDF + logistic regression"]["f1"] > run.metrics.test["f1"]
     for text in (
-        done.output,
+        result.output,
         Page(run.path / "report.html").text,
         (run.path / "README.md").read_text(encoding="utf-8"),
     ):
         assert verdicts(text, "TF-IDF + logistic regression") == {-1}
     for name, value in run.metrics.test.items():
         if name != "loss":
-            assert f"{value:.4f}" in done.stdout
+            assert f"{value:.4f}" in result.stdout
 
 
 @pytest.mark.contract("E3")
@@ -752,11 +752,11 @@ def test_differences_of_runs_are_paired(drawn_runs: list[finetune.Run]) -> None:
     """Value and interval on 700 rows equal those by hand; the second minus the first."""
     first, second = drawn_runs
     comparison = finetune.compare([first, second])
-    true, one = classes_of(first)
-    _, other = classes_of(second)
-    predicted, others = one.argmax(axis=1), other.argmax(axis=1)
+    true, first_scores = classes_of(first)
+    _, second_scores = classes_of(second)
+    first_classes, second_classes = first_scores.argmax(axis=1), second_scores.argmax(axis=1)
     assert (comparison.names, comparison.rows) == ([str(first.path), str(second.path)], 700)
-    before, after = (of_classes(true, p, ordered=False) for p in (one, other))
+    before, after = (of_classes(true, p, ordered=False) for p in (first_scores, second_scores))
     (gaps,) = comparison.differences
     assert gaps.keys() == before.keys()
     for name, gap in gaps.items():
@@ -765,14 +765,14 @@ def test_differences_of_runs_are_paired(drawn_runs: list[finetune.Run]) -> None:
         sign = -1 if name in ("log_loss", "brier_score") else 1
         assert min(sign * gap["low"], sign * gap["high"]) > 0, name
     ends = [gaps["accuracy"]["low"], gaps["accuracy"]["high"]]
-    assert ends == pytest.approx(newcombe(true, predicted, others), abs=1e-6)
-    pairs = [measures_of_classes(true, p) for p in (one, other)]
+    assert ends == pytest.approx(newcombe(true, first_classes, second_classes), abs=1e-6)
+    pairs = [measures_of_classes(true, p) for p in (first_scores, second_scores)]
     for name in pairs[0]:
         width = spread(lambda rows: pairs[1][name](rows) - pairs[0][name](rows), 700)  # noqa: B023
         for end in ("low", "high"):  # each end in turn: the rows are always the same
             ratio = 2 * abs(gaps[name][end] - gaps[name]["value"]) / width
             assert 0.88 < ratio < 1.2, (name, end, ratio)
-    assert set(comparison.disagreements) == set(np.flatnonzero(predicted != others))
+    assert set(comparison.disagreements) == set(np.flatnonzero(first_classes != second_classes))
     assert re.search(
         r"strong\b.* (better|beats)\b.*weak|weak\b.* worse\b.*strong", comparison.verdicts[0]
     )
@@ -790,26 +790,26 @@ def test_several_comparisons_are_corrected_for_their_number(
     """
     first, _ = drawn_runs
     wrong = np.flatnonzero(first.predictions["prediction"] != first.predictions["label"])
-    others = []
-    for number, mended in enumerate((12, 6, 6, 6, 6)):  # rows that only the other run gets right
-        path = shutil.copytree(first.path, tmp_path / f"{number} mended {mended}")
+    runs = []
+    for number, count in enumerate((12, 6, 6, 6, 6)):  # rows that only this run gets right
+        path = shutil.copytree(first.path, tmp_path / f"{number} corrected {count}")
         table = first.predictions.copy()
-        for row in wrong[:mended]:
+        for row in wrong[:count]:
             label = table.loc[row, "label"]
             table.loc[row, ["prediction", f"probability of {label}"]] = [label, 0.51]
             other = {"good": "bad", "bad": "good"}[label]
             table.loc[row, f"probability of {other}"] = 0.49
         table.to_parquet(path / "predictions.parquet")
-        others.append(finetune.Run.load(path))
-    comparison = finetune.compare([first, *others])
+        runs.append(finetune.Run.load(path))
+    comparison = finetune.compare([first, *runs])
     gaps = [differences["f1"] for differences in comparison.differences]
     raw = [2 * stats.norm.sf(1.96 * gap["value"] / (gap["value"] - gap["low"])) for gap in gaps]
     assert max(raw) < 0.05
     assert 5 * raw[0] < 0.05 < 4 * min(raw[1:])
     assert ["may be chance" in verdict for verdict in comparison.verdicts] == [False] + 4 * [True]
     assert all("Holm" in verdict for verdict in comparison.verdicts)
-    for other in others:
-        (verdict,) = finetune.compare([first, other]).verdicts
+    for run in runs:
+        (verdict,) = finetune.compare([first, run]).verdicts
         assert "better" in verdict
         assert not re.search("chance|Holm", verdict)
 
@@ -822,9 +822,9 @@ def test_a_page_is_not_overwritten_unless_it_is_named(
     folder = tmp_path / "cwd"  # the working directory of `cli`
     folder.mkdir()
     (folder / "comparison.html").write_text("mine")
-    done = cli("compare", single_label_run.path, single_label_run.path)
+    result = cli("compare", single_label_run.path, single_label_run.path)
     assert (folder / "comparison.html").read_text() == "mine"
-    assert "comparison.1.html" in done.stdout
+    assert "comparison.1.html" in result.stdout
     assert "table" in Page(folder / "comparison.1.html").tags
 
 
@@ -848,8 +848,8 @@ def test_two_trainings_are_compared(
 ) -> None:
     """The command prints the difference and the changed setting, and writes a page."""
     page = tmp_path / "page.html"
-    done = cli("compare", single_label_run.path, second_seed_run.path, "--output", page)
-    assert done.status == 0, done.output
+    result = cli("compare", single_label_run.path, second_seed_run.path, "--output", page)
+    assert result.status == 0, result.output
     comparison = finetune.compare([single_label_run, second_seed_run])
     assert comparison.settings["seed"] == ["42", "7"]
     assert comparison.headline == ["f1", "accuracy"]
@@ -858,11 +858,11 @@ def test_two_trainings_are_compared(
     before, after = figures(single_label_run), figures(second_seed_run)
     for name in ("accuracy", "f1", "roc_area", "log_loss", "brier_score"):
         assert gaps[name]["value"] == pytest.approx(after[name] - before[name], abs=1e-6)
-    lines = [line for line in done.stdout.splitlines() if "difference to" in line]
+    lines = [line for line in result.stdout.splitlines() if "difference to" in line]
     (line,) = [line for line in lines if len(re.findall(r"\d\.\d{4}", line)) == 2]
     numbers = line.partition(str(single_label_run.path))[2].split()
     assert_shown(numbers, *(gaps["f1"][end] for end in ("value", "low", "high")))
-    assert re.search(r"\bseed\b.*\b42\b.*\b7\b", done.stdout)
+    assert re.search(r"\bseed\b.*\b42\b.*\b7\b", result.stdout)
     parsed = Page(page)
     assert str(second_seed_run.path) in parsed.text
     assert_no_network(parsed)
@@ -1107,11 +1107,11 @@ def test_doctor_shows_the_machine_and_what_to_export(
 ) -> None:
     """It prints devices, interfaces, and the line to type for a wrong variable."""
     monkeypatch.setenv(variable, "nosuch0")
-    done = cli("doctor")
-    assert done.status == 0, done.output
+    result = cli("doctor")
+    assert result.status == 0, result.output
     kind = torch.accelerator.current_accelerator() or "cpu"
-    assert re.search(rf"(?is)\bdevices?\b.{{,80}}\b{kind}\b", done.stdout)
-    assert {"nccl", "gloo"} <= {*re.findall(r"\w+", done.stdout)}
+    assert re.search(rf"(?is)\bdevices?\b.{{,80}}\b{kind}\b", result.stdout)
+    assert {"nccl", "gloo"} <= {*re.findall(r"\w+", result.stdout)}
     states = psutil.net_if_stats()
     addresses = {
         name: [a.address for a in entries if a.family in (socket.AF_INET, socket.AF_INET6)]
@@ -1119,30 +1119,32 @@ def test_doctor_shows_the_machine_and_what_to_export(
     }
     up = [name for name, some in addresses.items() if states[name].isup and some]
     listed = [
-        re.findall(r"[\w.@:-]+", line) for line in done.stdout.splitlines() if "interfaces" in line
+        re.findall(r"[\w.@:-]+", line)
+        for line in result.stdout.splitlines()
+        if "interfaces" in line
     ]
     assert any([word for word in words if word in up] == up for words in listed)
     to_others = [
         name for name in up
         if not all((ip := ip_address(a)).is_loopback or ip.is_link_local for a in addresses[name])
     ]  # fmt: skip
-    exported = re.findall(rf"\bexport {variable}='?=?([^'\s]+)", done.stdout)
+    exported = re.findall(rf"\bexport {variable}='?=?([^'\s]+)", result.stdout)
     if to_others:
         assert set(exported) <= {*to_others}
         assert len(exported) == 1
     else:
-        assert re.search(rf"\bunset {variable}\b", done.stdout)
-    assert f"{variable}=nosuch0" in done.stdout
-    assert torch.__version__ in done.stdout
+        assert re.search(rf"\bunset {variable}\b", result.stdout)
+    assert f"{variable}=nosuch0" in result.stdout
+    assert torch.__version__ in result.stdout
 
 
 @pytest.mark.contract("E10")
 def test_doctor_times_an_all_reduce_under_torchrun(command: Commands) -> None:
     """Two ranks time an all-reduce of DDP's bucket sizes."""
-    done = command("doctor", launcher="torchrun")
-    assert done.status == 0, done.output
-    assert re.search(r"\b2 (of|/) 2\b", done.stdout)
-    rows = re.findall(r"(\d+) MB\D+([\d.]+)\D+([\d.]+)\D+([\d.]+)", done.stdout)
+    result = command("doctor", launcher="torchrun")
+    assert result.status == 0, result.output
+    assert re.search(r"\b2 (of|/) 2\b", result.stdout)
+    rows = re.findall(r"(\d+) MB\D+([\d.]+)\D+([\d.]+)\D+([\d.]+)", result.stdout)
     assert [int(size) for size, *_ in rows[:2]] == [1, 25]
     for size, milliseconds, rate, bus in rows:
         assert float(milliseconds) > 0

@@ -562,10 +562,10 @@ def test_a_training_writes_no_secret(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     run, output = tmp_path / "out" / "run", tmp_path / "out" / "predicted.csv"
     verbs = [cli("predict", run, reviews, "--output", output), cli("evaluate", run)]
-    assert [done.status for done in verbs] == [0, 0], verbs
+    assert [result.status for result in verbs] == [0, 0], verbs
     assert output.exists()
     cache = Path(os.environ["HF_HOME"])
-    assert secrets_in(tmp_path / "out", cache, *(done.output for done in verbs)) == []
+    assert secrets_in(tmp_path / "out", cache, *(result.output for result in verbs)) == []
 
 
 @pytest.mark.contract("F2")

@@ -458,9 +458,9 @@ def test_the_task_is_printed_with_its_reason(
     labels, words, task, reason = DECIDED[case]
     (tmp_path / "rows.jsonl").write_text(lines_of(labels), encoding="utf-8")
     place = flags(dataset=tmp_path / "rows.jsonl", model=bert, max_length=32)
-    done = cli("text", *place, *words, "--dry_run")
-    assert done.status == 0, done.output
-    text = " ".join(done.stdout.split())
+    result = cli("text", *place, *words, "--dry_run")
+    assert result.status == 0, result.output
+    text = " ".join(result.stdout.split())
     printed = re.search(rf"\btask {task.replace(' ', '[ _]')}( \((.+?)\))?", text)
     assert printed, text
     if "--task" not in words:
@@ -591,9 +591,9 @@ def test_ambiguous_labels_and_unsuitable_options_are_refused(
     labels, words, fragments = REFUSED[case]
     (tmp_path / "rows.jsonl").write_text(lines_of(labels), encoding="utf-8")
     place = flags(dataset=tmp_path / "rows.jsonl", model=bert, output_dir=tmp_path / "run")
-    done = cli("text", *place, *words, "--text_column", "text", "--label_column", "label")
-    assert done.status == 2, done.output
-    message = " ".join(done.stderr.split())
+    result = cli("text", *place, *words, "--text_column", "text", "--label_column", "label")
+    assert result.status == 2, result.output
+    message = " ".join(result.stderr.split())
     for fragment in fragments:
         assert re.search(rf"{re.escape(fragment)}(?!\w)", message), (fragment, message)
     assert "Traceback" not in message
@@ -820,10 +820,10 @@ def test_two_processes_train_a_focal_loss_with_balanced_sampling_as_one(
         "text", **options, gradient_accumulation_steps=2, output_dir=str(tmp_path / "one")
     )
     typed = {name: value for name, value in options.items() if name != "baseline"}
-    done = command(
+    result = command(
         "text", *flags(**typed, output_dir=tmp_path / "two"), "--no_baseline", launcher="torchrun"
     )
-    assert done.status == 0, done.output
+    assert result.status == 0, result.output
     two = load_file(tmp_path / "two" / "model.safetensors")
     for name, weight in load_file(one.path / "model.safetensors").items():
         torch.testing.assert_close(two[name], weight, rtol=0, atol=1e-6, msg=name)
@@ -1023,13 +1023,13 @@ def test_a_family_trains_resumes_and_predicts(family: str, tmp_path: Path) -> No
     assert model.config.pad_token_id == tokenizer.pad_token_id
     texts = ["the food was great", "awful and dull " * 9, "fine", "the food of place 7 was bland"]
     together = finetune.predict(run, texts, all_probabilities=True, precision="fp32")
-    alone = pd.concat(
+    one_by_one = pd.concat(
         [finetune.predict(run, [text], all_probabilities=True, precision="fp32") for text in texts]
     )
     columns = ["probability of bad", "probability of good"]
     expected = scipy.special.softmax(logits_of(model, run.path, texts), axis=1)
     assert np.ptp(expected[:, 0]) > 1e-3
-    for frame in (together, alone):
+    for frame in (together, one_by_one):
         np.testing.assert_allclose(frame[columns], expected, atol=2e-5)
 
 
@@ -1151,8 +1151,8 @@ def test_metrics_by_name_and_path_are_those_of_the_predictions(
     words = TRAINING | dict(metrics=f"{names},{module}", output_dir=tmp_path / "run")
     words |= dict(metric_for_best_model="share_right", greater_is_better="true")
     words |= dict(num_train_epochs=6, learning_rate=5e-3, save_total_limit=6)
-    done = cli("text", *flags(dataset=reviews, model=bert, **words), "--no_baseline")
-    assert done.status == 0, done.output
+    result = cli("text", *flags(dataset=reviews, model=bert, **words), "--no_baseline")
+    assert result.status == 0, result.output
     run = finetune.Run.load(tmp_path / "run")
     predictions, test = run.predictions, dict(run.metrics.test)
     assert run.labels == ["bad", "good"]
@@ -1442,9 +1442,9 @@ def test_a_head_of_other_labels_is_replaced_and_that_is_printed(
     texts = data.labelled_sentences(120, labels=[*data.WORDS])
     rows = [[text, labels[number % len(labels)]] for number, (text, _) in enumerate(texts)]
     dataset = data.write_csv(tmp_path / "rows.csv", ["text", "label"], rows)
-    done = cli("text", *flags(dataset=dataset, model=base, max_length=64), "--dry_run")
-    assert done.status == 0, done.output
-    output = " ".join(done.output.split())
+    result = cli("text", *flags(dataset=dataset, model=base, max_length=64), "--dry_run")
+    assert result.status == 0, result.output
+    output = " ".join(result.output.split())
     assert all(word in output for word in ("awful-ish", "great-ish", str(base)))
     model = Text(dataset=str(dataset), model=str(base)).trainer_kwargs()["model"]
     assert list(model.config.id2label.values()) == sorted(labels)
@@ -1580,9 +1580,9 @@ def test_compute_metrics_replaces_the_metrics(custom_run: finetune.Run) -> None:
 
 
 PREPARE = """def prepare(self, dataset):
-        made = super().prepare(dataset)
-        made["{0}"] = made["{0}"].select({1})
-        return made"""
+        prepared = super().prepare(dataset)
+        prepared["{0}"] = prepared["{0}"].select({1})
+        return prepared"""
 METRICS = "own_metrics = ('m',)\n    def compute_metrics(self, prediction):\n        return {}"
 
 

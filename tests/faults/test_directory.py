@@ -56,7 +56,7 @@ def test_a_run_of_another_user_is_refused_and_not_moved(running: Path, writable:
         run = Path(shutil.copytree(running, Path(shared, "run")))
         os.chmod(run, 0o777 if writable else 0o755)
 
-        sentence = of_nobody(take, run)
+        sentence = as_nobody(take, run)
 
         expected = "cannot be locked: " if writable else "cannot be written to"
         assert expected in sentence
@@ -68,23 +68,23 @@ def take(run: Path) -> None:
     occupy(run, moves_aside=True)
 
 
-def of_nobody(work: Callable[[Path], object], run: Path) -> str:
-    """What another user gets, or is told."""
+def as_nobody(work: Callable[[Path], object], run: Path) -> str:
+    """Return the result or the error message of a call by another user."""
     processes = multiprocessing.get_context("fork")
-    told = processes.Queue()
+    answers = processes.Queue()
 
     def child() -> None:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
         try:
-            told.put(str(work(run)))
+            answers.put(str(work(run)))
         except UserError as error:
-            told.put(str(error))
+            answers.put(str(error))
 
     process = processes.Process(target=child)
     process.start()
-    sentence: str = told.get(timeout=60)
+    sentence: str = answers.get(timeout=60)
     process.join()
     return sentence
 
@@ -99,8 +99,8 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(
         os.chmod(run, 0o777)
         newest = checkpoint.list_checkpoints(run)[0] / "optimizer.pt"
         newest.chmod(0o600)
-        told = of_nobody(lambda run: resumption.find("last", run, renames=True), run)
-        assert told == f"{newest} cannot be read: Permission denied"
+        message = as_nobody(lambda run: resumption.find("last", run, renames=True), run)
+        assert message == f"{newest} cannot be read: Permission denied"
         assert newest.exists()
 
 
