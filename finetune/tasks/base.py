@@ -188,7 +188,7 @@ class Task(ABC, Generic[S]):
 
     @abstractmethod
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
-        """Return the columns that ``predict`` adds, or also the probability of each label."""
+        """Return the columns that ``predict`` adds, with each label's probability if asked for."""
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         """Return one line about a row with the columns of :meth:`predicted`: the prediction, then

@@ -64,7 +64,7 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
 
 def for_inference(model: torch.nn.Module, *, bf16: bool) -> None:
     """Make ``model``, on the CPU, use every kernel that supports it in prediction, in place. It
-    cannot be trained afterwards. Attention is replaced only where a CPU is faster in bf16.
+    cannot be trained afterwards. Attention is only replaced in bf16, on CPUs that are faster in it.
     """
     from finetune.models.cpu import attention, layers
     from finetune.runtime import hardware

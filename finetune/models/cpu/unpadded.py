@@ -17,7 +17,7 @@ from finetune.models.cpu import attention, layers
 #: Model types whose layers get hidden states and a mask, but nothing else that depends on the
 #: positions of the tokens. No attribute of a configuration shows this.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-#: The modules of torch that compute each token independently; ``transformers`` has others.
+#: The modules of torch that compute each token independently; all of ``transformers`` are allowed.
 _TORCH_MODULES = ("activation", "container", "dropout", "linear", "normalization")
 _TOKEN_BY_TOKEN = (
     *("transformers.", layers.__name__),
