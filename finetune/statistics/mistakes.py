@@ -34,7 +34,7 @@ def most_confident(rows: ScoredRows) -> np.ndarray:
 
 
 def farthest(rows: ScoredLabels) -> np.ndarray:
-    """Return the indices of rows with a wrong label, the most confident mistake first."""
+    """Return the indices of rows with a wrong prediction, the most confident mistake first."""
     wrong = np.flatnonzero(~rows.right)
     is_wrong = rows.decided[wrong] != rows.labels[wrong]
     gaps = np.abs(rows.probabilities.rows(wrong) - 0.5) * is_wrong
@@ -44,10 +44,10 @@ def farthest(rows: ScoredLabels) -> np.ndarray:
 def suspicion(rows: ScoredRows) -> Suspicion | None:
     """Return the labels that may be wrong: the most confident predictions contradict them.
 
-    A confident model makes fewer mistakes, but labels are wrong just as often. So in the tenth of
-    the rows with the most confident predictions, most labels that differ from the prediction are
-    wrong (docs/decisions/suspected-labels.md). Returns None with fewer than 100 rows, or with an
-    accuracy below 2/3: then too many of the most confident predictions are wrong.
+    More confident predictions are wrong less often, but labels are not. So in the tenth of the rows
+    with the most confident predictions, most labels that differ from the prediction are wrong
+    (docs/decisions/suspected-labels.md). Returns None with fewer than 100 rows, or with an accuracy
+    below 2/3: then too many of the most confident predictions are wrong.
     """
     wrong = ~rows.right
     if len(rows) < 100 or wrong.mean() > 1 / 3:
@@ -144,7 +144,7 @@ def fit_threshold(logits: np.ndarray, is_positive: np.ndarray) -> float:
     if not len(positives):
         return 0.5
     entries = np.sort(logits, axis=None)
-    levels, first = np.unique(positives, return_index=True)  # the best threshold is just below one
+    levels, first = np.unique(positives, return_index=True)  # the best cut is below one of these
     lower = np.searchsorted(entries, levels)
     f1 = 2 * (len(positives) - first) / (len(entries) - lower + len(positives))
     best = len(f1) - 1 - int(np.argmax(f1[::-1]))  # of equal ones the highest threshold
