@@ -325,7 +325,7 @@ def area_replicates(
         counts = np.bincount(groups * width + level, minlength=count * width).reshape(count, width)
         return leave_out(np.cumsum(counts[:, :0:-1], axis=1)[:, ::-1])
 
-    at_least, above = count_above("right"), count_above("left")
+    at_least, strictly_above = count_above("right"), count_above("left")
     cells = groups[has] * (width - 1) + level_ids
     at_level = np.bincount(cells, minlength=count * (width - 1)).reshape(count, width - 1)
     positives = leave_out(at_level)
@@ -333,7 +333,7 @@ def area_replicates(
     total = hits[:, 0]
     rest = leave_out(np.bincount(groups, minlength=count)) - total
     # negatives below each level; those at it count one half
-    negatives_below = rest[:, None] - (at_least - hits + above - hits + positives) / 2
+    negatives_below = rest[:, None] - (at_least - hits + strictly_above - hits + positives) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
         roc = (positives * negatives_below).sum(axis=1) / (total * rest)
         precisions = np.where(at_least > 0, hits / at_least, 0.0)
