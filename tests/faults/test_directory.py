@@ -1,4 +1,4 @@
-"""One run, one directory: who has it is known by a lock, whatever a file says."""
+"""Test that a lock, not a file, decides which process uses a run directory."""
 
 import dataclasses
 import multiprocessing
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 
 @pytest.fixture
 def running(whole: Callable[..., Path], tmp_path: Path) -> Path:
-    """A run whose process ended without a word, or runs on a machine that this one cannot see."""
+    """A run with the status running, whose process has ended or is on another machine."""
     run = shutil.copytree(whole(), tmp_path / "run")
     elsewhere = dataclasses.replace(Run.load(run).manifest.process, host="another-machine", pid=1)
     Run.load(run).update(status="running", process=elsewhere)
@@ -50,7 +50,7 @@ def test_a_run_whose_process_is_gone_is_stale(running: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("writable", [False, True])
 def test_a_run_of_another_user_is_refused_and_not_moved(running: Path, writable: bool) -> None:
-    """In a directory for everybody: one that only its owner writes to, and one that all do."""
+    """The run is in a shared directory, and writable for its owner or for everybody."""
     with tempfile.TemporaryDirectory() as shared:
         os.chmod(shared, 0o777)
         run = Path(shutil.copytree(running, Path(shared, "run")))
@@ -90,7 +90,7 @@ def as_nobody(work: Callable[[Path], object], run: Path) -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(
+def test_a_checkpoint_without_permission_is_not_called_damaged(
     whole: Callable[..., Path],
 ) -> None:
     with tempfile.TemporaryDirectory() as shared:
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(
         assert newest.exists()
 
 
-def test_a_run_that_is_removed_while_it_trains_is_told(train: Train, tmp_path: Path) -> None:
+def test_a_run_that_is_removed_in_training_is_reported(train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = train(run, fault="end of step 16,remove", environment={"DISK": str(run)})
     assert done.status == 1
@@ -127,7 +127,7 @@ def test_nothing_is_written_through_a_link_in_a_run(train: Train, tmp_path: Path
 
 
 @pytest.mark.faults
-def test_a_signal_while_the_report_is_written_is_told(
+def test_a_signal_while_the_report_is_written_is_reported(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(run: Run) -> None:
@@ -153,7 +153,7 @@ Machines = Callable[..., list[Finished]]
 
 @pytest.fixture
 def machines(servers: Servers, words: list[str], tmp_path: Path) -> Machines:
-    """Resume in two processes, each a machine with a run directory that is named by its rank."""
+    """Resume in two processes that act as machines, with run directories named by their ranks."""
 
     def resume(*flags: str) -> list[Finished]:
         port, ranks = free_port(), []
@@ -174,7 +174,7 @@ def machines(servers: Servers, words: list[str], tmp_path: Path) -> Machines:
 
 @pytest.mark.faults
 @pytest.mark.processes
-def test_machines_go_back_to_what_is_whole_on_all(
+def test_machines_resume_from_a_checkpoint_that_is_whole_on_all(
     machines: Machines, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
     runs = [shutil.copytree(whole(), tmp_path / str(rank)) for rank in range(2)]
@@ -200,7 +200,7 @@ def test_machines_go_back_to_what_is_whole_on_all(
 
 @pytest.mark.faults
 @pytest.mark.processes
-def test_a_machine_that_is_finished_goes_on_with_one_that_is_not(
+def test_a_finished_machine_continues_with_one_that_is_not(
     machines: Machines, tmp_path: Path
 ) -> None:
     runs = [tmp_path / "0", tmp_path / "1"]
