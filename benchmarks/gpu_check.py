@@ -1,10 +1,10 @@
-"""Whether training and prediction on GPUs give what one device gives; `make gpu-check` runs it.
+"""Check that training and prediction on GPUs equal those on one device (`make gpu-check`).
 
     python benchmarks/gpu_check.py              # a few minutes on two GPUs
 
-Every check starts the command line and compares run directories: the losses of the steps, the
-weights, the probabilities of the test rows. What the GPUs of this machine do not suffice for is
-listed as unverified; without a GPU that is everything. The exit status is 1 if a check failed.
+Each check runs the command line and compares run directories: step losses, weights, and the
+probabilities of the test rows. Checks that need more GPUs than the machine has are listed as
+unverified, without a GPU all of them. The exit status is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from trees import run as run_python
 from finetune import Run
 
 STEPS, GLOBAL_BATCH = 20, 32
-#: Real sentences and MiniLM; 352 rows are 11 steps, so that the steps go over the end of an epoch.
-#: Plain SGD, no clipping, no dropout: a factor in the gradient shows in the weights.
+#: Real sentences and MiniLM; 352 rows are 11 steps, so that training passes the end of an epoch.
+#: With SGD, without clipping and dropout, a factor in the gradient changes the weights.
 TRAINING = f"""sentiment --embedded --train_samples=352 --eval_samples=200 --max_length=64
 --hidden_dropout=0 --attention_dropout=0 --optim=sgd --learning_rate=0.1 --max_grad_norm=0
 --lr_scheduler_type=constant --global_batch_size={GLOBAL_BATCH} --logging_steps=1 --no_baseline
@@ -36,23 +36,23 @@ DDP, FSDP = "DistributedDataParallel", "FullyShardedDataParallel"
 
 @dataclass(frozen=True)
 class Launch:
-    """One way to train."""
+    """One way to train or predict."""
 
-    name: str  # of the check and of the run directory
-    gpus: int = 1  # the fewest that it needs; 0 is the CPU; more than one: all that there are
-    torchrun: bool = False  # whether it starts a process for each of them
-    mode: str = "one device"  # how ``parallel_mode`` in ``run.json`` begins
-    precision: str = "fp32"  # of the matrix products
+    name: str  # the name of the check and of the run directory
+    gpus: int = 1  # the GPUs needed: 0 for the CPU; with more than 1, all GPUs are used
+    torchrun: bool = False  # whether torchrun starts a process for each GPU
+    mode: str = "one device"  # the start of ``parallel_mode`` in ``run.json``
+    precision: str = "fp32"  # the precision of matrix products
     flags: tuple[str, ...] = ()
-    interrupted: bool = False  # whether it ends after half of the steps, and is resumed
-    #: The largest differences from the reference: other sums, or other kernels.
+    interrupted: bool = False  # whether to stop after half of the steps, and resume
+    #: The tolerances of losses, weights and probabilities: sums and kernels round differently.
     within: tuple[float, float, float] = (1e-4, 1e-5, 1e-3)
 
 
 CPU = Launch("CPU", gpus=0)
-#: Its reference is the CPU; it is that of all others.
+#: It is compared with the CPU, and all others with it.
 ONE = Launch("one GPU in fp32 against the CPU", within=(1e-3, 1e-4, 1e-2))
-_HALF = (5e-2, 5e-3, 1e-1)  # 8 and 11 bits of precision; fp16 skips steps until its scale fits
+_HALF = (5e-2, 5e-3, 1e-1)  # 8 or 11 bits of precision; fp16 skips steps until its loss scale fits
 LAUNCHES = (
     Launch("bf16", precision="bf16", within=_HALF),
     Launch("fp16", precision="fp16", within=_HALF),
@@ -75,7 +75,7 @@ class Check:
     """Runs checks in a directory and prints a line for each.
 
     Args:
-        directory: Of the runs.
+        directory: The parent directory of the runs.
         gpus: The names of the GPUs, as in ``CUDA_VISIBLE_DEVICES``.
     """
 
@@ -83,7 +83,7 @@ class Check:
         self.directory, self.gpus, self.failed = directory, gpus, 0
 
     def start(self, launch: Launch, *words: str) -> None:
-        """Run ``finetune WORDS`` as the launch says."""
+        """Run ``finetune WORDS`` with the launcher and GPUs of ``launch``."""
         count = len(self.gpus) if launch.gpus > 1 else launch.gpus
         launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={count}", "-m"]
         words = [*(launcher if launch.torchrun else ()), "finetune", *words]
@@ -91,7 +91,7 @@ class Check:
         run_python(["-m", *words], self.directory)
 
     def train(self, launch: Launch) -> Path:
-        """Return the run directory, trained at the first call."""
+        """Return the run directory; the first call trains it."""
         run = self.directory / launch.name.replace(" ", "-")
         if run.exists():
             return run
@@ -108,17 +108,17 @@ class Check:
         return run
 
     def compare(self, launch: Launch, reference: Launch) -> None:
-        """Compare two trainings."""
+        """Compare losses, weights and probabilities of two trainings."""
         run, other = self.train(launch), self.train(reference)
         tables = [path / "predictions.parquet" for path in (run, other)]
         differences = (in_losses(run, other), in_weights(run, other), in_tables(*tables))
-        for what, difference, most in zip(
+        for what, difference, limit in zip(
             ("losses", "weights", "rows"), differences, launch.within, strict=True
         ):
-            self.show(launch.name, what, difference, most)
+            self.show(launch.name, what, difference, limit)
 
     def predict(self, launch: Launch) -> Path:
-        """Return the file of predictions of the test texts by the model of the reference."""
+        """Return a file with the predictions of the reference model for the test texts."""
         texts, output = self.directory / "texts.parquet", self.directory / f"{launch.name}.parquet"
         run = self.train(ONE)
         pd.read_parquet(run / "predictions.parquet", columns=["text"]).to_parquet(texts)
@@ -127,22 +127,22 @@ class Check:
         return output
 
     def explode(self) -> None:
-        """Check that a training whose weights explode is stopped, and no checkpoint is broken."""
-        with contextlib.suppress(RuntimeError):  # its exit status
+        """Check that a training with exploding weights stops and all checkpoints are finite."""
+        with contextlib.suppress(RuntimeError):  # the exit status is not 0
             self.train(EXPLODES)
         run = self.directory / EXPLODES.name.replace(" ", "-")
-        is_other = Run.load(run).manifest.status != "diverged"
-        self.show(EXPLODES.name, "status", float(is_other), 0.0)
+        is_wrong = Run.load(run).manifest.status != "diverged"
+        self.show(EXPLODES.name, "status", float(is_wrong), 0.0)
         for path in run.glob("checkpoint-*/model.safetensors"):
             is_broken = not all(np.isfinite(w).all() for w in load_file(path).values())
             self.show(EXPLODES.name, path.parent.name, float(is_broken), 0.0)
 
-    def show(self, name: str, what: str, difference: float, most: float) -> None:
-        """Print a line; a difference that is no number is a failure."""
-        is_verified = difference <= most
+    def show(self, name: str, what: str, difference: float, limit: float) -> None:
+        """Print a line with the result; a difference of NaN is a failure."""
+        is_verified = difference <= limit
         self.failed += not is_verified
         result = "verified" if is_verified else "FAILED"
-        print(f"{name:<32} {what:<14} {difference:>8.1e} {most:>8.1e}  {result}", flush=True)
+        print(f"{name:<32} {what:<14} {difference:>8.1e} {limit:>8.1e}  {result}", flush=True)
 
 
 def read_losses(run: Path) -> dict[int, float]:
@@ -152,7 +152,7 @@ def read_losses(run: Path) -> dict[int, float]:
 
 
 def in_losses(run: Path, reference: Path) -> float:
-    """Return the largest difference between the logged losses of a step."""
+    """Return the largest difference of the logged loss of a step."""
     ours, theirs = read_losses(run), read_losses(reference)
     if len(ours) != STEPS or ours.keys() != theirs.keys():
         raise RuntimeError(f"losses of the steps {sorted(ours)} and {sorted(theirs)}")
@@ -160,10 +160,10 @@ def in_losses(run: Path, reference: Path) -> float:
 
 
 def in_weights(run: Path, reference: Path) -> float:
-    """Return the norm of the difference of all weights, as a share of the reference's norm."""
+    """Return the norm of the difference of all weights, divided by the reference's norm."""
     ours, theirs = (load_file(path / "model.safetensors") for path in (run, reference))
     if ours.keys() != theirs.keys():
-        raise RuntimeError(f"weights of other names: {sorted(ours.keys() ^ theirs.keys())}")
+        raise RuntimeError(f"different names of weights: {sorted(ours.keys() ^ theirs.keys())}")
     names = sorted(ours)
     ours, theirs = (
         np.concatenate([weights[name].ravel() for name in names]).astype(np.float64)
@@ -173,19 +173,19 @@ def in_weights(run: Path, reference: Path) -> float:
 
 
 def in_tables(file: Path, reference: Path) -> float:
-    """Return the largest difference between probabilities, row by row.
+    """Return the largest difference of a probability.
 
-    Predicted labels are left out: a row near the boundary may have either.
+    Predicted labels are not compared, as a row near the decision boundary may have either.
     """
     ours, theirs = (pd.read_parquet(path) for path in (file, reference))
     if list(ours) != list(theirs) or [*ours["text"]] != [*theirs["text"]] or ours.empty:
-        raise RuntimeError(f"other columns or rows: {ours.shape} and {theirs.shape}")
+        raise RuntimeError(f"different columns or rows: {ours.shape} and {theirs.shape}")
     numbers = [name for name in ours if pd.api.types.is_float_dtype(ours[name])]
     return float(np.abs(ours[numbers].to_numpy() - theirs[numbers].to_numpy()).max())
 
 
 def visible_gpus() -> list[str]:
-    """Return the names of as many GPUs as divide the global batch."""
+    """Return the names of the largest number of GPUs that divides the global batch."""
     import torch
 
     count = torch.cuda.device_count()
@@ -195,7 +195,7 @@ def visible_gpus() -> list[str]:
 
 
 def main() -> int:
-    """Print the table; return the exit status."""
+    """Run all checks, print a table and return the exit status."""
     with tempfile.TemporaryDirectory() as directory:
         check = Check(Path(directory), visible_gpus())
         unverified = []

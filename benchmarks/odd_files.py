@@ -1,11 +1,11 @@
-"""Files as people have them, each checked and trained on: how it was read is printed.
+"""Check and train on files with common oddities, and print how they were read.
 
     python benchmarks/odd_files.py                # about two minutes on two cores
-    python benchmarks/odd_files.py DIRECTORY      # keeps files and runs there
+    python benchmarks/odd_files.py DIRECTORY      # keep files and runs in DIRECTORY
 
-No such files are published in a package, so they are written here, from the same 400 sentences of
-Rotten Tomatoes, some of them with accents, quotation marks and commas. What is read is compared
-with what was written: a difference ends the script with status 1.
+No package has such files, so they are written here, all from the same 400 sentences of Rotten
+Tomatoes, some with accents, quotation marks and commas. The rows that are read are compared with
+those written; a difference ends the script with status 1.
 """
 
 import argparse
@@ -23,25 +23,25 @@ from finetune.data import embedded
 from finetune.data.sources import Source
 
 ROWS, SEED = 400, 0
-#: Words of the sentences that are written with accents.
+#: Words that are written with accents.
 ACCENTS = {"cliche": "cliché", "role": "rôle", "naive": "naïve", "fiance": "fiancé"}
 
 
 def rows() -> pd.DataFrame:
-    """Return the rows that every file holds: ``body``, of several lines in part, and ``queue``."""
+    """Return the rows of all files, with the columns ``body`` and ``queue``."""
     table = embedded.read("embedded:rotten-tomatoes")["train"].to_pandas()
-    some = table.sample(ROWS, random_state=SEED).reset_index(drop=True)
-    # some have dashes and quotes of Windows-1252 that were read as Latin-1
-    texts = some["text"].str.replace(
-        r"[\x80-\x9f]", lambda found: found[0].encode("latin-1").decode("cp1252"), regex=True
+    sample = table.sample(ROWS, random_state=SEED).reset_index(drop=True)
+    # some have dashes and quotes in Windows-1252 that were read as Latin-1
+    texts = sample["text"].str.replace(
+        r"[\x80-\x9f]", lambda match: match[0].encode("latin-1").decode("cp1252"), regex=True
     )
     texts = texts.replace(ACCENTS, regex=True)
-    queue = some["label"].map({0: "negative", 1: "positive"})
+    queue = sample["label"].map({0: "negative", 1: "positive"})
     return pd.DataFrame({"body": texts, "queue": queue})
 
 
 def write_files(directory: Path) -> dict[str, tuple[str, pd.DataFrame]]:
-    """Write the files; return what is odd about each, and its rows, by its name."""
+    """Write the files; return what is odd about each, and its rows, by file name."""
     table = rows()
     shuffled = table.sample(frac=1, random_state=SEED)
     shuffled.to_csv(directory / "index_column.csv")
@@ -66,11 +66,11 @@ def write_files(directory: Path) -> dict[str, tuple[str, pd.DataFrame]]:
         sheet.append([*row, datetime.date(2024, 1, 1) + datetime.timedelta(number)])
     book.save(directory / "export.xlsx")
     return {
-        "index_column.csv": ("the index of a shuffled frame, as to_csv writes it", shuffled),
-        "line_ends.csv": ("line ends, commas and quotation marks within quoted fields", broken),
-        "semicolons.csv": ("semicolons, as spreadsheets write with decimal commas", decimals),
-        "windows_1252.csv": ("the encoding of Windows, and its line ends", table),
-        "utf_16.csv": ("the Unicode text of a spreadsheet: UTF-16 and tabs", table),
+        "index_column.csv": ("the index column of to_csv, for a shuffled frame", shuffled),
+        "line_ends.csv": ("line breaks, commas and quotation marks in quoted fields", broken),
+        "semicolons.csv": ("semicolons, as spreadsheets use with decimal commas", decimals),
+        "windows_1252.csv": ("Windows-1252 and Windows line endings", table),
+        "utf_16.csv": ("Unicode text of a spreadsheet program: UTF-16 and tabs", table),
         "export.xlsx": ("a spreadsheet with a title page, dates and an empty row", table),
         "compressed.tsv.gz": ("tabs, in gzip", table),
         "null_labels.jsonl": ("null for every twentieth label", nulls),
@@ -78,7 +78,7 @@ def write_files(directory: Path) -> dict[str, tuple[str, pd.DataFrame]]:
 
 
 def differs(path: Path, written: pd.DataFrame) -> bool:
-    """Return whether what is read of a file is not what was written."""
+    """Return whether the rows read from a file differ from those written."""
     columns = ["body", "queue"]
     read = Source(str(path)).load()["train"].to_pandas()[columns]
     expected = written[columns].reset_index(drop=True)
@@ -86,12 +86,12 @@ def differs(path: Path, written: pd.DataFrame) -> bool:
 
 
 def check_and_train(path: Path, directory: Path) -> None:
-    """Check a file, train on it and print what is said of it."""
-    given: dict[str, Any] = {"dataset": str(path), "model": "embedded:minilm", "max_length": 64}
-    given |= {"text_column": "body", "label_column": "queue"}
+    """Check a file, train on it and print the findings and notes."""
+    options: dict[str, Any] = {"dataset": str(path), "model": "embedded:minilm", "max_length": 64}
+    options |= {"text_column": "body", "label_column": "queue"}
     for drop_invalid in (False, True):
-        given["drop_invalid"] = drop_invalid
-        checked = finetune.check("text", **given)
+        options["drop_invalid"] = drop_invalid
+        checked = finetune.check("text", **options)
         print(f"  check: status {checked.status}{', --drop_invalid' * drop_invalid}")
         for finding in checked.findings:
             fix = f" -> {finding.fix}" * bool(finding.fix)
@@ -100,7 +100,7 @@ def check_and_train(path: Path, directory: Path) -> None:
             break
     run = finetune.train(
         "text",
-        **given,
+        **options,
         max_steps=20,
         global_batch_size=16,
         baseline=False,
@@ -117,8 +117,8 @@ def main() -> int:
     """Write the files, check and train on each; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", type=Path, nargs="?")
-    with tempfile.TemporaryDirectory() as own:
-        directory = parser.parse_args().directory or Path(own)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = parser.parse_args().directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
         wrong = []
         files = write_files(directory)

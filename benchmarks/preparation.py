@@ -1,11 +1,11 @@
-"""Preparing rows for training, against ``datasets.map`` with the same tokenizer and processes.
+"""Compare preparing rows for training with ``datasets.map``: same tokenizer and processes.
 
     python benchmarks/preparation.py                  # 10,000, 100,000 and 650,000 rows; an hour
     python benchmarks/preparation.py --rows 10000
 
-Rows of 174 tokens on average are made of parts of the embedded reviews. Each way is a process of
-its own with an empty cache, but "second start" finds what the one before it has left. Memory is
-what the preparing process has allocated beyond its imports.
+Rows are parts of the embedded reviews with 174 tokens on average. Each case runs in a new process
+with an empty cache, except "second start", which has the cache of the first. Memory is what the
+preparing process allocates after its imports.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 from trees import processor, run
 
 MAX_LENGTH = 256
-#: Words of a row: the median and the spread of their logarithm.
+#: Words of a row: the median, and the standard deviation of the logarithm.
 WORDS, SPREAD = 105, 0.65
 MAP, FIRST, SECOND, FEW = "datasets.map", "toolkit", "second start", "--train_samples 1000"
 
 
 def compose(rows: int, path: Path) -> None:
-    """Write so many texts with one of five labels."""
+    """Write a parquet file of texts with one of five labels."""
     import numpy as np
     import pandas as pd
 
@@ -45,7 +45,7 @@ def compose(rows: int, path: Path) -> None:
 
 
 class Memory(threading.Thread):
-    """Looks every twentieth of a second at how much memory this process has allocated."""
+    """Measures the memory that this process has allocated, 20 times a second."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -53,7 +53,7 @@ class Memory(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Look until the process ends."""
+        """Measure until the process ends."""
         while True:
             self.most = max(self.most, self._allocated())
             time.sleep(0.05)
@@ -64,7 +64,7 @@ class Memory(threading.Thread):
 
 
 def prepare(way: str, data: str) -> None:
-    """Prepare the rows of a file in this process; print seconds and MiB."""
+    """Prepare the rows of a file in this process, and print seconds and MiB."""
     import datasets
     import joblib
     import transformers
@@ -82,7 +82,7 @@ def prepare(way: str, data: str) -> None:
     recipe = catalog.find("text")(
         dataset=data, model="embedded:minilm", max_length=MAX_LENGTH, **few
     )
-    importlib.import_module("finetune.pipeline.train")  # what is imported is not counted
+    importlib.import_module("finetune.pipeline.train")  # imports are not measured
     rows = datasets.load_dataset("parquet", data_files=data, split="train") if way == MAP else None
     memory, started = Memory(), time.perf_counter()
     if rows is None:

@@ -1,15 +1,15 @@
-"""Records the figures of the reference runs, or holds this tree against the recorded ones.
+"""Record the figures of reference runs, or compare those of this checkout with the record.
 
-    python benchmarks/reference_figures.py --record      # writes reference_figures.json
-    python benchmarks/reference_figures.py               # prints what differs from it
+    python benchmarks/reference_figures.py --record      # write reference_figures.json
+    python benchmarks/reference_figures.py               # print differences from it
     python benchmarks/reference_figures.py --only "sentiment fp32"
 
-Each run is a process of its own; the fp32 runs are made again without dropout and CPU kernels
-(`exact`). Recorded of each: every logged loss and score by step, the norm of every weight, a digest
-of all weights, the metrics, and the interval ends of the metrics. This needs only the file, on any
-processor: there figures agree up to rounding, on the recorded processor to the bit.
+Each run is a new process. The fp32 runs are repeated without dropout and CPU kernels (`exact`).
+The record has, for each run, logged losses and scores by step, the norms of all weights, a digest
+of the weights, the metrics and the ends of their intervals. Figures are bit-identical on the
+recorded processor, and equal up to rounding on others.
 
-Exit status 1 if an `exact` figure differs by more than 1e-6 of its size.
+The exit status is 1 if an `exact` figure differs by more than 1e-6 of its size.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from trees import TORCHRUN, processor, run
 
 RECORD = Path(__file__).with_suffix(".json")
 STEPS, TOLERANCE = 24, 1e-6
-#: Ends of the names in the history that are about speed, and differ from run to run.
+#: Suffixes of names in the history that measure speed and differ between runs.
 _SPEED = ("runtime", "per_second", "flos")
 Figures = dict[str, float | str]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A training.
+    """A reference run.
 
     Attributes:
-        name: What is printed.
-        recipe: Its name.
-        flags: Of the training.
-        processes: One, or the two of torchrun.
-        resumed: Whether it is killed at its checkpoint in the middle, and resumed.
+        name: The printed name.
+        recipe: The name of the recipe.
+        flags: The flags of the training.
+        processes: 1, or 2 with torchrun.
+        resumed: Whether to kill the run at its checkpoint in the middle, and resume it.
     """
 
     name: str
@@ -74,7 +74,7 @@ PRECISIONS = {
 
 
 def list_references() -> list[Reference]:
-    """Return the reference runs in each precision, those without dropout and kernels first."""
+    """Return the reference runs in each precision; `exact` ones are first."""
     runs = []
     for (precision, flags), reference in itertools.product(PRECISIONS.items(), REFERENCES):
         if precision == "fp32 exact" and reference.recipe != "mnist":
@@ -123,9 +123,9 @@ def read_figures(directory: Path) -> Figures:
 
 
 def largest_difference(old: Figures, new: Figures) -> tuple[float, str]:
-    """Return the largest difference relative to the recorded value (at least 1e-3), and its name.
+    """Return the largest difference, relative to the recorded value (at least 1e-3), and its name.
 
-    A figure that is missing differs infinitely; interval ends and digests are not compared.
+    The difference of a missing figure is infinite. Interval ends and digests are not compared.
     """
     differences = [(0.0, "")]
     for name, value in old.items():
@@ -142,10 +142,10 @@ def main() -> int:
     """Record or compare; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--record", action="store_true", help=f"write {RECORD.name}")
-    parser.add_argument("--only", default="", help="part of the names of the runs")
+    parser.add_argument("--only", default="", help="runs whose name contains this")
     options = parser.parse_args()
     if options.record and options.only:
-        parser.error("--record writes all runs: leave --only out")
+        parser.error("--record writes all runs: remove --only")
     recorded = {} if options.record else json.loads(RECORD.read_text(encoding="utf-8"))["runs"]
     runs: dict[str, Figures] = {}
     failed = False
@@ -159,11 +159,11 @@ def main() -> int:
                 continue
             old = recorded[reference.name]
             difference, name = largest_difference(old, new)
-            same = old["digest of the weights"] == new["digest of the weights"]
-            moved = sum(new.get(key) != old[key] for key in old if key.startswith("statistics."))
+            are_equal = old["digest of the weights"] == new["digest of the weights"]
+            changed = sum(new.get(key) != old[key] for key in old if key.startswith("statistics."))
             print(
-                f"{reference.name}: weights {'identical' if same else 'differ'}, largest relative "
-                f"difference {difference:.2g} {name}, {moved} interval ends differ",
+                f"{reference.name}: weights {'identical' if are_equal else 'differ'}, largest "
+                f"relative difference {difference:.2g} {name}, {changed} interval ends differ",
                 flush=True,
             )
             failed |= reference.name.endswith("exact") and difference > TOLERANCE

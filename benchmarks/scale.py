@@ -1,4 +1,4 @@
-"""Training on many classes, evaluations, a page and predictions of many rows, each once.
+"""Measure training, evaluation, report and prediction with many classes and many rows.
 
 python benchmarks/scale.py          # about ten minutes on two cores
 """
@@ -18,7 +18,7 @@ TRAINED, TESTED, PREDICTED = 20_000, 200_000, 1_000_000
 
 
 def write_rows(path: Path, rows: int, classes: int) -> Path:
-    """Write rows of a dozen words and a label, with which one of the words has to do."""
+    """Write rows with a label, and a text of the label's word and a dozen random words."""
     labels = [f"class{number % classes}" for number in range(rows)]
     words = np.random.default_rng(rows).integers(20_000, size=(rows, 12)).tolist()
     lines = zip(labels, words, strict=True)
@@ -28,13 +28,13 @@ def write_rows(path: Path, rows: int, classes: int) -> Path:
 
 
 def measure(title: str, words: list[str | Path], home: Path) -> None:
-    """Run a command and print how long it took, and the peak memory of the process."""
+    """Run a command and print its time and peak memory."""
     finished = run(["-m", "finetune", *words], home)
     print(f"{title}: {finished.seconds:.0f} s, {finished.memory:,.0f} MiB", flush=True)
 
 
 def main() -> None:
-    """Print a line for each."""
+    """Print a line for each measurement."""
     argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     print(processor())
     with tempfile.TemporaryDirectory() as name:
@@ -49,8 +49,8 @@ def main() -> None:
             words = ["evaluate", home / f"run-{classes}", "--data", data]
             measure(f"evaluation, {TESTED:,} rows, {classes:,} classes", words, home)
         path = home / "run-5" / "predictions.parquet"
-        rows_of_page = pd.read_parquet(path).sample(TESTED, replace=True, random_state=0)
-        rows_of_page.to_parquet(path, index=False)
+        page_rows = pd.read_parquet(path).sample(TESTED, replace=True, random_state=0)
+        page_rows.to_parquet(path, index=False)
         measure(f"page, {TESTED:,} rows", ["report", home / "run-5"], home)
         data = write_rows(home / "million.parquet", PREDICTED, 5)
         words = ["predict", home / "run-5", data, "--output", home / "predicted.parquet"]

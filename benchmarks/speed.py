@@ -1,4 +1,4 @@
-"""Training and prediction, in turns: the stock script, this checkout, and perhaps another one.
+"""Compare the speed of the stock script, this checkout, and optionally another checkout.
 
     python benchmarks/speed.py                                  # about 20 minutes on two cores
     python benchmarks/speed.py --tree ../before --rounds 5
@@ -32,7 +32,7 @@ STOCK, THIS, OTHER = "stock", "this checkout", "the other"
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured."""
+    """A measured training or prediction."""
 
     name: str
     data: str
@@ -53,18 +53,18 @@ CASES = (
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs cases below a directory.
+    """Runs cases in a directory.
 
     Attributes:
-        scratch: For data, runs and caches.
-        trees: Checkouts by the name of their way.
+        scratch: The directory for data, runs and caches.
+        trees: The checkouts by name.
     """
 
     scratch: Path
     trees: dict[str, Path]
 
     def turn(self, way: str, case: Case) -> Finished:
-        """Do a case once."""
+        """Run a case once, with the stock script or a checkout."""
         data = self._write_rows(case)
         output = self.scratch / way / "run"
         if way == STOCK:
@@ -87,7 +87,7 @@ class Bench:
         return ["-m", "finetune", *flags.split(), "--dataset", data]
 
     def _model(self, way: str, case: Case) -> Path:
-        """Return a run of a few steps to predict with, by the checkout of that way."""
+        """Return a run of a few steps of a checkout, to predict with."""
         output = self.scratch / way / f"model-{case.max_length}"
         if not output.exists():
             words = self._training(self._write_rows(case), case)
@@ -106,9 +106,9 @@ class Bench:
 
 
 def measure(bench: Bench, case: Case, ways: Sequence[str], rounds: int) -> None:
-    """Print a line for each way."""
+    """Run a case in turns and print a line for the stock script and each checkout."""
     turns: dict[str, list[Finished]] = {way: [] for way in ways}
-    for number in range(rounds + 1):  # the first fills caches
+    for number in range(rounds + 1):  # round 0 fills the caches
         for way in ways:
             finished = bench.turn(way, case)
             if number:
@@ -137,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tree", type=Path, help="another checkout to compare with")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="part of the names of the cases")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
     options = parser.parse_args()
     trees = {THIS: ROOT, **({OTHER: options.tree} if options.tree else {})}
     datasets.disable_progress_bars()

@@ -1,8 +1,8 @@
-"""Seconds from the start of a process to its first step, on data that is cached.
+"""Measure the seconds from the start of a process to its first step, on cached data.
 
     python benchmarks/start.py          # about two minutes
 
-In turns: the stock script and the toolkit, each alone and as two workers of torchrun.
+The stock script and the toolkit run in turns, each in one process and in two under torchrun.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Reviews(TextRecipe):
 
 
 def stop() -> None:
-    """Print how long this process has been there, on rank 0, and end it."""
+    """Print the age of this process on rank 0, and end it."""
     import psutil
 
     if int(os.environ.get("RANK", 0)) == 0:
@@ -60,7 +60,7 @@ class StopAtFirstStep:
 
 
 def main() -> None:
-    """Print the medians."""
+    """Print the median time of each case."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--stock", metavar="DATA", help=argparse.SUPPRESS)
@@ -91,7 +91,7 @@ def main() -> None:
         }
         ways |= {f"{way}, two": [*TORCHRUN, *words] for way, words in ways.items()}
         seconds: dict[str, list[float]] = {way: [] for way in ways}
-        for number in range(options.rounds + 1):  # the first fills caches
+        for number in range(options.rounds + 1):  # round 0 fills the caches
             for way, words in ways.items():
                 output = run(words, home / "scratch").output
                 if number:

@@ -1,7 +1,7 @@
-"""What the tutorials of Hugging Face tell people to write, to compare with: ``speed.py`` runs it.
+"""Train and predict as in the tutorials of Hugging Face; ``speed.py`` compares with this.
 
-``Trainer`` with its default arguments and ``DataCollatorWithPadding`` (transformers, "Fine-tuning a
-pretrained model"), and ``pipeline`` with a batch size.
+This uses ``Trainer`` with its default arguments and ``DataCollatorWithPadding`` (transformers,
+"Fine-tuning a pretrained model"), and ``pipeline`` with a batch size.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from transformers import (
 
 
 class Clock(TrainerCallback):
-    """Prints the rows of a second over all steps but the first, in which kernels are chosen."""
+    """Prints samples/s over all steps but the first, which selects kernels."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start or stop."""
+        """Start the clock after the first step, and print after the last."""
         if state.global_step == 1:
             self.started = time.perf_counter()
         elif state.global_step == state.max_steps and state.is_world_process_zero:
@@ -55,7 +55,7 @@ def train(data: str, model: str, max_length: int, **arguments: Any) -> None:
 
 
 def predict(data: str, model: str, max_length: int) -> None:
-    """Predict the texts of a parquet file."""
+    """Predict the texts of a parquet file and print samples/s."""
     texts = pd.read_parquet(data)["text"].tolist()
     classify = pipeline("text-classification", model=model, truncation=True, max_length=max_length)
     started = time.perf_counter()
@@ -68,14 +68,14 @@ if __name__ == "__main__":
     parser.add_argument("data")
     parser.add_argument("model")
     parser.add_argument("max_length", type=int)
-    parser.add_argument("--batch", type=int, help="rows of a process in a step; else predict")
+    parser.add_argument("--batch", type=int, help="batch size of a process; predict if missing")
     parser.add_argument("--steps", type=int)
-    given = parser.parse_args()
-    if given.batch:
+    options = parser.parse_args()
+    if options.batch:
         train(
-            given.data, given.model, given.max_length,
-            per_device_train_batch_size=given.batch, max_steps=given.steps, save_strategy="no",
+            options.data, options.model, options.max_length,
+            per_device_train_batch_size=options.batch, max_steps=options.steps, save_strategy="no",
             logging_strategy="no", report_to="none", output_dir="stock", use_cpu=True,
         )  # fmt: skip
     else:
-        predict(given.data, given.model, given.max_length)
+        predict(options.data, options.model, options.max_length)

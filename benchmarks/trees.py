@@ -1,4 +1,4 @@
-"""Commands of a checkout of this repository, each a process of its own that is measured."""
+"""Run commands of a checkout of this repository and measure time and memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 
 @dataclass(frozen=True)
 class Finished:
-    """A process that ended well.
+    """A process that ended with the expected status.
 
     Attributes:
-        output: What it wrote to standard output and standard error.
-        seconds: From its start to its end.
-        memory: Peak resident memory of its largest process, in MiB.
+        output: The text of standard output and standard error.
+        seconds: The time from start to end.
+        memory: The peak resident memory of the largest process, in MiB.
     """
 
     output: str
@@ -36,10 +36,10 @@ def run(
 ) -> Finished:
     """Run ``python WORDS`` with the packages of a tree and a cache in ``scratch``.
 
-    With ``kill_at`` it is killed as soon as that file exists.
+    With ``kill_at``, the process is killed as soon as that file exists.
 
     Raises:
-        RuntimeError: If it fails, or ends before it can be killed; with the end of its output.
+        RuntimeError: If the process fails or ends before the kill; has the end of its output.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {
@@ -66,7 +66,7 @@ def run(
 
 
 def processor() -> str:
-    """Return the name of the processor, as Linux gives it."""
+    """Return the name of the processor and the number of cores."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]

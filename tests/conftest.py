@@ -1,8 +1,7 @@
-"""Fixtures: the Hub on the loopback interface, a tiny model, and the command line in processes.
+"""Fixtures: a Hub on the loopback interface, a tiny model, and the command line in processes.
 
-Nothing here or in a test reaches a network, retries, or sleeps until something else is done. The
-libraries read their caches from the environment when they are imported, so it is set here, before
-any of them is.
+No test uses another network, retries or sleeps. The libraries read the paths of their caches from
+the environment when they are imported, so these are set here, before the first import.
 """
 
 import gc
@@ -23,11 +22,11 @@ os.environ |= {
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "COLUMNS": "100",
-    "OMP_NUM_THREADS": "1",  # more threads only wait for each other over matrices this small
+    "OMP_NUM_THREADS": "1",  # more threads are slower on matrices this small
 }
 for _name in ("DATASETS_CACHE", "ENDPOINT", "HUB_CACHE", "MODULES_CACHE", "TOKEN"):
-    os.environ.pop(f"HF_{_name}", None)  # the caches are those below HF_HOME
-#: Seconds after which a process counts as one that hangs; no test measures time by it.
+    os.environ.pop(f"HF_{_name}", None)  # all caches are in HF_HOME
+#: Timeout in seconds for a process that hangs; no test uses it to measure time.
 HANGS = 900
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(sys.executable).parent
@@ -36,10 +35,10 @@ LAUNCHERS = {
     "torchrun": [str(SCRIPTS / "torchrun"), "--standalone", "--nproc_per_node=2", "-m", "finetune"],
     "accelerate": [str(SCRIPTS / "accelerate"), "launch", "-m", "finetune"],
 }
-#: Files that take longest: one of them at the end would keep one worker alone.
+#: The test files that take longest. They run first, so that no worker is busy alone at the end.
 LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
-#: Unit tests that are quick and hold a subtle rule; the others run pages, notebooks and faults, and
-#: are slow. What users rely on is in the acceptance tests.
+#: Fast unit tests of rules that are easy to break. Other unit tests run docs, notebooks and faults,
+#: and are slow. What users rely on is covered by the acceptance tests.
 QUICK = {
     *("augmentation", "cpu", "docs", "estimates", "exchange", "gpu_check", "head", "kernels"),
     *("layout", "losses", "recipe"),
@@ -49,7 +48,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Hub"]:  # noqa: F821
-    """The Hub, with small repositories in the shapes of the real ones."""
+    """A Hub with small repositories that have the same files as the real ones."""
     from tests.hub import build_repositories, serve
 
     root = tmp_path_factory.mktemp("hub")
@@ -60,7 +59,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Hub"]:  # noqa: F
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory with a BERT of two layers and 32 dimensions, and its tokenizer."""
+    """The directory of a BERT with 2 layers and hidden size 32, and its tokenizer."""
     from tests.hub import build_repositories
     from tests.hub.repositories import CASED
 
@@ -71,7 +70,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """More threads only wait for each other over matrices this small."""
+    """Use one thread: more threads are slower on matrices this small."""
     import torch
 
     threads = torch.get_num_threads()
@@ -82,7 +81,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the page, which takes longer than a small training; it has tests of its own."""
+    """Skip `report.html`, which takes longer than a small training and has its own tests."""
     from finetune.reporting import page
 
     monkeypatch.setattr(page, "write", lambda run: run.path)
@@ -90,7 +89,7 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def uneven_reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CSV of 200 distinct reviews, `text` and `label` (bad, good), of very unequal lengths."""
+    """A CSV with 200 different reviews of very unequal lengths; columns `text`, `label`."""
     words = {"bad": ["awful", "dull", "bland"], "good": ["great", "lovely", "fine"]}
     lines = ["text,label"]
     for number in range(200):
@@ -104,7 +103,7 @@ def uneven_reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Servers"]:  # noqa: F821
-    """Starts commands without their imports, see `tests/warm.py`."""
+    """Servers that start commands without the time for imports, see `tests/warm.py`."""
     from tests.warm import Servers
 
     servers = Servers(tmp_path_factory.mktemp("warm"))
@@ -114,7 +113,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Servers"]:  # no
 
 @pytest.fixture
 def command(tmp_path: Path, warm: "Servers") -> Command:  # noqa: F821
-    """Run `python -m finetune WORDS` (or under another launcher) in an empty directory."""
+    """Return a function that runs `python -m finetune WORDS` in an empty directory."""
     home = tmp_path / "cwd"
     home.mkdir()
 
@@ -147,12 +146,12 @@ def command(tmp_path: Path, warm: "Servers") -> Command:  # noqa: F821
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--contract C3,D5`: only the acceptance tests of these rows of docs/contract.md."""
+    """Add `--contract C3,D5`, which selects the acceptance tests of rows of docs/contract.md."""
     parser.addoption("--contract", default="", help="run the tests of these rows of the contract")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what is slow, and what starts processes or trains: `make check` leaves that out."""
+    """Mark tests that are slow, start processes or train; `make check` skips them."""
     if rows := set(filter(None, config.getoption("--contract").split(","))):
         items[:] = [
             item
@@ -170,7 +169,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a session whose acceptance tests started or trained more than they may."""
+    """Fail a session whose acceptance tests exceeded the limits of commands and shared runs."""
     if any(len(lines) > limit for _, lines, limit in acceptance_counts(session.config)):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -178,9 +177,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print how many commands the acceptance tests started and how many shared runs they trained.
+    """Print the number of commands and shared runs of the acceptance tests.
 
-    With `-vv` each of them.
+    With `-vv` also list them.
     """
     for kind, lines, limit in acceptance_counts(config):
         if lines:
@@ -190,10 +189,10 @@ def pytest_terminal_summary(
 
 
 def acceptance_counts(config: pytest.Config) -> Iterator[tuple[str, list[str], int]]:
-    """Yield `commands` and `runs`: those of this session, and how many there may be."""
+    """Yield, for `commands` and `runs`, the kind, those of this session, and their limit."""
     from tests.acceptance import MAX_COMMANDS, MAX_RUNS
 
-    if hasattr(config, "workerinput"):  # counted by the process that started the workers
+    if hasattr(config, "workerinput"):  # the process that started the workers counts
         return
     directory = config._tmp_path_factory.getbasetemp() / "acceptance"  # type: ignore[attr-defined]
     for kind, limit in (("commands", MAX_COMMANDS), ("runs", MAX_RUNS)):
@@ -202,15 +201,15 @@ def acceptance_counts(config: pytest.Config) -> Iterator[tuple[str, list[str], i
 
 
 def pytest_collection_finish() -> None:
-    """Each training looks for garbage: not among what was imported, a fifth of a second long."""
+    """Exclude imported objects from garbage collection: it takes 0.2 s in each training."""
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def imports_are_no_garbage() -> Iterator[None]:
-    """Nor among what a test has imported."""
-    before = len(sys.modules)
+def freeze_imports() -> Iterator[None]:
+    """Also exclude the objects that a test has imported."""
+    count = len(sys.modules)
     yield
-    if len(sys.modules) > before + 50:
+    if len(sys.modules) > count + 50:
         gc.collect()
         gc.freeze()

@@ -1,4 +1,4 @@
-"""A tiny random model of each family, with a tokenizer of its class trained on a few sentences."""
+"""Write a tiny random model of each family, and a tokenizer trained on a few sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-#: Tokens that the tables of positions have, those left to padding aside.
+#: The number of learned positions, without those reserved for padding.
 POSITIONS = 64
 _BPE = dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 _BART: dict[str, Any] = dict(
@@ -22,7 +22,7 @@ _BART: dict[str, Any] = dict(
     decoder_ffn_dim=40,
 )
 _DECODER: dict[str, Any] = dict(num_key_value_heads=2, head_dim=8)
-#: Family to model type, tokenizer, and settings of the configuration.
+#: Family -> model type, tokenizer class, and settings of the configuration.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("bert", "BertTokenizer", {}),
     "roberta": ("roberta", "RobertaTokenizer", dict(max_position_embeddings=POSITIONS + 2)),
@@ -36,7 +36,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "DebertaTokenizer",
         dict(relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"]),
     ),
-    "deberta-v2": (  # the larger ones have a convolution
+    "deberta-v2": (  # larger models have a convolution
         "deberta-v2",
         "DebertaV2Tokenizer",
         dict(
@@ -92,7 +92,7 @@ _SIZES: dict[str, Any] = dict(
     num_hidden_layers=2,
     num_attention_heads=4,
     sliding_window=16,
-    initializer_range=0.2,  # rows differ, so that a wrong padding is seen
+    initializer_range=0.2,  # large, so that wrong padding changes the outputs
     init_std=0.2,
 )
 _SENTENCES = [
@@ -103,33 +103,33 @@ _SENTENCES = [
 
 
 def tokenizer_of(name: str) -> Any:
-    """Return a tokenizer of a class of ``transformers``, trained on a few sentences."""
-    if name == "PreTrainedTokenizerFast":  # as ModernBERT has it
-        own = transformers.RobertaTokenizer().train_new_from_iterator(_SENTENCES, 300)
+    """Return a tokenizer of the class ``name`` in ``transformers``, trained on a few sentences."""
+    if name == "PreTrainedTokenizerFast":  # the class of ModernBERT
+        roberta = transformers.RobertaTokenizer().train_new_from_iterator(_SENTENCES, 300)
         names = dict(cls_token="<s>", sep_token="</s>", pad_token="<pad>", unk_token="<unk>")
         return transformers.PreTrainedTokenizerFast(
-            tokenizer_object=own.backend_tokenizer, mask_token="<mask>", **names
+            tokenizer_object=roberta.backend_tokenizer, mask_token="<mask>", **names
         )
     return getattr(transformers, name)().train_new_from_iterator(_SENTENCES, 300)
 
 
 def write(family: str, directory: Path) -> Path:
-    """Write model and tokenizer, as they lie on the Hub: without a head."""
+    """Write the model of a family, without a head as on the Hub, and its tokenizer."""
     kind, name, settings = FAMILIES[family]
     tokenizer = tokenizer_of(name)
     special = {
-        each: found
-        for each in ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-        if (found := getattr(tokenizer, each)) is not None
+        name: token_id
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+        if (token_id := getattr(tokenizer, name)) is not None
     }
-    if kind in ("gpt2", "llama", "qwen2", "qwen3"):  # which have none on the Hub
+    if kind in ("gpt2", "llama", "qwen2", "qwen3"):  # have no padding token on the Hub
         special.pop("pad_token_id", None)
         tokenizer.pad_token = None
     if kind == "t5":
         special["decoder_start_token_id"] = tokenizer.pad_token_id
     default = AutoConfig.for_model(kind)
-    sizes = {each: value for each, value in _SIZES.items() if hasattr(default, each)}
-    if kind != "xlnet":  # whose configuration refuses to have a limit
+    sizes = {name: value for name, value in _SIZES.items() if hasattr(default, name)}
+    if kind != "xlnet":  # its configuration refuses this attribute
         sizes["max_position_embeddings"] = POSITIONS
     config = AutoConfig.for_model(
         kind, **{**sizes, **special, **settings, "vocab_size": len(tokenizer)}

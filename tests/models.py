@@ -1,4 +1,4 @@
-"""Small models and tensors, to try what replaces parts of a model."""
+"""Small models and tensors for the tests of replaced layers."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from finetune.models.cpu import attention, unpadded
 
 
-def drawn(*shape: int) -> torch.Tensor:
+def randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def small(kind: str, **settings: Any) -> Any:
-    """A classifier of two layers, without dropout."""
+def small_model(kind: str, **settings: Any) -> Any:
+    """Return a classifier with two layers and without dropout."""
     config = AutoConfig.for_model(kind, vocab_size=60, num_labels=3, pad_token_id=0)
     sizes = dict(hidden_size=32, dim=32, embedding_size=32, intermediate_size=40, hidden_dim=40)
     counts = dict(num_hidden_layers=2, n_layers=2, num_attention_heads=4, n_heads=4)
@@ -25,20 +25,20 @@ def small(kind: str, **settings: Any) -> Any:
     return AutoModelForSequenceClassification.from_config(config)
 
 
-def watched_layer(model: torch.nn.Module) -> list[int]:
-    """The tokens that the first layer will have seen, each time."""
-    seen: list[int] = []
-    (layers,) = (each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
-    layers[0].register_forward_hook(lambda _, given, __: seen.append(given[0][..., 0].numel()))
-    return seen
+def count_tokens(model: torch.nn.Module) -> list[int]:
+    """Return a list to which each forward pass appends the token count of the first layer."""
+    counts: list[int] = []
+    (layers,) = (module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    layers[0].register_forward_hook(lambda _, args, __: counts.append(args[0][..., 0].numel()))
+    return counts
 
 
 def unpadded_bert() -> tuple[Any, list[int]]:
-    """A BERT whose layers see no padding, and the tokens that the first will have seen."""
-    model = small("bert")
+    """Return a BERT whose layers get no padding, and the list of :func:`count_tokens`."""
+    model = small_model("bert")
     attention.use(model)
     assert unpadded.use(model)
-    return model, watched_layer(model)
+    return model, count_tokens(model)
 
 
 def padded_pair() -> dict[str, torch.Tensor]:

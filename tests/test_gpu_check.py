@@ -1,4 +1,4 @@
-"""`make gpu-check` lists what it cannot verify, as README does."""
+"""Test that `make gpu-check` and README list the same unverified checks."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The last layer of every family is found, and what is folded into it is what a model returns."""
+"""Test that the last layer of every family is found, folded and scaled."""
 
 import copy
 import os
@@ -28,15 +28,15 @@ SIZES: dict[str, Any] = {
     **{"num_key_value_heads": 2, "d_head": 8, "d_kv": 8, "head_dim": 8},
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
-#: With and without a bias in the last layer.
-WITH = ["bert", "roberta", "distilbert", "xlnet", "t5", "bart", "electra", "albert", "deberta-v2"]
-WITHOUT = ["gpt2", "llama"]
+#: Families with and without a bias in the last layer.
+BIAS = ["bert", "roberta", "distilbert", "xlnet", "t5", "bart", "electra", "albert", "deberta-v2"]
+NO_BIAS = ["gpt2", "llama"]
 INPUT_IDS = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 11, 12, 2], [13, 5, 14, 6, 2]])
 
 
 def tiny(family: str, width: int) -> Any:
     config = AutoConfig.for_model(family, vocab_size=50, pad_token_id=0)
-    config.id2label = {each: f"target {each}" for each in range(width)}
+    config.id2label = {index: f"target {index}" for index in range(width)}
     for name, value in SIZES.items():
         if hasattr(config, name):
             setattr(config, name, value)
@@ -53,13 +53,13 @@ def outputs(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize("family", WITH + WITHOUT)
-def test_what_is_folded_is_what_the_model_returns(family: str, width: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", BIAS + NO_BIAS)
+def test_a_model_returns_folded_outputs(family: str, width: int, tmp_path: Path) -> None:
     model = tiny(family, width)
     before, layer = outputs(model), head.last_linear(model, width)
-    assert (layer.bias is not None) == (family in WITH)
+    assert (layer.bias is not None) == (family in BIAS)
     scale, shift = np.array([3.0, 0.01][:width]), np.array([100.0, -2.0][:width])
-    if family in WITHOUT:
+    if family in NO_BIAS:
         with pytest.raises(AssertionError):
             head.fold(layer, scale, shift)
         shift *= 0
@@ -72,7 +72,7 @@ def test_what_is_folded_is_what_the_model_returns(family: str, width: int, tmp_p
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_scaled_outputs_change_nothing_to_the_bit(family: str, tmp_path: Path) -> None:
+def test_scaling_keeps_outputs_and_weights_bit_identical(family: str, tmp_path: Path) -> None:
     model = tiny(family, 2)
     layer = head.last_linear(model, 2)
     if layer.bias is not None:
@@ -87,9 +87,9 @@ def test_scaled_outputs_change_nothing_to_the_bit(family: str, tmp_path: Path) -
     model.save_pretrained(tmp_path)
     reloaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert torch.equal(outputs(reloaded), before)
-    inside = layer.weight.detach().clone()
+    scaled_weight = layer.weight.detach().clone()
     model.load_state_dict({key: value.clone() for key, value in plain.items()})
-    assert torch.equal(layer.weight, inside)
+    assert torch.equal(layer.weight, scaled_weight)
     head.scale_outputs(layer, np.array([4.0, 0.5]))
     assert torch.equal(outputs(model), before)
     assert torch.equal(layer.weight * torch.tensor([[4.0], [0.5]]), plain[name])
@@ -102,13 +102,13 @@ def test_scaled_outputs_are_computed_in_float32_under_autocast() -> None:
     exact = layer(states).detach()
     head.scale_outputs(layer, np.array([4.0]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = layer(states)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.detach(), exact)  # bf16 has 2000, 2008, ...
+        scaled = layer(states)
+    assert scaled.dtype == torch.float32
+    torch.testing.assert_close(scaled.detach(), exact)  # bf16 numbers are 2000, 2008, ...
 
 
 def test_a_step_moves_scaled_outputs_by_their_scale() -> None:
-    moved = []
+    changes = []
     for scale in (None, 1024.0):
         torch.manual_seed(0)
         layer = torch.nn.Linear(4, 1)
@@ -119,8 +119,8 @@ def test_a_step_moves_scaled_outputs_by_their_scale() -> None:
         before = layer(torch.ones(1, 4))
         (before / (scale or 1)).square().sum().backward()
         optimizer.step()
-        moved.append((layer(torch.ones(1, 4)) - before).item() / (scale or 1))
-    assert moved[0] == pytest.approx(moved[1], rel=1e-6)
+        changes.append((layer(torch.ones(1, 4)) - before).item() / (scale or 1))
+    assert changes[0] == pytest.approx(changes[1], rel=1e-6)
 
 
 SHARDED = """
@@ -165,7 +165,7 @@ def test_the_last_layer_of_a_sharded_model_is_scaled_and_folded(
     tmp_path: Path, warm: Servers
 ) -> None:
     (tmp_path / "sharded.py").write_text(SHARDED, encoding="utf-8")
-    done = subprocess.run(
+    process = subprocess.run(
         warm.torchrun([], os.environ, module="sharded"),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -174,4 +174,4 @@ def test_the_last_layer_of_a_sharded_model_is_scaled_and_folded(
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert process.returncode == 0, process.stderr[-2000:]

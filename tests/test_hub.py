@@ -1,4 +1,4 @@
-"""A data set of the Hub with configurations and splits of other names."""
+"""Test a Hub data set that has configurations and unusual split names."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from tests.hub import Hub
 from tests.hub.repositories import TICKETS
 
 
-def test_a_configuration_and_splits_of_other_names_can_be_chosen(
+def test_a_configuration_and_split_names_can_be_chosen(
     hub: Hub, command: Command, tiny_model: str, tmp_path: Path
 ) -> None:
     environment = hub.environment(tmp_path / "home")

@@ -1,4 +1,4 @@
-"""What a kernel does not know is left to the libraries."""
+"""Test that kernels fall back to the libraries for inputs they do not support."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,44 +12,44 @@ from transformers import AutoModelForTokenClassification
 from transformers.models.bert.modeling_bert import BertEncoder
 
 from finetune.models.cpu import attention, unpadded
-from tests.models import drawn, padded_pair, small, unpadded_bert
+from tests.models import padded_pair, randn, small_model, unpadded_bert
 
 Model = torch.nn.Module
 LAYER = SimpleNamespace(is_causal=False)
 SHAPE = (3, 2, 9, 8)
-SEEN = torch.ones(3, 1, 9, 9, dtype=torch.bool).tril()
+VISIBLE = torch.ones(3, 1, 9, 9, dtype=torch.bool).tril()
 
 
 # ---- attention -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Our attention fails where it is taken."""
+def always_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make our attention fail where it is used."""
     monkeypatch.setattr(attention, "_FewSequences", None)
 
 
-@pytest.mark.usefixtures("left")
+@pytest.mark.usefixtures("always_fallback")
 @pytest.mark.parametrize(
     "mask",
     [
-        torch.zeros(3, 1, 9, 9).masked_fill(~SEEN, float("-inf")),
-        SEEN.expand(3, 2, 9, 9),
-        SEEN[:1],
-        SEEN[:, :, -1:],
-        SEEN[0, 0],
+        torch.zeros(3, 1, 9, 9).masked_fill(~VISIBLE, float("-inf")),
+        VISIBLE.expand(3, 2, 9, 9),
+        VISIBLE[:1],
+        VISIBLE[:, :, -1:],
+        VISIBLE[0, 0],
     ],
     ids=["of numbers", "for each head", "one for all", "one for every token", "without rows"],
 )
-def test_a_mask_of_another_kind_is_left_to_torch(mask: torch.Tensor) -> None:
-    tensors = [drawn(*SHAPE) + each for each in range(3)]
-    found, _ = attention.forward(LAYER, *tensors, mask)
-    assert_close(found, scaled_dot_product_attention(*tensors, attn_mask=mask).transpose(1, 2))
+def test_torch_handles_an_unsupported_mask(mask: torch.Tensor) -> None:
+    tensors = [randn(*SHAPE) + offset for offset in range(3)]
+    output, _ = attention.forward(LAYER, *tensors, mask)
+    assert_close(output, scaled_dot_product_attention(*tensors, attn_mask=mask).transpose(1, 2))
 
 
-@pytest.mark.usefixtures("left")
+@pytest.mark.usefixtures("always_fallback")
 @pytest.mark.parametrize(
-    "named",
+    "arguments",
     [
         {"dropout": 0.5},
         {"is_causal": True},
@@ -58,10 +58,10 @@ def test_a_mask_of_another_kind_is_left_to_torch(mask: torch.Tensor) -> None:
         {"s_aux": torch.zeros(2)},
         {"output_attentions": True},
     ],
-    ids=lambda named: next(iter(named)),
+    ids=lambda arguments: next(iter(arguments)),
 )
-def test_an_attention_that_asks_for_more_is_left_to_torch(named: dict[str, Any]) -> None:
-    attention.forward(LAYER, *(drawn(*SHAPE) for _ in range(3)), None, **named)
+def test_torch_handles_unsupported_arguments(arguments: dict[str, Any]) -> None:
+    attention.forward(LAYER, *(randn(*SHAPE) for _ in range(3)), None, **arguments)
 
 
 # ---- layers without padding ----------------------------------------------------------------------
@@ -80,7 +80,7 @@ def with_a_convolution(model: Any) -> None:
 
 
 def with_a_hook(model: Any) -> None:
-    model.bert.encoder.layer[0].output.register_forward_hook(lambda *given: None)
+    model.bert.encoder.layer[0].output.register_forward_hook(lambda *args: None)
 
 
 def with_attention_dropout(model: Any) -> None:
@@ -98,14 +98,14 @@ def with_attention_dropout(model: Any) -> None:
     ],
 )
 def test_a_model_that_was_changed_keeps_its_padding(change: Callable[[Any], None]) -> None:
-    model = small("bert")
+    model = small_model("bert")
     attention.use(model)
     change(model)
     assert not unpadded.use(model)
 
 
 def test_a_head_that_reads_every_token_keeps_the_padding() -> None:
-    model = AutoModelForTokenClassification.from_config(small("bert").config)
+    model = AutoModelForTokenClassification.from_config(small_model("bert").config)
     attention.use(model)
     assert not unpadded.use(model)
 
@@ -120,33 +120,33 @@ def test_a_head_that_reads_every_token_keeps_the_padding() -> None:
         lambda layer, hidden, mask: layer(hidden, mask.float()),
         lambda layer, hidden, mask: layer(hidden, mask.expand(-1, 4, -1, -1)),
     ],
-    ids=["by keyword", "with a cache", "and one of heads", "and states", "of numbers", "of heads"],
+    ids=["keyword", "cache", "head mask", "encoder states", "mask of numbers", "mask for heads"],
 )
-def test_a_layer_that_is_called_in_another_way_keeps_its_padding(
+def test_a_layer_with_unsupported_arguments_keeps_its_padding(
     call: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def encode(self: Any, hidden: torch.Tensor, attention_mask: Any, **others: Any) -> Any:
+    def encode(self: Any, hidden: torch.Tensor, attention_mask: Any, **kwargs: Any) -> Any:
         for layer in self.layer:
             hidden = call(layer, hidden, attention_mask)
         return SimpleNamespace(last_hidden_state=hidden, past_key_values=None)
 
     monkeypatch.setattr(BertEncoder, "forward", encode)
-    expected = small("bert")(**padded_pair()).logits
-    model, seen = unpadded_bert()
+    expected = small_model("bert")(**padded_pair()).logits
+    model, token_counts = unpadded_bert()
     assert_close(model(**padded_pair()).logits, expected, rtol=1e-5, atol=1e-6)
-    assert seen == [180]
+    assert token_counts == [180]
 
 
 class OneCache:
-    """It caches nothing, but a layer that is handed one may have keys of earlier tokens."""
+    """An empty cache; with a cache, a layer may have keys of earlier tokens."""
 
     def update(self, key: torch.Tensor, value: torch.Tensor, layer: Any) -> Any:
         return key, value
 
 
-def test_a_model_that_failed_half_way_returns_padded_states_after_it() -> None:
-    model, seen = unpadded_bert()
+def test_a_model_returns_padded_states_after_a_failed_pass() -> None:
+    model, token_counts = unpadded_bert()
     with pytest.raises(IndexError):
         model(**{**padded_pair(), "input_ids": torch.full((2, 90), 999)})
-    model.bert(**padded_pair())  # of which more than the first token may be read
-    assert seen == [180]
+    model.bert(**padded_pair())  # its states of all tokens may be read
+    assert token_counts == [180]

@@ -1,6 +1,6 @@
-"""Losses stay finite for large logits, and are computed in fp32.
+"""Test that losses are finite for large logits and computed in fp32.
 
-Their values are held by hand-written losses in `tests/acceptance/test_tasks.py`.
+`tests/acceptance/test_tasks.py` compares their values with hand-written losses.
 """
 
 from collections.abc import Callable
@@ -12,24 +12,24 @@ from finetune.tasks import losses
 
 ROWS, CLASSES = 12, 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-OF_CLASSES = (
+SINGLE_LABEL = (
     losses.cross_entropy,
     losses.focal,
     losses.soft_labels,
     losses.squared_earth_movers_distance,
 )
-EVERY = (*OF_CLASSES, losses.binary_cross_entropy, losses.binary_focal)
+ALL = (*SINGLE_LABEL, losses.binary_cross_entropy, losses.binary_focal)
 
 
 def batch(loss: Loss) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(ROWS, CLASSES, generator=generator, dtype=torch.float64)
-    if loss in OF_CLASSES:
+    if loss in SINGLE_LABEL:
         return logits, torch.randint(CLASSES, (ROWS,), generator=generator)
     return logits, (torch.rand(ROWS, CLASSES, generator=generator) < 0.4).float()
 
 
-@pytest.mark.parametrize("loss", EVERY)
+@pytest.mark.parametrize("loss", ALL)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1e4, 1e30])
 def test_large_logits_have_finite_losses_and_gradients(
@@ -44,8 +44,8 @@ def test_large_logits_have_finite_losses_and_gradients(
     assert large.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("loss", EVERY)
-def test_bf16_logits_are_computed_with_in_fp32(loss: Loss) -> None:
+@pytest.mark.parametrize("loss", ALL)
+def test_losses_of_bf16_logits_are_computed_in_fp32(loss: Loss) -> None:
     logits, targets = batch(loss)
     rounded = logits.bfloat16()
     values = loss(rounded, targets)

@@ -1,6 +1,6 @@
-"""What the repository says of itself on the outside: citation, licence, hosted CI.
+"""Test the metadata of the repository: citation, license and the hosted CI workflow.
 
-The wheel is built in `tests/acceptance/test_run.py`.
+`tests/acceptance/test_run.py` builds the wheel.
 """
 
 import tomllib
@@ -30,7 +30,7 @@ def test_the_citation_agrees_with_the_package() -> None:
     assert citation["license"] == PROJECT["license"]
 
 
-def test_the_hosted_workflow_runs_what_ci_runs() -> None:
+def test_the_hosted_workflow_runs_the_ci_script() -> None:
     (job,) = read_yaml(".github/workflows/ci.yml")["jobs"].values()
     assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
     assert (ROOT / ".ci" / "run").exists()

@@ -1,6 +1,6 @@
-"""Every command of README and docs/quickstart.md runs as it stands there, among decoys.
+"""Test that every command of README and docs/quickstart.md runs, in a directory of decoys.
 
-The Hub is the one on the loopback interface. Long trainings run up to their first batch.
+The Hub is on the loopback interface. Long trainings stop at their first batch.
 """
 
 import dataclasses
@@ -38,14 +38,14 @@ class Mine(TextRecipe):
 
 @dataclasses.dataclass
 class Shell:
-    """Where the commands run, in the order of the page."""
+    """The directory and environment in which the commands run, in the order of the page."""
 
     directory: Path
     environment: dict[str, str]
     model: str
 
     def run(self, words: list[str], status: int = 0) -> str:
-        """Run a command, whose exit status is ``status``, and return its output."""
+        """Run a command, assert that it exits with ``status``, and return its standard output."""
         loop = "examples/native_ddp.py"
         places = {"DIRECTORY": self.model, loop: str(ROOT / loop)}
         program, *words = [places.get(word, word) for word in words]
@@ -90,18 +90,18 @@ def test_each_command_runs(shell: Shell, words: list[str]) -> None:
     recipe = {"yelp", "mnist", "sentiment"} & set(words)
     is_long = "-m" in words and recipe and {"--embedded", "--train_samples"} & set(words)
     words = [*words, "--dry_run"] if is_long and "--dry_run" not in words else words
-    shell.run(words, status=3 if "check" in words else 0)  # a warning: 6 steps are few
+    shell.run(words, status=3 if "check" in words else 0)  # check warns of 6 steps
 
 
-def test_the_block_of_a_run_runs(shell: Shell) -> None:
-    """After the commands: it reads one of their runs."""
-    *before, last = BLOCKS[0].strip().splitlines()
-    output = shell.run(["python", "-P", "-c", "\n".join([*before, f"print({last})"])])
+def test_the_python_block_runs(shell: Shell) -> None:
+    """The block reads a run of the commands before."""
+    *statements, expression = BLOCKS[0].strip().splitlines()
+    output = shell.run(["python", "-P", "-c", "\n".join([*statements, f"print({expression})"])])
     assert re.search(r"'label': '(positive|negative)'", output)
 
 
 def test_the_first_hour(shell: Shell, tmp_path: Path) -> None:
-    """`check` prints what the page shows; trainings are cut short."""
+    """`check` prints the output on the page; trainings stop after two steps."""
     shell = dataclasses.replace(shell, directory=tmp_path)
     script, config = re.findall(r"```(?:python|yaml)\n(.*?)```", QUICKSTART, re.DOTALL)
     (tmp_path / "make_reviews.py").write_text(script)

@@ -1,4 +1,4 @@
-"""The contract of a recipe: fields are options, methods are steps, and mistakes have names."""
+"""Test recipes: fields are options, methods are steps, and errors name the option."""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.hub.repositories import UNCASED
 
 class Reviews(TextRecipe):
     max_length: int = 32
-    temperature: float = option(1.0, "an option of its own")
+    temperature: float = option(1.0, "a custom option")
 
 
 def helps(cls: type[Recipe]) -> dict[str, str]:
@@ -28,7 +28,7 @@ def write(path: Path, *classes: str, before: str = "") -> Path:
     bodies = "\n\n".join(
         f"class {name}(TextRecipe):\n    dataset: str = 'data of {name}'" for name in classes
     )
-    head = f'"""A recipe of its own."""\n{before}\nfrom finetune import TextRecipe'
+    head = f'"""A custom recipe."""\n{before}\nfrom finetune import TextRecipe'
     path.write_text(f"{head}\n\n{bodies}\n")
     return path
 
@@ -42,7 +42,7 @@ def test_a_field_declared_again_keeps_its_help() -> None:
     assert TextRecipe().max_length == 512
 
 
-def test_an_override_without_annotation_keeps_its_type_two_classes_down() -> None:
+def test_an_override_without_annotation_keeps_the_inherited_type() -> None:
     class Cold(Reviews):
         temperature = 0.5
         max_length = 16
@@ -59,7 +59,7 @@ def test_an_override_without_annotation_keeps_its_type_two_classes_down() -> Non
 @pytest.mark.parametrize(
     "name", ["learning_rate", "global_batch_size", "config", "dry_run", "do_train"]
 )
-def test_a_field_that_is_taken_is_refused_by_name(name: str) -> None:
+def test_a_field_with_a_reserved_name_is_refused(name: str) -> None:
     wrong = type("Wrong", (TextRecipe,), {"__annotations__": {name: float}, name: 0.1})
 
     with pytest.raises(UserError, match=rf"Wrong: the options {name} are named like training"):
@@ -67,7 +67,7 @@ def test_a_field_that_is_taken_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["training", "embedded"])
-def test_defaults_merge_down_the_classes(name: str) -> None:
+def test_defaults_of_base_classes_are_merged(name: str) -> None:
     upper = type("Upper", (TextRecipe,), {name: {"learning_rate": 1.0, "max_steps": 5}})
     lower = type("Lower", (upper,), {name: {"learning_rate": 2.0}})
     lowest = type("Lowest", (lower,), {})
@@ -84,7 +84,7 @@ def test_defaults_merge_down_the_classes(name: str) -> None:
 
 @pytest.fixture
 def uncased_model(tiny_model: str) -> str:
-    """The directory of the model whose weights are stored in bf16."""
+    """The directory of a model whose weights are stored in bf16."""
     return tiny_model.replace("cased", "uncased")
 
 
@@ -97,7 +97,7 @@ def test_dropout_reaches_the_model(tiny_model: str) -> None:
     assert model.bert.encoder.layer[0].output.dropout.p == 0.3
 
 
-def test_weights_are_in_fp32_whatever_the_checkpoint_says(uncased_model: str) -> None:
+def test_weights_are_in_fp32_regardless_of_the_checkpoint(uncased_model: str) -> None:
     assert uncased_model.endswith(UNCASED)
     with safe_open(Path(uncased_model) / "model.safetensors", framework="pt") as stored:
         assert {stored.get_tensor(key).dtype for key in stored.keys()} == {  # noqa: SIM118
@@ -112,30 +112,30 @@ def test_weights_are_in_fp32_whatever_the_checkpoint_says(uncased_model: str) ->
 # ---- the catalog -----------------------------------------------------------------------------
 
 
-def test_a_base_class_that_is_imported_is_no_recipe_of_the_file(tmp_path: Path) -> None:
+def test_an_imported_base_class_is_not_a_recipe_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "child.py", "Child", before="from recipes.yelp import Yelp")
 
     assert catalog.find(str(path)).__name__ == "Child"
 
 
-def test_two_files_of_one_name_are_two_recipes(tmp_path: Path) -> None:
+def test_two_files_with_the_same_name_are_two_recipes(tmp_path: Path) -> None:
     first = write(tmp_path / "a" / "task.py", "First")
     second = write(tmp_path / "b" / "task.py", "Second")
 
-    found = [catalog.find(str(path)) for path in (first, second)]
+    recipes = [catalog.find(str(path)) for path in (first, second)]
 
-    assert [cls.__name__ for cls in found] == ["First", "Second"]
-    assert [catalog.origin(cls) for cls in found] == [str(first), str(second)]
+    assert [cls.__name__ for cls in recipes] == ["First", "Second"]
+    assert [catalog.origin(cls) for cls in recipes] == [str(first), str(second)]
 
 
-def test_a_recipe_that_fails_is_not_kept_half_made(tmp_path: Path) -> None:
+def test_a_recipe_that_fails_to_import_is_not_cached(tmp_path: Path) -> None:
     path = write(tmp_path / "fails.py", "Fails", before="raise ValueError('on its own account')")
     for _ in range(2):
         with pytest.raises(UserError, match=r"fails\.py, line 2: ValueError: on its own"):
             catalog.find(str(path))
 
 
-def test_a_keyword_of_another_type_is_refused_by_name() -> None:
+def test_a_keyword_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(UserError) as refusal:
         finetune.train("mnist", output_dir=None, dry_run="yes", embedded=True, split_seed=1.5)
     assert refusal.value.mistakes == (
@@ -145,14 +145,14 @@ def test_a_keyword_of_another_type_is_refused_by_name() -> None:
     )
 
 
-def test_the_batch_that_is_named_last_puts_the_others_aside() -> None:
+def test_the_batch_size_of_a_subclass_replaces_that_of_its_base() -> None:
     class Tokens(TextRecipe):
-        """Steps of tokens."""
+        """Steps with a number of tokens."""
 
         training = dict(max_tokens_per_batch=512)
 
     class Rows(Tokens):
-        """Steps of rows."""
+        """Steps with a number of rows."""
 
         training = dict(global_batch_size=16)
 

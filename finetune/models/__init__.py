@@ -1,1 +1,1 @@
-"""Models of ``transformers``: loading them, and in ``cpu/`` what makes them fast on a CPU."""
+"""Load models of ``transformers`` and change their heads; ``cpu/`` makes them fast on a CPU."""

@@ -1,5 +1,5 @@
-"""The last linear layer of a model, which makes its logits: what is done to them is done to its
-weights, so that a saved model needs nothing beside them.
+"""Change the outputs of a model through the weights of its last linear layer, so that a saved
+model needs no extra code or files.
 """
 
 from collections.abc import Sequence
@@ -13,24 +13,24 @@ from finetune.errors import UserError
 
 
 def last_linear(model: torch.nn.Module, width: int) -> torch.nn.Linear:
-    """Return the last linear layer with ``width`` outputs, in the order of the model's modules: in
-    the classifiers of ``transformers`` it makes the logits.
+    """Return the last linear layer with ``width`` outputs; in ``transformers`` it returns logits.
 
     Raises:
-        UserError: If there is none.
+        UserError: If the model has no such layer.
     """
     for layer in reversed(list(model.modules())):
         if isinstance(layer, torch.nn.Linear) and layer.out_features == width:
             return layer
-    raise UserError(f"{type(model).__name__} has no linear layer of {width} outputs")
+    raise UserError(f"{type(model).__name__} has no linear layer with {width} outputs")
 
 
 def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | None:
-    """Return the output of a trained head for each label: by name or, where one side has no names
-    but ``LABEL_0`` and so on, by place; None if the head is for other labels.
+    """Return the index of the trained output for each label, or None if the head has other labels.
+
+    Outputs are matched by name, or by position if one side has only the names ``LABEL_0`` etc.
     """
-    unnamed = [f"LABEL_{place}" for place in range(len(labels))]
-    if len(trained) == len(labels) and unnamed in (list(trained), list(labels)):
+    default_names = [f"LABEL_{index}" for index in range(len(labels))]
+    if len(trained) == len(labels) and default_names in (list(trained), list(labels)):
         return [*range(len(labels))]
     if sorted(trained) != sorted(labels) or len(set(trained)) < len(trained):
         return None
@@ -38,10 +38,10 @@ def match_outputs(trained: Sequence[str], labels: Sequence[str]) -> list[int] | 
 
 
 def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
-    """Let ``layer`` return ``outputs * scale + shift`` from now on, by its weights; in place.
+    """Change the weights of ``layer`` in place so that it returns ``outputs * scale + shift``.
 
-    Both have shape ``(outputs of the layer,)`` and are computed with in float64. Without a bias
-    ``shift`` must be 0.
+    ``scale`` and ``shift`` have shape ``(outputs,)``. The weights are computed in float64. If the
+    layer has no bias, ``shift`` must be 0.
     """
     bias: torch.Tensor | None = layer.bias
     assert bias is not None or not np.any(shift)
@@ -53,7 +53,7 @@ def fold(layer: torch.nn.Linear, scale: np.ndarray, shift: np.ndarray) -> None:
 
 
 def _scaled(weights: Any, factor: torch.Tensor, summand: torch.Tensor | float = 0.0) -> Any:
-    """Return ``weights * factor + summand``; of weights that FSDP has sharded, sharded alike."""
+    """Return ``weights * factor + summand``, sharded like ``weights`` under FSDP."""
     if type(weights) in (torch.Tensor, torch.nn.Parameter):
         return weights * factor + summand
     from torch.distributed.tensor.experimental import implicit_replication  # slow to import
@@ -63,8 +63,9 @@ def _scaled(weights: Any, factor: torch.Tensor, summand: torch.Tensor | float = 
 
 
 def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
-    """Make ``layer`` a :class:`ScaledLinear`, in place, also one that is already; another subclass,
-    which may compute something else, is left as it is. ``scale`` has powers of two, ``(outputs,)``.
+    """Make ``layer`` a :class:`ScaledLinear` in place, or change the scale if it is one.
+
+    Other subclasses are left as they are. ``scale`` has powers of two, shape ``(outputs,)``.
     """
     if type(layer) in (torch.nn.Linear, ScaledLinear):
         previous = layer.scale.double().cpu().numpy() if isinstance(layer, ScaledLinear) else 1
@@ -74,19 +75,19 @@ def scale_outputs(layer: torch.nn.Linear, scale: np.ndarray) -> None:
 
 
 class ScaledLinear(torch.nn.Linear):
-    """A layer that is trained with outputs around 1 and returns them in other units.
+    """A linear layer that is trained with outputs near 1 and returns them in other units.
 
-    The weights are divided by ``scale`` and the outputs multiplied with it, so that nothing changes
-    but how far a step of the optimizer moves them. The state dict has the weights multiplied again:
-    what is saved, a checkpoint too, is an ordinary layer in the units of its outputs, and what is
-    loaded may be one. As the scale is a power of two, none of this rounds. The outputs are computed
-    in float32 even under autocast: bf16 has three digits, too few for most numbers.
+    The weights are divided by ``scale`` and the outputs multiplied by it. So the outputs stay the
+    same, but a step of AdamW moves them ``scale`` times as far. The state dict holds the weights in
+    the units of the data: saved models and checkpoints have an ordinary linear layer, and can be
+    loaded from one. ``scale`` has powers of two, so none of this rounds. Outputs are computed in
+    float32 even under autocast, because the three digits of bf16 are too few.
     """
 
     scale: torch.Tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Return the outputs in their units, float32."""
+        """Return the outputs in the units of the data, float32."""
         bias = None if self.bias is None else self.bias.float()
         with torch.autocast(input.device.type, enabled=False):
             outputs = linear(input.float(), self.weight.float(), bias)
@@ -102,7 +103,7 @@ class ScaledLinear(torch.nn.Linear):
 
 
 def _multiply(state: dict[str, Any], prefix: str, scale: torch.Tensor) -> None:
-    """Multiply the weights of a layer in a state dict; those that a model has are left alone."""
+    """Multiply a layer's weights in a state dict, without changing the tensors of the model."""
     for name in (f"{prefix}weight", f"{prefix}bias"):
         if (weights := state.get(name)) is not None:
             factor = scale.to(weights.device, weights.dtype)

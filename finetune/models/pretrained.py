@@ -1,8 +1,7 @@
-"""Models, tokenizers and image processors of ``transformers``: from the Hub, a local directory or
-an installed package.
+"""Load models, tokenizers and image processors from the Hub, a directory or a package.
 
-``embedded:minilm`` is an encoder of texts. ``embedded:vit`` is a small Vision Transformer that is
-built from a configuration: it needs no download and has learned nothing yet.
+``embedded:minilm`` is a text encoder from an installed package. ``embedded:vit`` is a small Vision
+Transformer with random weights; it is built from a configuration and needs no download.
 """
 
 import pickle
@@ -35,26 +34,26 @@ from finetune.errors import UserError
 from finetune.models import families, head
 from finetune.runtime import hub
 
-#: What ``transformers`` calls kinds of labels.
+#: The values of ``problem_type`` in ``transformers``.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
-#: Set on a model whose last layer is random: no checkpoint had it, or with another size.
+#: Attribute of a model: whether its last layer is new, not continued from the checkpoint.
 FRESH_HEAD = "_has_fresh_head"
 _SMALL_VIT = embedded.PREFIX + "vit"
-_SIDE = 28  # pixels of its images
+_SIDE = 28  # its image size in pixels
 
 
 def load_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
-    """Return the configuration of ``model``, named and pinned as for :func:`load_classifier`.
+    """Return the configuration of a model with ``changes``; see :func:`load_classifier`.
 
     Raises:
-        UserError: If it cannot be loaded, or asks for code from the Hub.
+        UserError: If the configuration cannot be loaded or needs code from the Hub.
     """
     with loading(model, revision) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source, **changes)
     if "/" in str(config._attn_implementation):
         raise UserError(
-            f"--model {model}: its config.json asks for code from the Hub, attn_implementation "
-            f"'{config._attn_implementation}', which is not run: take it out of config.json"
+            f"--model {model}: attn_implementation '{config._attn_implementation}' in config.json "
+            "is code from the Hub, which is never run; remove it from config.json"
         )
     return config
 
@@ -65,14 +64,14 @@ def load_tokenizer(
     truncation_side: str = "right",
     max_length: int | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of ``model``, named and pinned as for :func:`load_classifier`.
+    """Return the tokenizer of a model; ``model`` and ``revision`` as for :func:`load_classifier`.
 
-    Texts are cut at the end or, with the ``truncation_side`` ``left``, at the beginning, to
-    ``max_length`` tokens (None: what the tokenizer says). Both are saved with the tokenizer, so
-    that a ``pipeline()`` cuts where the training did.
+    Long texts lose their end, or with the ``truncation_side`` ``left`` their beginning, and keep
+    ``max_length`` tokens (None: the maximum of the tokenizer). Both settings are saved with the
+    tokenizer, so that ``pipeline()`` truncates as in training.
 
     Raises:
-        UserError: If it cannot be loaded, no file has its vocabulary, or no token pads.
+        UserError: If the tokenizer cannot be loaded or has no vocabulary or no padding token.
     """
     config = load_config(model, revision)
     settings = families.tokenizer_settings(config)
@@ -82,12 +81,12 @@ def load_tokenizer(
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             **source, truncation_side=truncation_side, **settings
         )
-    # without any file transformers 5 makes a tokenizer of special tokens and at most "▁"
+    # without files, transformers 5 returns a tokenizer of special tokens and at most "▁"
     if len(tokenizer) <= len(tokenizer.all_special_tokens) + 1:
         raise UserError(
-            f"--model {model}: no file of a tokenizer is there, like tokenizer.json, vocab.txt or "
-            "spiece.model. Save the tokenizer that the model was trained with beside its "
-            f"config.json: AutoTokenizer.from_pretrained(NAME).save_pretrained({model!r})"
+            f"--model {model}: expected a tokenizer file such as tokenizer.json, vocab.txt or "
+            "spiece.model, found none. Save the tokenizer that the model was trained with: "
+            f"AutoTokenizer.from_pretrained(NAME).save_pretrained({model!r})"
         )
     pad_token_id: Any = config.get_text_config().pad_token_id
     if tokenizer.pad_token is None and pad_token_id in range(len(tokenizer)):
@@ -96,35 +95,35 @@ def load_tokenizer(
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None:
         raise UserError(
-            f"--model {model}: its tokenizer has no padding token, and none that ends a text; "
+            f"--model {model}: the tokenizer has no padding or end-of-sequence token; "
             "add pad_token to its tokenizer_config.json"
         )
     return tokenizer
 
 
 def load_processor(model: str, revision: str | None = None) -> BaseImageProcessor:
-    """Return the image processor of ``model``, on Pillow also where torchvision is installed.
+    """Return the Pillow image processor of a model, even if torchvision is installed.
 
     Raises:
-        UserError: If it cannot be loaded, or there is none on Pillow.
+        UserError: If the processor cannot be loaded or has no Pillow version.
     """
     if model == _SMALL_VIT:
         from transformers import ViTImageProcessorPil
 
-        half = [0.5, 0.5, 0.5]  # of red, green and blue
+        half = [0.5, 0.5, 0.5]  # for red, green and blue
         size = {"height": _SIDE, "width": _SIDE}
         return ViTImageProcessorPil(size=size, image_mean=half, image_std=half)
-    auto: Any = AutoImageProcessor  # which has no annotations
+    auto: Any = AutoImageProcessor  # has no type annotations
     with loading(model, revision) as source:
         processor: BaseImageProcessor = auto.from_pretrained(**source, backend="pil")
     return processor
 
 
 def load_image_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
-    """Return the configuration of ``model``, with some attributes set.
+    """Return the configuration of an image model with the attributes ``changes``.
 
     Raises:
-        UserError: If it cannot be loaded, or its family does not classify images.
+        UserError: If it cannot be loaded or ``transformers`` has no image classifier for it.
     """
     if model == _SMALL_VIT:
         config: PretrainedConfig = AutoConfig.for_model(
@@ -135,15 +134,15 @@ def load_image_config(model: str, revision: str | None = None, **changes: Any) -
             num_hidden_layers=4,
             num_attention_heads=4,
             intermediate_size=192,
-            initializer_range=0.1,  # it starts from nothing: with 0.02 it learns half as fast
+            initializer_range=0.1,  # not pretrained: with 0.02 it learns half as fast
             **changes,
         )
         return config
     config = load_config(model, revision, **changes)
     if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         raise UserError(
-            f"--model {model}: a model of type '{config.model_type}' does not classify images; "
-            f"expected one like ViT, DeiT, Swin, ConvNeXT or ResNet, or {_SMALL_VIT}"
+            f"--model {model}: expected an image model such as ViT, DeiT, Swin, ConvNeXT or "
+            f"ResNet, or {_SMALL_VIT}; found type '{config.model_type}'"
         )
     return config
 
@@ -157,22 +156,21 @@ def load_classifier(
     attention_dropout: float | None = None,
     pad_token_id: int | None = None,
 ) -> PreTrainedModel:
-    """Return ``model`` with a classification head, in fp32 whatever the checkpoint says.
+    """Return a model with a classification head, in fp32 regardless of the checkpoint's dtype.
 
     Args:
         model: A name on the Hub, a local directory, or ``embedded:minilm``.
-        labels: The names of the outputs, for ``pipeline()``; a single output without a name if
-            there are none. A head that was trained for the same names is continued, one for others
-            is replaced.
-        revision: Commit, tag or branch on the Hub; the newest if None.
-        problem_type: What the labels are; None for what the configuration says.
-        hidden_dropout: Probability, or None for the model's own.
-        attention_dropout: Likewise.
-        pad_token_id: What batches are padded with, by which decoders find the end of a text; None
-            for what the configuration says.
+        labels: The names of the outputs; if empty, there is one output without a name. A head that
+            was trained for the same names is continued, any other is replaced.
+        revision: Commit, tag or branch on the Hub; None for the newest.
+        problem_type: The kind of labels; None for that of the configuration.
+        hidden_dropout: Probability, or None for that of the configuration.
+        attention_dropout: Probability, or None for that of the configuration.
+        pad_token_id: The token that pads batches; decoders find the end of a text by it. None for
+            that of the configuration.
 
     Raises:
-        UserError: If the model cannot be loaded, has no head for texts or no such dropout.
+        UserError: If the model cannot be loaded or has no text classifier or no such dropout.
     """
     config = load_config(model, revision, **_head_attributes(labels, problem_type))
     families.set_dropout(config, "hidden_dropout", hidden_dropout)
@@ -187,12 +185,12 @@ def load_image_classifier(
     revision: str | None = None,
     problem_type: ProblemType | None = None,
 ) -> PreTrainedModel:
-    """Return ``model``, which may be ``embedded:vit``, with a head as :func:`load_classifier` does.
+    """Return an image model, or ``embedded:vit``, with a head as in :func:`load_classifier`.
 
     Raises:
-        UserError: If it cannot be loaded, or does not classify images.
+        UserError: If it cannot be loaded or ``transformers`` has no image classifier for it.
     """
-    auto: Any = AutoModelForImageClassification  # which has no annotations
+    auto: Any = AutoModelForImageClassification  # has no type annotations
     config = load_image_config(model, revision, **_head_attributes(labels, problem_type))
     if model == _SMALL_VIT:
         classifier: PreTrainedModel = auto.from_config(config)
@@ -213,7 +211,7 @@ def _head_attributes(labels: Sequence[str], problem_type: ProblemType | None) ->
 def _load_with_head(
     auto: Any, model: str, config: PretrainedConfig, revision: str | None
 ) -> PreTrainedModel:
-    """Return ``model`` with the head of a configuration; one for the same labels is continued."""
+    """Return ``model`` with the head in ``config``; a head for the same labels is continued."""
     trained = families.outputs_of_head(load_config(model, revision))
     with loading(model, revision) as source:
         classifier: PreTrainedModel = auto.from_pretrained(
@@ -222,7 +220,7 @@ def _load_with_head(
     labels = list((config.id2label or {}).values())
     order = head.match_outputs(trained, labels)
     setattr(classifier, FRESH_HEAD, order is None)
-    if len(trained) == len(labels):  # else the library has made a new one
+    if len(trained) == len(labels):  # otherwise from_pretrained has created a new head
         layer = head.last_linear(classifier, len(labels))
         with torch.no_grad():
             for weight in layer.parameters():
@@ -230,24 +228,24 @@ def _load_with_head(
             if order is None:
                 std = getattr(config, "initializer_range", 0.02)
                 torch.nn.init.normal_(layer.weight, std=std)
-    # of weights that the head of a family leaves out no gradient is expected
+    # DDP would wait for gradients of weights that the head does not use
     unused = families.UNUSED.get(config.model_type, ())
     for name, parameter in classifier.named_parameters():
         if name.startswith(unused):
             parameter.requires_grad_(False)
-    # BERT's checkpoints name the weights of LayerNorm gamma and beta. transformers would save them
-    # under these names again, and Trainer, which reads its own checkpoints without renaming, would
-    # leave every LayerNorm out of the best model and of a resumed run. None would not do, it stands
-    # for the names that the checkpoints of a family have on the Hub.
+    # BERT's checkpoints call the weights of LayerNorm gamma and beta, and transformers 5 saves them
+    # under these names again. Trainer does not rename when it loads its own checkpoints, so the
+    # best model and a resumed run would lack every LayerNorm. The list must be empty, not None:
+    # None stands for the names in the family's checkpoints on the Hub.
     classifier._weight_conversions = []  # type: ignore[assignment]
     return classifier
 
 
 def load_weights(model: torch.nn.Module, path: Path) -> torch.nn.Module:
-    """Return ``model``, which may be none of the library's, with the weights of a safetensors file.
+    """Load a safetensors file into ``model``, any torch module, in place and return the model.
 
     Raises:
-        UserError: If the file cannot be read or is of another model.
+        UserError: If the file cannot be read or does not fit the model.
     """
     try:
         load_model(model, path)
@@ -257,7 +255,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> torch.nn.Module:
 
 
 def commit(model: str, revision: str | None = None) -> str | None:
-    """Return the commit of a model on the Hub as it lies in the cache; None if it is not there."""
+    """Return the commit of a Hub model in the local cache; None if it is not cached."""
     if not hub.names_repository(model):
         return None
     path = try_to_load_from_cache(model, "config.json", revision=revision)
@@ -266,18 +264,20 @@ def commit(model: str, revision: str | None = None) -> str | None:
 
 @contextmanager
 def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
-    """Give what ``from_pretrained`` takes, without its bars, and refuse what it cannot load."""
+    """Yield arguments for ``from_pretrained``, hide its bars, turn errors into ``UserError``."""
     source: str | Path = model
     if not model:
-        raise UserError("--model: this recipe names no model of its own, give one")
+        raise UserError("--model: expected a model, because this recipe has no default")
     if not hub.names_repository(model):
         if revision is not None:
-            raise UserError(f"--model_revision {revision}: {model} is not from the Hub")
+            raise UserError(
+                f"--model_revision {revision}: expected a model on the Hub, found {model}"
+            )
         is_packaged = model == embedded.PREFIX + "minilm"
         source = embedded.model_directory() if is_packaged else Path(model).expanduser()
         if not (source / "config.json").exists():
             raise UserError(
-                f"--model {model}: expected a directory that holds a config.json, or "
+                f"--model {model}: expected a directory with a config.json, or "
                 f"{embedded.PREFIX}minilm (texts) or {_SMALL_VIT} (images)"
             )
     pinned = {} if revision is None else {"revision": revision}
@@ -287,7 +287,7 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
         yield {"pretrained_model_name_or_path": str(source), "trust_remote_code": False, **pinned}
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # whatever is in its files
+    except Exception as error:  # damaged files raise any exception
         raise UserError(f"--model {model} cannot be loaded: {_reason(error)}") from error
     finally:
         if has_bars:
@@ -296,11 +296,13 @@ def loading(model: str, revision: str | None) -> Iterator[dict[str, Any]]:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, pickle.UnpicklingError):
-        return "its weights are a pickle of more than tensors, which is not run; use safetensors"
+        return (
+            "its weights are a pickle with more than tensors, which is never run; use safetensors"
+        )
     if "trust_remote_code" in str(error):
         return (
-            "it needs code of its own (auto_map in its configuration), which is never run; "
-            "expected a model of a type that transformers has"
+            "it needs custom code (auto_map in its configuration), which is never run; "
+            "expected a model type that transformers supports"
         )
     line = str(error).strip().partition("\n")[0]
     return shorten(f"{type(error).__name__}: {line}", 400)

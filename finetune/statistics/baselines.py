@@ -1,5 +1,5 @@
-"""What a model has to beat: the most frequent class or the mean, and a bag of words with a linear
-model, or with naive Bayes where there are many classes.
+"""Baselines for a model: the majority class or the mean, and TF-IDF with a linear model, or with
+naive Bayes if there are many classes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,31 +13,31 @@ from scipy.special import logit
 from finetune.data import targets
 from finetune.statistics.scored import slices
 
-#: More rows take scikit-learn longer than the training of the model itself.
+#: With more rows, fitting the baseline could take longer than training the model.
 MOST_ROWS = 100_000
-#: Terms times classes, and rows times classes: L-BFGS holds some 25 numbers for each weight, and
-#: one for each row and class.
+#: The maximum of terms times classes, and of rows times classes, for logistic regression: L-BFGS
+#: keeps about 25 numbers for each weight, and one for each row and class.
 MOST_WEIGHTS, MOST_SCORES = 6_000_000, 20_000_000
-#: Of more classes logistic regression would have to leave out rows, and would still take a minute:
-#: naive Bayes counts, with these terms times classes.
+#: The most classes for logistic regression: with more, it takes a minute even on some of the rows.
+#: Naive Bayes is fitted then, with at most ``MOST_COUNTS`` terms times classes.
 MOST_OF_REGRESSION, MOST_COUNTS = 200, 20_000_000
-_MOST_DOUBLE = 50_000_000  # outputs of classes; more are kept as float32
+_MOST_FLOAT64 = 50_000_000  # outputs of classes; more of them are float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What baselines are fitted on."""
+    """The data and options that baselines are fitted on."""
 
     splits: DatasetDict  # raw: train, test and, for thresholds, validation
-    column: str  # of the texts or images; only texts have a bag of words
-    seed: int  # draws the rows to fit on where there are too many
-    fit: bool  # whether to have a bag of words
-    note: Callable[[str], object]  # called with a sentence if it fails
+    column: str  # the column of texts or images; TF-IDF needs texts
+    seed: int  # samples the rows to fit on if there are too many
+    fit: bool  # whether to fit TF-IDF
+    note: Callable[[str], object]  # called with a sentence if fitting fails
 
 
 def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name of each baseline, and the logarithms of its probabilities for the classes of
-    the test rows, shape ``(rows, classes)``.
+    """Yield the name of each single-label baseline, and the logarithms of its probabilities for the
+    test rows, shape ``(rows, classes)``.
     """
     labels = np.asarray(source.splits["train"]["label"][:])
     shares = np.bincount(labels, minlength=classes) / len(labels)
@@ -46,9 +46,9 @@ def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
         predict = classifier(train, labels[rows], classes)
         shape = test.shape[0], classes
-        outputs = np.empty(shape, np.float32 if np.prod(shape) > _MOST_DOUBLE else np.float64)
-        for chosen in slices(*shape):
-            outputs[chosen] = _logs(predict(test[chosen]))
+        outputs = np.empty(shape, np.float32 if np.prod(shape) > _MOST_FLOAT64 else np.float64)
+        for block in slices(*shape):
+            outputs[block] = _logs(predict(test[block]))
         return outputs
 
     name = "naive Bayes" if classes > MOST_OF_REGRESSION else "logistic regression"
@@ -56,17 +56,17 @@ def of_classes(source: Source, classes: int) -> Iterator[tuple[str, np.ndarray]]
 
 
 def of_labels(source: Source) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name of each baseline, and its logits for each label of the rows of validation,
-    which thresholds are fitted on, then of test, shape ``(rows, labels)``.
+    """Yield the name of each multi-label baseline, and its logits for the validation rows, which
+    thresholds are fitted on, and then the test rows, shape ``(rows, labels)``, float32.
     """
     train = source.splits["train"]
-    has = targets.indicators(train["label"][:], len(targets.class_names(train)))
-    shape = sum(len(source.splits[name]) for name in ("validation", "test")), has.shape[1]
-    yield "prevalence", np.broadcast_to(_logits(has.mean(axis=0)), shape)
+    is_positive = targets.indicators(train["label"][:], len(targets.class_names(train)))
+    shape = sum(len(source.splits[name]) for name in ("validation", "test")), is_positive.shape[1]
+    yield "prevalence", np.broadcast_to(_logits(is_positive.mean(axis=0)), shape)
 
     def fit(train: Any, test: Any, rows: np.ndarray) -> np.ndarray:
         logits = np.empty(shape, np.float32)
-        for number, label in enumerate(has[rows].T):
+        for number, label in enumerate(is_positive[rows].T):
             predict = classifier(train, label.astype(np.int64), 2)
             logits[:, number] = _logits(predict(test)[:, 1].round(6))
         return logits
@@ -76,7 +76,7 @@ def of_labels(source: Source) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def of_numbers(source: Source) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name of each baseline, and its numbers for the test rows, ``(rows, targets)``."""
+    """Yield the name of each regression baseline, and its values, ``(test rows, targets)``."""
     train = source.splits["train"]
     labels = np.asarray(targets.values(train), dtype=np.float32).reshape(len(train), -1)
     mean, spread = labels.mean(axis=0, dtype=np.float64), labels.astype(np.float64).std(axis=0)
@@ -93,7 +93,7 @@ def of_numbers(source: Source) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def bounds(classes: int) -> tuple[int, int]:
-    """Return how many rows and terms a bag of words of classes has at most."""
+    """Return the maximum number of rows and of terms to fit a TF-IDF baseline on."""
     if classes > MOST_OF_REGRESSION:
         return MOST_ROWS, MOST_COUNTS // classes
     columns = classes if classes > 2 else 1
@@ -101,11 +101,14 @@ def bounds(classes: int) -> tuple[int, int]:
 
 
 def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], np.ndarray]:
-    """Return what predicts probabilities, shape ``(rows, classes)``, from terms: logistic
-    regression, C = 10; of more than :data:`MOST_OF_REGRESSION` classes complement naive Bayes
-    (Rennie et al., 2003), which ranks classes well, but is sure of none; or the only class.
+    """Fit a classifier and return its function from terms to probabilities, ``(rows, classes)``.
 
-    ``terms`` is a sparse matrix, shape ``(rows, terms)``; classes without a row have no chance.
+    This is scikit-learn's logistic regression with C = 10. With more than
+    :data:`MOST_OF_REGRESSION` classes, or if only one occurs, it is complement naive Bayes (Rennie
+    et al., 2003), which ranks many classes well but gives them almost equal probabilities.
+
+    ``terms`` is a sparse matrix, ``(rows, terms)``; ``labels`` are class ids, int64, ``(rows,)``.
+    Classes that do not occur have probability 0.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.naive_bayes import ComplementNB
@@ -113,12 +116,12 @@ def classifier(terms: Any, labels: np.ndarray, classes: int) -> Callable[[Any], 
     present = np.unique(labels)
     if len(present) > 1 and classes <= MOST_OF_REGRESSION:
         model = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
-    else:  # of a single class it is sure, which logistic regression refuses
+    else:  # it also accepts a single class, which logistic regression refuses
         model = ComplementNB()
-        step = max(1, MOST_SCORES // classes)  # it makes a number of each row and class
+        step = max(1, MOST_SCORES // classes)  # it allocates a number for each row and class
         for start in range(0, len(labels), step):
-            chosen = slice(start, start + step)
-            model.partial_fit(terms[chosen], labels[chosen], present)
+            block = slice(start, start + step)
+            model.partial_fit(terms[block], labels[block], present)
 
     def predict(terms: Any) -> np.ndarray:
         probabilities = np.zeros((terms.shape[0], classes))
@@ -135,10 +138,10 @@ def _bag_of_words(
     bound: tuple[int, int],
     fit: Callable[[Any, Any, np.ndarray], np.ndarray],
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name and the outputs for some splits, unless there are no words.
+    """Yield the name and the outputs for ``splits`` of a TF-IDF baseline; nothing without words.
 
-    ``fit`` is called with sparse matrices of the most frequent one- and two-word terms by sublinear
-    TF-IDF, of the rows to fit on and those to predict, and with the numbers of the rows to fit on.
+    ``fit`` is called with two sparse matrices of sublinear TF-IDF over the most frequent one- and
+    two-word terms, for the training rows and the rows to predict, and with the ids of the former.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -148,28 +151,28 @@ def _bag_of_words(
         return
     rows = np.random.default_rng(source.seed).permutation(len(train))[:most_rows]
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=most_terms)
-    # a batch at a time: a column reads whole
+    # in batches, because reading a column loads all of it
     columns = (source.splits[name].select_columns([source.column]) for name in splits)
     texts = (text for rows in columns for batch in rows.iter(1000) for text in batch[source.column])
     try:
         terms = vectorizer.fit_transform(train[source.column][rows.tolist()])
         outputs = fit(terms, vectorizer.transform(texts), rows)
-    except Exception as error:  # whatever it is, the run is worth what it is without
+    except Exception as error:  # the run is complete without a baseline
         if "empty vocabulary" not in str(error):
             source.note(failed(f"TF-IDF + {model}", error))
         return
-    limit = f" ({most_rows:,} rows)" if len(train) > most_rows else ""
-    yield f"TF-IDF + {model}{limit}", outputs
+    sample = f" ({most_rows:,} rows)" if len(train) > most_rows else ""
+    yield f"TF-IDF + {model}{sample}", outputs
 
 
 def failed(name: str, error: Exception) -> str:
-    """Return the sentence that says why there is no baseline of that name."""
-    first = next(iter(str(error).splitlines()), "")
-    return f"no baseline '{name}': {type(error).__name__}: {first}"
+    """Return the sentence that reports why the baseline ``name`` is missing."""
+    line = next(iter(str(error).splitlines()), "")
+    return f"no baseline '{name}': {type(error).__name__}: {line}"
 
 
 def _logs(probabilities: np.ndarray) -> np.ndarray:
-    """Return logarithms, rounded and finite."""
+    """Return logarithms rounded to 6 digits, finite also for probability 0."""
     return np.asarray(np.log(np.maximum(probabilities, np.finfo(np.float64).tiny)).round(6))
 
 

@@ -1,10 +1,9 @@
-"""Values with 95% confidence intervals: what other test rows of the same kind might have given.
+"""Metrics with 95% confidence intervals for other test rows from the same distribution.
 
-The standard error of any metric comes from a jackknife that leaves out one of 64 or more random
-groups of rows at a time (Wolter, Introduction to Variance Estimation, 2007, chapter 4). The groups
-depend on the number of rows alone, so the difference of two models on the same rows is paired. A
-metric is an array of *replicates*, ``(1 + groups,)``: its value on all rows, then without each
-group.
+Standard errors come from a jackknife that leaves out one of 64 or more random groups of rows at a
+time (Wolter, Introduction to Variance Estimation, 2007, chapter 4). The groups depend only on the
+number of rows, so differences of two models on the same rows are paired. A metric is an array of
+*replicates*, shape ``(1 + groups,)``: its value on all rows, then its value without each group.
 """
 
 import math
@@ -16,12 +15,12 @@ import numpy as np
 from scipy.stats import norm, t
 
 LEVEL, GROUPS = 0.95, 64
-#: Of few rows there are more groups, up to one a row, within this many rows times groups: the
-#: standard error of 64 groups is 9% off itself.
+#: With few rows there are more groups, up to one for each row, while rows times groups stays below
+#: this number: from 64 groups, the standard error itself is only accurate to 9%.
 MOST_GROUPS, _MOST_CELLS = 1000, 1_280_000
-#: Rows below which an interval that is not one of a share would be too narrow.
+#: With fewer rows, intervals of metrics that are not shares would be too narrow.
 FEWEST_ROWS = 10
-#: Rows that two models predict differently, below which all may favour one of them by chance.
+#: If two models differ on fewer rows, all of these may favor one model by chance.
 FEWEST_DIFFERENT = 6
 _UPPER = (1 + LEVEL) / 2
 Function = Callable[..., Any]
@@ -29,7 +28,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value and its 95% confidence interval; the ends are NaN where there are too few rows."""
+    """A value and its 95% confidence interval, which is NaN if there are too few rows."""
 
     value: float
     low: float = math.nan
@@ -38,7 +37,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of a metric; if it has no two ends, how its error gets symmetric, and back."""
+    """The range of a metric, and optionally a transformation to symmetric errors and back."""
 
     lowest: float
     highest: float
@@ -47,54 +46,54 @@ class Scale:
 
 
 def group_rows(rows: int) -> np.ndarray:
-    """Return the number of the group of each row, shape ``(rows,)``."""
+    """Return the index of the jackknife group of each row, int64, shape ``(rows,)``."""
     count = min(rows, MOST_GROUPS, max(GROUPS, _MOST_CELLS // max(1, rows)))
     return np.random.default_rng(0).permutation(rows) % max(1, count)
 
 
 def leave_out(sums: np.ndarray) -> np.ndarray:
-    """Return the total of the groups, the first axis, then the total without each of them.
+    """Return the sum over groups, the first axis, and then the sum without each group.
 
-    The groups before and after are added: subtracted from the total, a group that is far larger
-    than the others would leave nothing of them.
+    Adds the groups before and after the one left out: subtracting it from the total would lose all
+    digits of the others if it is far larger.
     """
-    none = np.zeros_like(sums[:1])
-    before = np.concatenate([none, np.cumsum(sums, axis=0)])
-    after = np.concatenate([np.cumsum(sums[::-1], axis=0)[::-1], none])
+    zeros = np.zeros_like(sums[:1])
+    before = np.concatenate([zeros, np.cumsum(sums, axis=0)])
+    after = np.concatenate([np.cumsum(sums[::-1], axis=0)[::-1], zeros])
     return np.concatenate([before[-1:], before[:-1] + after[1:]])
 
 
 def replicate_mean(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Return the replicates of the mean of one value a row, shape ``(rows,)``."""
-    with np.errstate(invalid="ignore"):  # without the only row
+    """Return the replicates, shape ``(1 + groups,)``, of the mean of ``values``, ``(rows,)``."""
+    with np.errstate(invalid="ignore"):  # 0 / 0 without the only row
         means = leave_out(np.bincount(groups, values)) / leave_out(np.bincount(groups))
     return np.asarray(means)
 
 
 def replicate(function: Function, groups: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
-    """Return the replicates of a function of arrays over the rows, ``(1 + groups,)``, or ``(1 +
-    groups, numbers)`` where it returns several, by calling it on them.
+    """Return the replicates of a function by calling it on all rows, then without each group:
+    float64, ``(1 + groups,)``, or ``(1 + groups, numbers)`` if it returns several numbers.
     """
     values = [np.asarray(function(*arrays), dtype=np.float64)]
     for number in range(int(groups.max(initial=-1)) + 1):
-        is_left = groups != number
-        some = [array[is_left] for array in arrays]
-        values.append(function(*some) if is_left.any() else np.full_like(values[0], np.nan))
+        is_used = groups != number
+        parts = [array[is_used] for array in arrays]
+        values.append(function(*parts) if is_used.any() else np.full_like(values[0], np.nan))
     return np.array(values)
 
 
 def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
-    """Return the value with its interval.
+    """Return the value of a metric with its confidence interval.
 
-    Of a value between two ends, like a share, that is Wilson's interval at the effective sample
-    size, the number of independent rows for which the standard error is that of the jackknife: it
-    has a width where every row is right. Its middle is free of the bias that the macro F1 of many
-    classes has. Of other values it is symmetric on their scale, by Student's t.
+    A metric between two limits has Wilson's interval at the effective sample size: the number of
+    independent rows whose standard error equals that of the jackknife. It has a width even if every
+    row is correct, and is corrected for bias, which the macro F1 of many classes has. The interval
+    of other metrics is symmetric on their scale, by Student's t.
 
     Args:
         replicates: Shape ``(1 + groups,)``; NaN where the metric is not defined.
-        scale: Of the metric.
-        rows: The most that the effective sample size may be.
+        scale: The scale of the metric.
+        rows: The upper limit of the effective sample size.
     """
     value = float(replicates[0])
     quantile = _quantile(replicates, rows)
@@ -115,7 +114,7 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
         scaled = scale.forward(replicates)
     if np.isfinite(scaled).all():
         ends = np.sort(scale.back(scaled[0] + _error(scaled) * reach))
-    else:  # as of an error of 0
+    else:  # e.g. the logarithm of an error of 0
         ends = np.clip(value + _error(replicates) * reach, scale.lowest, scale.highest)
     return Estimate(value, float(ends[0]), float(ends[1]))
 
@@ -123,15 +122,17 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
 def difference(
     first: np.ndarray, second: np.ndarray, scale: Scale, rows: int, different: int | None = None
 ) -> Estimate:
-    """Return how much higher the second of two models is on the same rows, by replicates of both.
+    """Return the value of the second model minus that of the first, with its confidence interval.
 
-    If ``different``, the rows with different predictions, are few, 0 is in the interval.
+    ``first`` and ``second`` are replicates on the same rows, shape ``(1 + groups,)``. If
+    ``different``, the number of rows that the models predict differently, is below
+    :data:`FEWEST_DIFFERENT`, the interval contains 0.
     """
     replicates = second - first
     if not np.isfinite(replicates).all():
         return Estimate(float(replicates[0]))
     value, middle = float(replicates[0]), float(replicates[0]) - _bias(replicates)
-    # as if two more rows favoured one model each (Agresti and Min, Biometrics 61, 2005)
+    # add one row in favor of each model (Agresti and Min, Biometrics 61, 2005)
     unseen = math.sqrt(0.5) / rows if math.isfinite(scale.highest - scale.lowest) else 0.0
     error = math.hypot(_error(replicates), unseen)
     reach = error * _quantile(replicates, rows)
@@ -157,21 +158,21 @@ def _quantile(replicates: np.ndarray, rows: float) -> float:
 
 
 def wilson(share: Any, rows: Any, quantile: float = float(norm.ppf(_UPPER))) -> tuple[Any, Any]:
-    """Return the ends of the interval of a share (Wilson, Journal of the American Statistical
-    Association 22, 1927); arrays for arrays.
+    """Return the ends of Wilson's confidence interval for a share of ``rows``; arrays give arrays
+    (Journal of the American Statistical Association 22, 1927).
     """
     square = quantile**2
     middle = (share + square / (2 * rows)) / (1 + square / rows)
     spread = np.maximum(share * (1 - share), 0) / rows + square / (4 * rows**2)
     reach = quantile * np.sqrt(spread) / (1 + square / rows)
-    # exactly 0 of no hits, and 1 where all are
+    # exactly 0 for a share of 0, and 1 for a share of 1
     low = np.where(share <= 0, 0.0, np.minimum(share, middle - reach))
     return low, np.where(share >= 1, 1.0, np.maximum(share, middle + reach))
 
 
 def shares(hits: Any, rows: Any) -> list[Estimate]:
-    """Return the estimates of shares of rows, by the numbers of hits and rows; of no rows, nothing
-    is known. A fraction of a hit, of ties, counts as the nearest whole number in the ends.
+    """Return the estimates of the shares ``hits / rows`` with Wilson's intervals, 0 to 1 if a share
+    has no rows. Ties are fractions of a hit; the intervals use the nearest whole number of hits.
     """
     hits, rows = np.asarray(hits, dtype=np.float64), np.asarray(rows, dtype=np.float64)
     low, high = wilson(np.rint(hits) / np.maximum(rows, 1), np.maximum(rows, 1))
@@ -182,23 +183,23 @@ def shares(hits: Any, rows: Any) -> list[Estimate]:
 
 
 def share(hits: float, rows: float) -> Estimate:
-    """Return one estimate of :func:`shares`."""
+    """Return the estimate of a single share; see :func:`shares`."""
     return shares([hits], [rows])[0]
 
 
 def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
-    """Return how much more often the second of two models is right, with Newcombe's interval for
-    paired shares (Statistics in Medicine 17, 1998, method 10); booleans of the same rows.
+    """Return the accuracy of the second model minus the first's, with Newcombe's paired interval
+    (Statistics in Medicine 17, 1998, method 10). Both are bool: whether each row is right.
     """
     rows = len(first)
     both = int((first & second).sum())
-    right, other = int(first.sum()), int(second.sum())
-    before, after = shares([right, other], [rows, rows])
-    together = both * (rows - right - other + both) - (right - both) * (other - both)
-    if together > 0:  # the correction for continuity of the correlation
-        together = max(0, together - rows // 2)
-    margins = float(right) * (rows - right) * other * (rows - other)
-    correlation = together / math.sqrt(margins) if margins else 0.0
+    first_right, second_right = int(first.sum()), int(second.sum())
+    before, after = shares([first_right, second_right], [rows, rows])
+    association = both * rows - first_right * second_right
+    if association > 0:  # the continuity correction
+        association = max(0, association - rows // 2)
+    margins = float(first_right) * (rows - first_right) * second_right * (rows - second_right)
+    correlation = association / math.sqrt(margins) if margins else 0.0
 
     def reach(up: float, down: float) -> float:
         return math.sqrt(max(0.0, up**2 - 2 * correlation * up * down + down**2))
@@ -212,8 +213,8 @@ def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected for how many there are (Holm, Scandinavian Journal of Statistics 6,
-    1979).
+    """Return p values adjusted for multiple comparisons, in the same order (Holm, Scandinavian
+    Journal of Statistics 6, 1979).
     """
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(len(order), 0, -1)

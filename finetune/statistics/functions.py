@@ -1,6 +1,6 @@
 """The table of metrics: name, kind of labels, direction, scale and function.
 
-A function goes from rows to replicates, shape ``(1 + groups,)``. Values are those of
+A function takes rows and returns replicates, shape ``(1 + groups,)``. Values equal those of
 scikit-learn with ``zero_division=0``.
 """
 
@@ -15,7 +15,7 @@ from scipy.stats import rankdata
 from finetune.statistics.estimates import Scale, replicate, replicate_mean
 from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows, ScoredLabels, ScoredRows
 
-PROPORTION = Scale(0.0, 1.0)  # a share of the rows, whose interval needs no jackknife
+PROPORTION = Scale(0.0, 1.0)  # a share of the rows; its interval needs no jackknife
 SHARE = Scale(0.0, 1.0)
 AGREEMENT = Scale(-1.0, 1.0)
 CORRELATION = Scale(-1.0, 1.0, np.arctanh, np.tanh)
@@ -26,19 +26,19 @@ Function = Callable[[Any], np.ndarray]
 
 
 def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
-    """Return the quotient, 0 where the denominator is."""
+    """Return the quotient; 0 where the denominator is 0."""
     return np.where(denominator == 0, 0.0, numerator / np.where(denominator == 0, 1, denominator))
 
 
 def _mean(function: Function) -> Function:
-    """Return the function of the mean of what ``function`` returns of each row."""
+    """Return a metric: the mean over the rows of ``function``, which returns a value for each."""
     return lambda rows: replicate_mean(function(rows), rows.groups)
 
 
 def _averaged(name: str, average: str, number: int = 1) -> Function:
-    """Return the function of precision, recall or F1: ``binary``, of the class ``number`` alone;
-    ``macro``, the mean over all labels, or over the classes that occur, of which one that is lost
-    with a group keeps its score; ``weighted`` by the rows of a class; ``micro``, over all entries.
+    """Return precision, recall or F1 as a metric: ``binary``, of the class ``number``; ``macro``,
+    the mean over all labels, or over the classes that occur (one that only occurs in the group left
+    out keeps its score); ``weighted`` by the rows of a class; ``micro``, over all entries.
     """
 
     def function(rows: NamedRows) -> np.ndarray:
@@ -62,37 +62,37 @@ def _averaged(name: str, average: str, number: int = 1) -> Function:
 
 
 def _matthews_correlation(rows: ScoredRows) -> np.ndarray:
-    """Return the correlation of true and predicted class (Gorodkin, Comput. Biol. Chem., 2004)."""
+    """Return Matthews correlation for several classes (Gorodkin, Comput. Biol. Chem., 2004)."""
     right, true, predicted, *_ = rows.tallies
     count = true.sum(axis=1)
-    together = right.sum(axis=1) * count - (true * predicted).sum(axis=1)
-    square = (count**2 - (predicted**2).sum(axis=1)) * (count**2 - (true**2).sum(axis=1))
-    return _divide(together, np.sqrt(square))
+    covariance = right.sum(axis=1) * count - (true * predicted).sum(axis=1)
+    variances = (count**2 - (predicted**2).sum(axis=1)) * (count**2 - (true**2).sum(axis=1))
+    return _divide(covariance, np.sqrt(variances))
 
 
 def _quadratic_kappa(rows: ScoredRows) -> np.ndarray:
-    """Return the agreement beyond chance, mistakes weighted by their squared distance (Cohen,
-    Psychological Bulletin 70, 1968); NaN where all rows are of one class and predicted to be.
+    """Return Cohen's kappa with quadratic weights (Psychological Bulletin 70, 1968); NaN if one
+    class is the true and the predicted class of all rows.
     """
     _, true, predicted, off_squared = rows.tallies
-    place = np.arange(true.shape[1])
+    classes = np.arange(true.shape[1])
     count = true.sum(axis=1)
-    # the sum of true_i predicted_j (i - j)^2 over all pairs, multiplied out
-    squares = (true * place**2).sum(axis=1) + (predicted * place**2).sum(axis=1)
-    products = (true * place).sum(axis=1) * (predicted * place).sum(axis=1)
-    by_chance = squares - 2 * _divide(products, count)
-    is_undefined = by_chance <= 1e-9 * squares  # a rounding above zero, or none
-    kappa = 1 - off_squared.sum(axis=1) / np.where(is_undefined, 1, by_chance)
+    # the sum of true_i predicted_j (i - j)^2 / count over all pairs, multiplied out
+    squares = (true * classes**2).sum(axis=1) + (predicted * classes**2).sum(axis=1)
+    products = (true * classes).sum(axis=1) * (predicted * classes).sum(axis=1)
+    expected = squares - 2 * _divide(products, count)
+    is_undefined = expected <= 1e-9 * squares  # zero but for rounding
+    kappa = 1 - off_squared.sum(axis=1) / np.where(is_undefined, 1, expected)
     return np.asarray(np.where(is_undefined, np.nan, kappa))
 
 
-def _mean_area(place: int) -> Function:
-    """Return the function of the mean of an area, by its place in :attr:`ScoredRows.areas`, over
-    the classes that have one; of two classes that of the second.
+def _mean_area(curve: int) -> Function:
+    """Return an area under a curve, :data:`ROC` or :data:`PRECISION`, as a metric: the mean over
+    the classes for which it is defined, or with two classes that of the second.
     """
 
     def function(rows: NamedRows) -> np.ndarray:
-        areas = rows.areas[place]
+        areas = rows.areas[curve]
         first = int(rows.kind == "classes" and areas.shape[1] == 2)
         defined = areas[:, first:][:, ~np.isnan(areas[0, first:])]
         return defined.mean(axis=1) if defined.size else np.full(len(areas), np.nan)
@@ -101,35 +101,35 @@ def _mean_area(place: int) -> Function:
 
 
 def _f1_of_rows(rows: ScoredLabels) -> np.ndarray:
-    """Return the F1 of each row; 0 of one that neither has nor is given a label."""
+    """Return the F1 of each row, shape ``(rows,)``; 0 without true and predicted labels."""
     entries = rows.labels.sum(axis=1) + rows.decided.sum(axis=1)
     return _divide(2 * (rows.labels & rows.decided).sum(axis=1), entries)
 
 
 def _log_losses(rows: ScoredLabels) -> np.ndarray:
-    """Return the mean log loss of the labels of each row, in nats."""
+    """Return the log loss of each row, averaged over the labels, in nats, shape ``(rows,)``."""
     losses = []
-    for chosen, block in rows.probabilities.row_blocks():
-        of_truth = np.where(rows.labels[chosen], block, 1 - block)
-        losses.append(-np.log(np.maximum(of_truth, np.finfo(np.float64).eps)).mean(axis=1))
+    for block, probabilities in rows.probabilities.row_blocks():
+        of_label = np.where(rows.labels[block], probabilities, 1 - probabilities)
+        losses.append(-np.log(np.maximum(of_label, np.finfo(np.float64).eps)).mean(axis=1))
     return np.concatenate(losses)
 
 
 def _losses(rows: ScoredRows) -> np.ndarray:
-    """Return minus the logarithm of the probability of the true class, in nats."""
+    """Return the log loss of each row, in nats, shape ``(rows,)``."""
     return np.asarray(-np.log(np.maximum(rows.summary.of_label, np.finfo(np.float64).tiny)))
 
 
 def _brier_scores(rows: ScoredRows) -> np.ndarray:
-    """Return the squared distance of the probabilities from the truth, summed over the classes
-    (Brier, Monthly Weather Review 78, 1950): 0 is best, 2 is worst.
+    """Return the squared error of the probabilities of each row, summed over the classes, from 0
+    (best) to 2 (Brier, Monthly Weather Review 78, 1950).
     """
     return np.asarray(rows.summary.squares - 2 * rows.summary.of_label + 1)
 
 
 def _over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Function:
-    """Return the function of the mean over the targets of a function of true and predicted numbers,
-    both ``(rows, targets)``, that returns one number a target.
+    """Return a metric: the mean over the targets of ``function``, which takes the true and the
+    predicted numbers, both ``(rows, targets)``, and returns shape ``(targets,)``.
     """
 
     def replicates(rows: Any) -> np.ndarray:
@@ -145,45 +145,45 @@ def _errors(function: Callable[[np.ndarray], np.ndarray]) -> Function:
 
 
 def _r2(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the share of the variance that is explained; NaN where the labels are equal."""
+    """Return the coefficient of determination; NaN if all labels of a target are equal."""
     return np.asarray(1 - ((values - labels) ** 2).mean(axis=0) / _spread(labels) ** 2)
 
 
 def _pearson(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the linear correlation; NaN where either is constant."""
+    """Return the Pearson correlation; NaN if the labels or the predictions are constant."""
     products = (labels - labels.mean(axis=0)) * (values - values.mean(axis=0))
     correlations = products.mean(axis=0) / (_spread(labels) * _spread(values))
     return np.asarray(np.clip(correlations, -1, 1))
 
 
 def _spearman(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the correlation of the ranks, ties as their mean."""
+    """Return the Spearman correlation; ties have their mean rank."""
     return _pearson(rankdata(labels, axis=0), rankdata(values, axis=0))
 
 
 def _spread(numbers: np.ndarray) -> np.ndarray:
-    """Return the standard deviation of each target, NaN where all are equal but for rounding."""
+    """Return the standard deviation of each target; NaN if it is 0 but for rounding."""
     spread = numbers.std(axis=0)
     return np.where(spread > 1e-12 * np.abs(numbers).max(axis=0), spread, np.nan)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A row of the table."""
+    """A row of the table of metrics."""
 
-    name: str  # of the score; of those with averages, f1_macro; empty of one that is in no table
-    kind: Kind  # of the labels
-    direction: int  # 1 where more is better, -1 where less is
-    scale: Scale  # on which it is estimated
+    name: str  # with its average, e.g. ``f1_macro``; empty for a custom metric
+    kind: Kind  # the kind of labels
+    direction: int  # 1 if higher is better, -1 if lower is better
+    scale: Scale  # its range and transformation for intervals
     function: Function
-    of_class: int | None = None  # the number of the class that it is of, if of one alone
+    of_class: int | None = None  # the class id of a metric of one class
 
 
 AVERAGED = ("precision", "recall", "f1")
 
 
 def binary(name: str, number: int = 1) -> Metric:
-    """Return precision, recall or F1 of one class."""
+    """Return precision, recall or F1 of the class ``number``, from the table or not."""
     scores = _averaged(name, "binary", number)
     return Metric(f"{name}_binary", "classes", 1, SHARE, scores, of_class=number)
 
@@ -198,7 +198,7 @@ ROWS = (
         for name in AVERAGED
         for average in ("macro", "weighted")
     ),
-    # of one class a row, all of the three are the accuracy
+    # with one class for each row, all three equal the accuracy
     *(Metric(f"{name}_micro", "classes", 1, PROPORTION, _right) for name in AVERAGED),
     Metric("matthews_correlation", "classes", 1, AGREEMENT, _matthews_correlation),
     Metric("quadratic_kappa", "classes", 1, AGREEMENT, _quadratic_kappa),

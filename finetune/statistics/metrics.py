@@ -1,6 +1,6 @@
-"""The metrics of a recipe, estimated on rows, and of one model beside another.
+"""Estimate the metrics of a recipe, and the differences between two models.
 
-Metrics that are not in the table are estimated in the same way, on the scale of any number.
+Custom metrics are estimated in the same way, without limits on their values.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows, ScoredRo
 if TYPE_CHECKING:
     from transformers import EvalPrediction
 
-#: Rows of a class, and of the others, below which it is rare, and the share of rare classes above
-#: which a mean over classes has no interval: it would cover less than 93% (benchmarks/coverage.py).
+#: A class is rare if fewer than ``FEWEST_OF_CLASS`` rows have it, or lack it. If the share of rare
+#: classes is above ``MOST_RARE``, a mean over classes has no interval: it would cover less than 93%
+#: (benchmarks/coverage.py). A jackknife needs ``FEWEST_WRONG`` rows that are right, and wrong.
 FEWEST_OF_CLASS, MOST_RARE, FEWEST_WRONG = 5, 0.1, 10
-MOST_CONFUSED = 200  # classes: the confusions of more would be most of metrics.json
-#: The share of the squared error from which on a single row is named.
+MOST_CONFUSED = 200  # with more classes, the confusion matrix would be most of metrics.json
+#: Metrics of the squared error. A row is reported if its share of it is above ``_DOMINANT``.
 _OF_SQUARES, _DOMINANT = ("r2", "mse", "rmse", "pearson"), 0.5
-_NONE = np.array([np.nan])  # replicates of a metric that is not defined
+_NAN = np.array([np.nan])  # replicates of a metric that is not defined
 Compute = Callable[["EvalPrediction"], dict[str, float]]
-#: The arguments of local metrics, by their names.
+#: The arguments of each local metric by its name.
 Scoring = Mapping[str, Mapping[str, Any]]
-#: The key of the folder in ``metrics/`` among the arguments of a metric of another name.
+#: The argument of a metric that names its folder in ``metrics/``, if its own name is different.
 MODULE = "module"
 Metrics = Mapping[str, Metric]
 METRICS: Mapping[tuple[str, str], Metric] = {(row.kind, row.name): row for row in ROWS}
-#: Reported of every recipe, beside its own.
+#: The metrics that are reported for every recipe.
 _STANDARD = {
     "classes": ("log_loss", "brier_score", "roc_area"),
     "labels": tuple(row.name for row in ROWS if row.kind == "labels"),
     "numbers": (),
 }
-#: Means over classes of scores that a class with few rows hardly has.
+#: Means over classes, which are unreliable if many classes are rare.
 _AREAS = ("roc_auc", "roc_area", "average_precision")
 _OVER_CLASSES = (*(f"{name}_macro" for name in AVERAGED), *_AREAS)
-#: 1 where more is better, -1 where less is, by the name of a score.
+#: 1 if higher is better, -1 if lower is better, by the name of a score.
 DIRECTIONS: Mapping[str, int] = {
     **{row.name: row.direction for row in ROWS if not row.name.endswith("_binary")},
     **{name: 1 for score in AVERAGED for name in (score, f"{score}_samples")},
@@ -80,13 +81,13 @@ class Statistics:
 
 
 def module_of(name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the folder in ``metrics/`` of a metric, and the arguments of its ``compute``."""
+    """Return the folder in ``metrics/`` of a metric, and the arguments for its ``compute``."""
     options = {key: value for key, value in arguments.items() if key != MODULE}
     return str(arguments.get(MODULE, name)), options
 
 
 def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
-    """Return the metrics of a scoring that are in the table, by its names for them."""
+    """Return those metrics of ``scoring`` that are in the table, by their names in ``scoring``."""
     metrics = {}
     for name, arguments in scoring.items():
         module, options = module_of(name, arguments)
@@ -106,18 +107,18 @@ def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
 
 
 def recipe_metrics(rows: Any, scoring: Scoring, compute: Compute) -> dict[str, Metric]:
-    """Return the metrics of a recipe: those of the table, and the others as rows of it.
+    """Return the metrics of a recipe by name, from the table or from ``compute``.
 
     Args:
-        rows: For which ``compute`` is called: it names its numbers.
+        rows: Rows on which ``compute`` is called once to get the names of its metrics.
         scoring: The arguments of each local metric; empty if the recipe computes its own.
-        compute: The metrics that are not in the table.
+        compute: The ``compute_metrics`` of the recipe.
     """
     metrics = find_metrics(rows.kind, scoring)
     if not scoring or len(metrics) < len(scoring):
         replicates = functools.cache(functools.partial(_replicate_custom, compute))
         for name in replicates(rows):
-            function = functools.partial(lambda key, rows: replicates(rows).get(key, _NONE), name)
+            function = functools.partial(lambda key, rows: replicates(rows).get(key, _NAN), name)
             metrics[name] = Metric("", rows.kind, 1, NUMBER, function)
     return metrics
 
@@ -125,31 +126,31 @@ def recipe_metrics(rows: Any, scoring: Scoring, compute: Compute) -> dict[str, M
 def _replicate_custom(compute: Compute, rows: Any) -> dict[str, np.ndarray]:
     """Return the replicates of each number that ``compute`` returns, by name.
 
-    Where it fails without a group, because a class is missing, the replicate is NaN.
+    If it fails without a group, e.g. because a class is missing, that replicate is NaN.
     """
     from transformers import EvalPrediction
 
     outputs, labels = rows.outputs, rows.labels
-    if outputs.dtype == np.float16:  # of a file, and not of a model
+    if outputs.dtype == np.float16:  # as in the file of outputs; models return float32
         outputs = outputs.astype(np.float32)
-    labels = labels.astype(np.float32) if labels.dtype == bool else labels  # as a batch has them
+    labels = labels.astype(np.float32) if labels.dtype == bool else labels  # as in a batch
     scores = compute(EvalPrediction(predictions=outputs, label_ids=labels))
     names = [name for name, value in scores.items() if np.ndim(value) == 0]
 
     def evaluate(predictions: np.ndarray, label_ids: np.ndarray) -> list[float]:
         try:
             scores = compute(EvalPrediction(predictions=predictions, label_ids=label_ids))
-        except Exception:  # all rows could be evaluated: these lack a class
+        except Exception:  # it worked on all rows, so these lack e.g. a class
             return [np.nan] * len(names)
         return [float(scores[name]) for name in names]
 
-    # an evaluation may take seconds: at most 64
+    # one call may take seconds: at most 64 groups
     values = estimates.replicate(evaluate, rows.groups % estimates.GROUPS, outputs, labels)
     return dict(zip(names, values.T, strict=True))
 
 
 def with_standard(kind: Kind, metrics: Metrics) -> dict[str, Metric]:
-    """Return metrics with those that are reported of every recipe."""
+    """Return ``metrics`` and the metrics that are reported for every recipe."""
     standard = {name: METRICS[kind, name] for name in _STANDARD[kind] if name not in metrics}
     return {**metrics, **standard}
 
@@ -163,17 +164,17 @@ def estimate(rows: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
         elif metric.name in _OVER_CLASSES and rare_classes(rows):
             score = Estimate(float(metric.function(rows)[0]))
         else:
-            most = _most_rows(rows, metric)
-            score = estimates.estimate(metric.function(rows), metric.scale, most)
+            limit = _most_rows(rows, metric)
+            score = estimates.estimate(metric.function(rows), metric.scale, limit)
         scores[name] = asdict(score)
     return scores
 
 
 def _most_rows(rows: Any, metric: Metric) -> float:
-    """Return the most independent rows that the value of a metric may rest on.
+    """Return the upper limit of the effective sample size of a metric.
 
-    Of a class or label, twice the rows that have it; of other shares all rows, and no bound where
-    enough rows are right and wrong for the jackknife to see how far values scatter.
+    For one class it is twice its rows, for areas twice the smaller side of each class. For other
+    shares it is all rows, or infinite with enough right and wrong rows for a reliable jackknife.
     """
     if metric.of_class is not None:
         return float(min(len(rows), 2 * rows.supports[metric.of_class]))
@@ -188,17 +189,17 @@ def _most_rows(rows: Any, metric: Metric) -> float:
 
 
 def rare_classes(rows: NamedRows) -> list[str]:
-    """Return the classes with too few rows for the interval of a mean over classes; none where they
-    are so small a part of all that it holds.
+    """Return the names of the rare classes if a mean over classes has no interval because of them;
+    otherwise an empty list.
     """
     is_rare = np.minimum(rows.supports, len(rows) - rows.supports) < FEWEST_OF_CLASS
-    is_few = is_rare.mean() > MOST_RARE
-    return [rows.names[number] for number in np.flatnonzero(is_rare)] if is_few else []
+    has_no_interval = is_rare.mean() > MOST_RARE
+    return [rows.names[number] for number in np.flatnonzero(is_rare)] if has_no_interval else []
 
 
 def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
-    """Return how much more of each metric the second model has than the first on the same rows;
-    those that are not defined of both are left out.
+    """Return the estimate of each metric of the second model minus that of the first, on the same
+    rows; metrics that are not defined for both are left out.
     """
     gaps = {}
     for name, metric in metrics.items():
@@ -219,8 +220,8 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
 def describe_gaps(
     rows: Any, names: Collection[str], scores: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
-    """Return a sentence for each metric of a recipe that is not defined or has no interval, and for
-    each target of which one row makes up most of the squared error.
+    """Return a sentence for each metric in ``names`` that is undefined or has no interval, and for
+    each target whose squared error is mostly that of a single row.
     """
     sentences = []
     for name in names:
@@ -229,26 +230,26 @@ def describe_gaps(
         elif np.isnan(scores[name]["low"]):
             reason = f"{len(rows):,} test rows"
             if rows.kind != "numbers" and (rare := rare_classes(rows)):
-                reason = f"fewer than {FEWEST_OF_CLASS} are of {list_names(rare)}, or not of it"
+                reason = f"fewer than {FEWEST_OF_CLASS} have, or lack, {list_names(rare)}"
             sentences.append(f"{name} has no confidence interval, too few rows: {reason}")
     squared = [name for name in names if rows.kind == "numbers" and name in _OF_SQUARES]
     if squared and len(rows) >= estimates.FEWEST_ROWS:
         squares = (rows.outputs.astype(np.float64) - rows.targets) ** 2
-        parts = squares / np.maximum(squares.sum(axis=0), np.finfo(np.float64).tiny)
+        shares_of_error = squares / np.maximum(squares.sum(axis=0), np.finfo(np.float64).tiny)
         sentences += [
             f"one test row (label {rows.targets[row, target]:.6g}) makes up "
-            f"{parts[row, target]:.0%} of the squared error: the confidence intervals of "
-            f"{', '.join(squared)} say little"
-            for row, target in np.argwhere(parts > _DOMINANT)
+            f"{shares_of_error[row, target]:.0%} of the squared error: the confidence intervals of "
+            f"{', '.join(squared)} are unreliable"
+            for row, target in np.argwhere(shares_of_error > _DOMINANT)
         ]
     return sentences
 
 
 def describe_classes(rows: NamedRows) -> dict[str, Any]:
-    """Return by class precision, recall, F1, areas under the curves, and support.
+    """Return precision, recall, F1, areas under the curves, and support of each class, by name.
 
-    F1 is 2 J / (1 + J), where the Jaccard index J is the share of the rows with the class, true or
-    predicted, that have it as both. Areas are left out where no row, or every row, has the class.
+    F1 is 2 J / (1 + J). The Jaccard index J is a share: of the rows whose true or predicted class
+    is this one, those where both are. Areas are left out if no row, or every row, has the class.
     """
     right, true, predicted, *_ = (sums[0] for sums in rows.tallies)
     jaccard = shares(right, true + predicted - right)
@@ -263,16 +264,16 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
     for number, name in enumerate(rows.names):
         table[name] = {score: asdict(column[number]) for score, column in scores.items()}
         fewer = min(true[number], len(rows) - true[number])
-        for area, place in areas.items() if fewer else ():
-            score = estimates.estimate(rows.areas[place][:, number], SHARE, 2 * fewer)
+        for area, curve in areas.items() if fewer else ():
+            score = estimates.estimate(rows.areas[curve][:, number], SHARE, 2 * fewer)
             table[name][area] = asdict(score if fewer >= FEWEST_OF_CLASS else Estimate(score.value))
         table[name]["support"] = int(true[number])
     return table
 
 
 def describe_top_k(rows: ScoredRows) -> dict[str, Any]:
-    """Return how often the true class is among the k most probable ones, for k below the classes;
-    those that are as probable as it come before it or after it by chance.
+    """Return the top-k accuracy for each k of 2, 3 and 5 below the number of classes. Of classes as
+    probable as the true one, each order is equally likely, so a row may be a fraction of a hit.
     """
     above, ties = rows.summary.above, rows.summary.ties
     return {
@@ -283,7 +284,7 @@ def describe_top_k(rows: ScoredRows) -> dict[str, Any]:
 
 
 def describe_order(rows: ScoredRows) -> dict[str, Any]:
-    """Return how far off predictions are of classes that have an order, like stars."""
+    """Return the metrics of ordinal classes, and the share of predictions at most one class off."""
     near = asdict(share(int((rows.off <= 1).sum()), len(rows)))
     scoring: Scoring = {"mean_absolute_error": {}, "quadratic_kappa": {}}
     return estimate(rows, find_metrics("classes", scoring)) | {"within_one": near}

@@ -1,5 +1,5 @@
-"""Which rows a model gets wrong: confident mistakes, labels that may be wrong, slices; whether its
-probabilities are worth anything, and what is fitted on validation rows to mend them.
+"""Analyze mistakes: confident ones, labels that may be wrong, slices with a low accuracy. Measure
+the calibration of probabilities, and fit temperature and thresholds on validation rows.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from scipy.stats import chi2
 from finetune.statistics.estimates import Estimate, share
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
 
-_BINS, _LOWEST, _HIGHEST = 15, 0.05, 20.0
+_BINS, _LOWEST, _HIGHEST = 15, 0.05, 20.0  # calibration bins; the range of temperatures
 
 
 class Suspicion(NamedTuple):
-    """Labels that may be wrong."""
+    """The result of :func:`suspicion`: labels that may be wrong."""
 
-    rows: np.ndarray  # indices, the most confident prediction first
-    confident: int  # how many predictions were looked at, the most confident ones
-    wrong: Estimate  # the share whose label is contradicted: of all labels, at most about as many
+    rows: np.ndarray  # row indices, the most confident prediction first
+    confident: int  # the number of predictions that were examined, the most confident ones
+    wrong: Estimate  # the share of these with another label; at most about this share of all labels
 
 
 def most_confident(rows: ScoredRows) -> np.ndarray:
-    """Return the indices of the mistakes, the one with the highest probability first."""
+    """Return the row indices of wrong predictions, the most probable prediction first."""
     wrong = np.flatnonzero(~rows.right)
     return wrong[np.argsort(-rows.summary.confidence[wrong], kind="stable")]
 
 
 def farthest(rows: ScoredLabels) -> np.ndarray:
-    """Return the indices of rows that are wrong in a label, the most confident mistakes first."""
+    """Return the indices of rows with a wrong prediction, the most confident mistake first."""
     wrong = np.flatnonzero(~rows.right)
     is_wrong = rows.decided[wrong] != rows.labels[wrong]
     gaps = np.abs(rows.probabilities.rows(wrong) - 0.5) * is_wrong
@@ -42,12 +42,12 @@ def farthest(rows: ScoredLabels) -> np.ndarray:
 
 
 def suspicion(rows: ScoredRows) -> Suspicion | None:
-    """Return which labels may be wrong: those that the most confident predictions contradict.
+    """Return the labels that may be wrong: the most confident predictions contradict them.
 
-    Mistakes of the model get rarer as its confidence grows, wrong labels do not: among the tenth of
-    the rows with the most confident predictions most contradicted labels are wrong themselves
-    (docs/decisions/suspected-labels.md). None of few rows, or if too many labels are contradicted:
-    then too many of the most confident predictions are wrong themselves.
+    More confident predictions are wrong less often, but labels are not. So in the tenth of the rows
+    with the most confident predictions, most labels that differ from the prediction are wrong
+    (docs/decisions/suspected-labels.md). Returns None with fewer than 100 rows, or with an accuracy
+    below 2/3: then too many of the most confident predictions are wrong.
     """
     wrong = ~rows.right
     if len(rows) < 100 or wrong.mean() > 1 / 3:
@@ -61,11 +61,11 @@ def suspicion(rows: ScoredRows) -> Suspicion | None:
 def worst_slices(
     rows: ScoredRows, tokens: pd.Series[int] | None, table: pd.DataFrame, most: int
 ) -> list[dict[str, Any]]:
-    """Return the slices with the lowest accuracy: by length, by columns of the data, a ``table``,
-    that have 2 to 30 values, by class; of each, of 20 rows or more, the name, rows, accuracy, and
-    whether that is surely lower than that of all rows.
+    """Return the ``most`` slices with the lowest accuracy, of 20 rows or more: by ``tokens`` of the
+    rows, by the columns of ``table`` with 2 to 30 values, and by class. ``lower`` is whether the
+    interval of the accuracy is below the accuracy of all rows.
     """
-    names = [] if tokens is None else [_by_length(tokens)]  # the slice of each row
+    names = [] if tokens is None else [_by_length(tokens)]  # for each way to slice: name by row
     for column in table.columns:
         if 1 < table[column].nunique() <= 30:
             names.append(f"{column} = " + table[column].astype("string"))
@@ -79,11 +79,11 @@ def worst_slices(
                 accuracy = share(int(right.sum()), len(right))
                 facts = {"name": name, "rows": len(right), "accuracy": asdict(accuracy)}
                 slices.append({**facts, "lower": accuracy.high < overall})
-    return sorted(slices, key=lambda part: float(part["accuracy"]["value"]))[:most]
+    return sorted(slices, key=lambda facts: float(facts["accuracy"]["value"]))[:most]
 
 
 def _by_length(tokens: pd.Series[int]) -> pd.Series[str]:
-    """Return the group of each row by its tokens: quarters of all rows."""
+    """Return the name of the slice of each row, one of four by its number of tokens."""
     edges = np.unique(np.quantile(tokens, np.linspace(0, 1, 5)).astype(int))
     ends = [*(edges[1:-1] - 1), edges[-1]]
     names = [f"{low:,} to {high:,} tokens" for low, high in zip(edges, ends, strict=False)]
@@ -91,36 +91,35 @@ def _by_length(tokens: pd.Series[int]) -> pd.Series[str]:
 
 
 def describe_calibration(rows: ScoredRows) -> dict[str, Any]:
-    """Return the expected calibration error and the bins that it is made of.
+    """Return the expected calibration error and the bins that it is computed from.
 
-    The error is the mean distance of accuracy from confidence over bins of equal width, weighted by
-    their rows (Guo et al., On Calibration of Modern Neural Networks, ICML 2017). On few rows it is
-    never 0: ``calibrated`` is what a calibrated model with these confidences stays below in 95 of
-    100 sets of as many rows.
+    The error is the mean distance of accuracy and confidence over bins of equal width, weighted by
+    their rows (Guo et al., On Calibration of Modern Neural Networks, ICML 2017). It is never 0 on
+    few rows: a calibrated model with these confidences stays below ``calibrated`` in 95% of test
+    sets with this number of rows.
     """
     confidence, right = rows.summary.confidence, rows.right
-    number = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
-    gaps = np.bincount(number, right - confidence, _BINS)
-    variances = np.bincount(number, confidence * (1 - confidence), _BINS)
+    bin_of_row = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(bin_of_row, right - confidence, _BINS)
+    variances = np.bincount(bin_of_row, confidence * (1 - confidence), _BINS)
     normal = np.random.default_rng(0).normal(size=(2000, _BINS))
-    chance = np.abs(normal * np.sqrt(np.maximum(variances, 0))).sum(axis=1)
+    gaps_by_chance = np.abs(normal * np.sqrt(np.maximum(variances, 0))).sum(axis=1)
     table = pd.DataFrame({"confidence": confidence, "accuracy": right.astype(float), "rows": 1})
-    bins = table.groupby(number).agg({"confidence": "mean", "accuracy": "mean", "rows": "sum"})
+    bins = table.groupby(bin_of_row).agg({"confidence": "mean", "accuracy": "mean", "rows": "sum"})
     return {
         "expected_calibration_error": float(np.abs(gaps).sum()) / len(rows),
-        "calibrated": float(np.quantile(chance, 0.95)) / len(rows),
+        "calibrated": float(np.quantile(gaps_by_chance, 0.95)) / len(rows),
         "bins": bins.to_dict("records"),
     }
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
-    """Return what to divide logits, ``(rows, classes)``, by so that the log loss of validation rows
-    is least (Guo et al., 2017); above 1 the model was overconfident.
+    """Return the temperature with the lowest log loss on validation rows (Guo et al., 2017).
 
-    Returns:
-        1 if the log loss is not lower by more than chance at any other temperature, by the
-        likelihood-ratio test at 5%; None if it is lowest at an end of the range from 0.05 to 20:
-        then no temperature mends the probabilities.
+    ``logits`` have shape ``(rows, classes)`` and are divided by the temperature; it is above 1 if
+    the model is overconfident. Returns 1 if the gain is not significant in a likelihood-ratio test
+    at 5%, and None if the best temperature is at an end of the range from 0.05 to 20: then no
+    temperature calibrates the probabilities.
     """
     of_label = logits[np.arange(len(labels)), labels].astype(np.float64)
 
@@ -137,18 +136,17 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
     return temperature if gain > chi2.ppf(0.95, 1) else 1.0
 
 
-def fit_threshold(logits: np.ndarray, has: np.ndarray) -> float:
-    """Return the probability above which giving a label is best for F1 over all entries, half-way
-    between two that occur; one half if no entry is positive. ``has``, of the shape of ``logits``,
-    is which labels are there.
+def fit_threshold(logits: np.ndarray, is_positive: np.ndarray) -> float:
+    """Return the probability threshold with the best F1 over all entries of ``logits``, midway
+    between two that occur; 0.5 if no entry is positive. ``is_positive`` is bool, the same shape.
     """
-    positives = np.sort(logits[has])
+    positives = np.sort(logits[is_positive])
     if not len(positives):
         return 0.5
     entries = np.sort(logits, axis=None)
     levels, first = np.unique(positives, return_index=True)  # the best cut is below one of these
     lower = np.searchsorted(entries, levels)
     f1 = 2 * (len(positives) - first) / (len(entries) - lower + len(positives))
-    best = len(f1) - 1 - int(np.argmax(f1[::-1]))  # the highest of several
+    best = len(f1) - 1 - int(np.argmax(f1[::-1]))  # of equal ones the highest threshold
     below = entries[lower[best] - 1] if lower[best] else -np.inf
     return float(expit(np.array([levels[best], below], dtype=np.float64)).mean())

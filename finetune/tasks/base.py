@@ -1,7 +1,7 @@
-"""The task: what follows from the kind of label that the rows of a data set have.
+"""The base class of tasks: everything that depends on the kind of label of a data set.
 
-Its methods take and return arrays. What a model puts out for rows is called their ``outputs``:
-logits or logarithms of probabilities, shape ``(rows, number of outputs)``.
+The methods take and return arrays. ``outputs`` are what a model or a baseline returns for rows:
+logits, logarithms of probabilities or predicted numbers, shape ``(rows, outputs)``.
 """
 
 from __future__ import annotations
@@ -34,39 +34,38 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=Scored)
 Tell = Callable[[str], object]
-Columns = dict[str, Any]  # by name, each an array or a list over the rows
-_MOST_NAMED = 12  # labels or targets in the start block
+Columns = dict[str, Any]  # column name -> array or list with a value for each row
+_MOST_NAMED = 12  # the most labels or targets that the start block lists
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC, Generic[S]):
-    """What follows from the kind of the labels."""
+    """How one kind of label is trained, predicted and scored."""
 
-    name: ClassVar[str]  # as ``run.json`` has it
-    sections: ClassVar[Sequence[str]]  # of the report, in their order
-    problem_type: ClassVar[ProblemType]  # in the configuration of a model
-    label_kind: ClassVar[Kind]  # of the statistics
-    metric_config: ClassVar[str | None] = None  # of the local metrics, where it is another one
-    #: Those of a recipe that names none; the first chooses the best model unless it says which.
+    name: ClassVar[str]  # the ``task`` in ``run.json``
+    sections: ClassVar[Sequence[str]]  # the sections of the report, in order
+    problem_type: ClassVar[ProblemType]  # in the configuration of the model
+    label_kind: ClassVar[Kind]  # how the statistics treat the labels
+    metric_config: ClassVar[str | None] = None  # the ``config_name`` of local metrics, if any
+    #: The default metrics; the first one is the default of ``--metric_for_best_model``.
     metrics: ClassVar[Scoring] = {}
-    metric_modules: ClassVar[Sequence[str]]  # the folders in ``metrics/`` for labels of this kind
-    #: What ``--loss_function`` names: logits and targets to the loss of each row, ``(rows,)``; the
-    #: first is the default, and what an evaluation has instead of ``focal``.
+    metric_modules: ClassVar[Sequence[str]]  # the folders in ``metrics/`` for these labels
+    #: The choices of ``--loss_function``: functions of logits and targets that return the loss of
+    #: each row, ``(rows,)``. The first is the default, and replaces ``focal`` in an evaluation.
     losses: ClassVar[Mapping[str, RowLoss]]
-    #: Whether a row has one class, which is predicted rightly or not: then labels can be smoothed,
-    #: and a temperature can improve the probabilities.
+    #: Whether each row has exactly one class. Only then do label smoothing and a temperature apply.
     has_one_class: ClassVar[bool] = False
-    has_probabilities: ClassVar[bool] = False  # for each label; these bear bf16
+    has_probabilities: ClassVar[bool] = False  # for each label; then bf16 is precise enough
 
-    #: The names of the classes, in the order of their numbers; of the numbers, where a row has
-    #: several; none in a regression of one.
+    #: The names of the classes by class id, or of the targets of a regression with several targets;
+    #: empty for a regression with one target.
     labels: list[str] = field(default_factory=list)
-    loss_function: str = ""  # one of the losses, or empty for the first
+    loss_function: str = ""  # a key of ``losses``; empty for the first
 
     def __post_init__(self) -> None:
         if self.loss_function and self.loss_function not in self.losses:
             raise UserError(
-                f"--loss_function {self.loss_function}: a task of {self.name} has "
+                f"--loss_function {self.loss_function}: the task {self.name} expects one of "
                 f"{', '.join(self.losses)}{suggestion(self.loss_function, self.losses)}"
             )
 
@@ -77,63 +76,63 @@ class Task(ABC, Generic[S]):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it knows of the training rows beside :attr:`labels`; its arguments, in JSON."""
+        """The JSON arguments that, with :attr:`labels`, create the task of a run again."""
         return {}
 
     @property
     def width(self) -> int:
-        """The outputs of the model for a row."""
+        """The number of outputs of the model for a row."""
         return max(1, len(self.labels))
 
     def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
-        """Return raw rows of a split of other data with labels as the model has them.
+        """Return raw rows of other data with the class ids of the model, matched by label name.
 
         Raises:
-            UserError: If there are labels that the model does not know; ``report`` gets them.
+            UserError: If the model does not have some of the labels; they are added to ``report``.
         """
         return class_labels.match_labels(rows, self.labels, split, report)
 
     @abstractmethod
     def targets(self, labels: Any) -> np.ndarray:
-        """Return what a batch has as ``labels`` of the labels of raw rows: shape ``(rows,)`` of
-        int64 for classes, else of float32, ``(rows,)`` or ``(rows, outputs)``.
+        """Return the labels of raw rows as the ``labels`` of a batch: int64 class ids, ``(rows,)``,
+        or float32, ``(rows,)`` or ``(rows, outputs)``.
         """
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each row, shape ``(rows,)``; see ``Recipe.loss``."""
+        """Return the loss of each row, shape ``(rows,)``, not reduced; see ``Recipe.loss``."""
         return self.losses[self.loss_function or next(iter(self.losses))](logits, labels)
 
     def class_weights(self, text: str, targets: np.ndarray) -> np.ndarray:
-        """Return :func:`~finetune.tasks.losses.class_weights` of the labels."""
+        """Return :func:`~finetune.tasks.losses.class_weights`, shape ``(labels,)``, float64."""
         if not self.has_probabilities:
-            raise UserError(f"--class_weights {text}: a task of {self.name} has no classes")
+            raise UserError(f"--class_weights {text}: the task {self.name} has no classes")
         return losses.class_weights(text, self.labels, targets)
 
-    def global_loss(self, rows: RowLoss, weight_of_class: np.ndarray | None) -> GlobalLoss:
-        """Return the loss of a step, of that of each row and the weights that
-        :meth:`class_weights` returned; an evaluation weighs no rows.
+    def global_loss(self, row_loss: RowLoss, class_weights: np.ndarray | None) -> GlobalLoss:
+        """Return the loss of a global step, from the loss of each row and the result of
+        :meth:`class_weights`. The evaluation loss is not weighted.
         """
         from finetune.training.steps import GlobalLoss
 
         return GlobalLoss(
-            next(iter(self.losses.values())) if self.loss_function == "focal" else rows,
-            training_loss=rows,
-            class_weights=() if weight_of_class is None else tuple(weight_of_class.tolist()),
+            next(iter(self.losses.values())) if self.loss_function == "focal" else row_loss,
+            training_loss=row_loss,
+            class_weights=() if class_weights is None else tuple(class_weights.tolist()),
         )
 
     def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
-        """Return a fresh ``model`` with a last layer that suits the labels, changed in place."""
+        """Initialize a new last layer of ``model`` for the labels in place; return the model."""
         return model
 
     def scaled(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return ``model`` made ready for a training, changed in place; its outputs are as before.
+        """Prepare ``model`` for training in place, without changing its outputs, and return it.
 
-        An evaluation does this to a model that is loaded, too.
+        An evaluation calls this too, after it has loaded the model.
         """
         return model
 
     def describe_balance(self, targets: np.ndarray) -> Sequence[str]:
-        """Return a text about each label of the targets of training."""
+        """Return one text for each label about its training targets, e.g. ``positive 40%``."""
         if targets.ndim == 1:
             shares = np.bincount(targets, minlength=len(self.labels)) / len(targets)
         else:
@@ -141,59 +140,59 @@ class Task(ABC, Generic[S]):
         return [f"{name} {share:.0%}" for name, share in zip(self.labels, shares, strict=True)]
 
     def balance(self, labels: Sequence[Any]) -> str:
-        """Return what the start block says of the labels of training."""
+        """Return the line of the start block about the labels of the training rows."""
         texts = self.describe_balance(self.targets(labels))
         listed = ", ".join(texts[:_MOST_NAMED]) + ", ..." * (len(texts) > _MOST_NAMED)
         return f"{len(texts)}: {listed}" if self.labels else listed
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
-        """Return what is added to the outputs from now on, shape ``(outputs,)``, fitted on those of
-        the validation rows and folded into the saved model; None if nothing is.
+        """Return the shift to add to the outputs, shape ``(outputs,)``, fitted on validation rows
+        and folded into the saved model; None if the task needs none.
         """
         return None
 
     def without_thresholds(self) -> Task[S]:
-        """Return the task of a model into which :meth:`fit` cannot be folded."""
+        """Return the task for a model into which the shift of :meth:`fit` cannot be folded."""
         return self
 
     def thresholds_of(self, shift: np.ndarray) -> dict[str, float]:
-        """Return the probabilities of which a shift of outputs makes one half, by label."""
+        """Return the threshold of each label: the probability that ``shift`` moves to one half."""
         return dict(zip(self.labels, expit(-shift).tolist(), strict=True))
 
     @abstractmethod
     def decide(self, outputs: np.ndarray) -> np.ndarray:
-        """Return what metrics take as ``predictions``: shape ``(rows,)`` or ``(rows, outputs)``."""
+        """Return the ``predictions`` for metrics, shape ``(rows,)`` or ``(rows, outputs)``."""
 
     @abstractmethod
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return outputs and targets of a few made-up rows, some of which are right: every label
-        is there, and predicted, in some row and not in another.
+        """Return outputs and targets of a few made-up rows, some of them predicted correctly. For
+        each label some rows have it and some do not, in the targets and in the predictions.
         """
 
     @abstractmethod
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> S:
-        """Return rows with what a model put out for them, as statistics take them."""
+        """Return labels and outputs of rows as the type that the statistics take."""
 
     @abstractmethod
     def scored_in(self, table: pd.DataFrame) -> S:
-        """Return the same of the table that :meth:`columns` was written to, which has all of it."""
+        """Return the same as :meth:`scored`, read from a table with the :meth:`columns`."""
 
     @property
     def has_outputs_file(self) -> bool:
-        """Whether a file beside that table keeps the outputs of all classes."""
+        """Whether the outputs go to a separate file: too many classes for a column each."""
         return self.has_one_class and len(self.labels) > MOST_COLUMNS
 
     @abstractmethod
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
-        """Return the columns of ``predictions.parquet`` from ``label`` on."""
+        """Return the columns of ``predictions.parquet`` that the toolkit adds, ``label`` first."""
 
     @abstractmethod
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
-        """Return the columns of ``predict``, with or without the probability of every label."""
+        """Return the columns that ``predict`` adds, with each label's probability if asked for."""
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
-        """Return the prediction of one row, of the columns of :meth:`predicted`, as a line with
-        ``most`` other labels.
+        """Return one line about a row with the columns of :meth:`predicted`: the prediction, then
+        at most ``most`` of the other labels.
         """
         probabilities = {label: row[probability_of(label)] for label in self.labels}
         texts = {label: f"{label} {value:.4f}" for label, value in probabilities.items()}
@@ -203,17 +202,17 @@ class Task(ABC, Generic[S]):
         return predicted + (f"  ({', '.join(texts[label] for label in rest)})" if rest else "")
 
     def describe(self, row: pd.Series[Any], column: str) -> str:
-        """Return the label or the prediction, by its column, of a row of the table as text."""
+        """Return the label or the prediction of a row as text; ``column`` says which."""
         return str(row[column])
 
     def refuse_metrics(self, scoring: Scoring) -> None:
-        """Raise a ``UserError`` of the metrics of the toolkit that are of other kinds of labels."""
+        """Raise a ``UserError`` that lists local metrics for another kind of label."""
         names = ", ".join(self.metric_modules)
         modules = {name: module_of(name, arguments)[0] for name, arguments in scoring.items()}
         if mistakes := [
-            f"--metrics {name}: a task of {self.name} has {names}"
+            f"--metrics {name}: the task {self.name} expects {names}"
             for name, module in modules.items()
-            if module not in self.metric_modules and not module.endswith(".py")  # the user's own
+            if module not in self.metric_modules and not module.endswith(".py")  # a custom metric
         ]:
             raise UserError(*mistakes)
 
@@ -232,16 +231,17 @@ class Task(ABC, Generic[S]):
         return Statistics(rows=len(rows), metrics=scores, notes=notes)
 
     def find_difference(self, other: Task[Any]) -> str:
-        """Return why predictions of another task cannot be compared: the task, or the names of
-        labels, of ordinal ones also their order; empty if they can.
+        """Return why the predictions of two tasks cannot be compared, or an empty text if they can.
+
+        The kinds of label and the label names must match, for ordinal tasks also their order.
         """
         if self.label_kind != other.label_kind:
             return f"different tasks: {self.name} and {other.name}"
-        has_order = self.name == other.name == "ordinal"  # metrics count how far off a class is
+        has_order = self.name == other.name == "ordinal"  # its metrics use the order
         labels = [task.labels if has_order else sorted(task.labels) for task in (self, other)]
-        texts = " and ".join(", ".join(task.labels) or "a single one" for task in (self, other))
-        return "" if labels[0] == labels[1] else f"different labels, or another order: {texts}"
+        texts = " and ".join(", ".join(task.labels) or "one number" for task in (self, other))
+        return "" if labels[0] == labels[1] else f"different labels or another order: {texts}"
 
     @abstractmethod
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield name and outputs, for the test rows, of what a model has to beat."""
+        """Yield the name of each baseline and its outputs for the test rows."""

@@ -1,6 +1,4 @@
-"""Labels with names: one a row, of several classes, which may have an order, like stars; or any
-number a row.
-"""
+"""Tasks whose labels have names: single-label, ordinal (such as stars) and multi-label."""
 
 from __future__ import annotations
 
@@ -33,9 +31,9 @@ from finetune.tasks.base import Columns, Task
 if TYPE_CHECKING:
     from finetune.training.steps import GlobalLoss, RowLoss
 
-#: Validation rows that have a label, below which it has the threshold of all labels together.
+#: A label with fewer positive validation rows uses the threshold that all labels share.
 _FEWEST_POSITIVES = 10
-_MOST_TOGETHER = 100  # labels: the co-occurrences of more would be most of metrics.json
+_MOST_COOCCURRING = 100  # with more labels, co-occurrences would be most of ``metrics.json``
 
 
 def _probabilities_in(table: pd.DataFrame, names: Sequence[str]) -> Probabilities:
@@ -47,7 +45,7 @@ def _probability_columns(names: Sequence[str], values: np.ndarray) -> Columns:
 
 
 class SingleLabel(Task[ScoredRows]):
-    """Cross-entropy over logits; the most probable class is predicted."""
+    """One class for each row: cross-entropy over logits, the most probable class is predicted."""
 
     name = "single_label"
     sections = ("training", "classes", "probabilities", "slices", "mistakes")
@@ -59,7 +57,7 @@ class SingleLabel(Task[ScoredRows]):
         *("roc_auc", "average_precision"),
     )
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
-    is_ordered: ClassVar[bool] = False  # whether the order of the classes means something
+    is_ordered: ClassVar[bool] = False  # whether the order of the classes is meaningful
     has_one_class = has_probabilities = True
 
     @property
@@ -76,7 +74,7 @@ class SingleLabel(Task[ScoredRows]):
 
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         classes = np.arange(len(self.labels))
-        predicted = np.concatenate([classes, np.roll(classes, 1)])  # right, then wrong
+        predicted = np.concatenate([classes, np.roll(classes, 1)])  # correct, then wrong
         return 4 * np.eye(len(classes), dtype=np.float32)[predicted], np.tile(classes, 2)
 
     def scored(
@@ -96,31 +94,31 @@ class SingleLabel(Task[ScoredRows]):
             return columns | _probability_columns(self.labels, rows.probabilities.columns())
         classes, probabilities = scored.most_probable(rows)
         columns |= {PROBABILITY: probabilities[:, 0], LABEL_PROBABILITY: rows.summary.of_label}
-        for place in range(2, MOST_PROBABLE + 1):
-            columns[of_rank(PREDICTION, place)] = names[classes[:, place - 1]]
-            columns[of_rank(PROBABILITY, place)] = probabilities[:, place - 1]
+        for rank in range(2, MOST_PROBABLE + 1):
+            columns[of_rank(PREDICTION, rank)] = names[classes[:, rank - 1]]
+            columns[of_rank(PROBABILITY, rank)] = probabilities[:, rank - 1]
         return columns
 
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
         probabilities = Probabilities(outputs, "softmax", temperature).rows()
-        best = [self.labels[index] for index in probabilities.argmax(axis=1)]
-        columns = {LABEL: best, PROBABILITY: probabilities.max(axis=1)}
+        predictions = [self.labels[index] for index in probabilities.argmax(axis=1)]
+        columns = {LABEL: predictions, PROBABILITY: probabilities.max(axis=1)}
         return columns | (_probability_columns(self.labels, probabilities.T) if all_labels else {})
 
     def statistics(
         self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None = None
     ) -> Statistics:
-        confidence = mistakes.describe_calibration(rows) | {"temperature": temperature}
+        calibration = mistakes.describe_calibration(rows) | {"temperature": temperature}
         if temperature not in (None, 1.0):
-            mended = self.scored(rows.labels, rows.outputs, temperature)
-            confidence["after"] = mistakes.describe_calibration(mended)
-        is_short = len(self.labels) <= metrics.MOST_CONFUSED
+            calibrated = self.scored(rows.labels, rows.outputs, temperature)
+            calibration["after"] = mistakes.describe_calibration(calibrated)
+        has_confusion = len(self.labels) <= metrics.MOST_CONFUSED
         return replace(
             super().statistics(rows, recipe_metrics),
             classes=metrics.describe_classes(rows),
-            confusion=rows.confusion.tolist() if is_short else None,
+            confusion=rows.confusion.tolist() if has_confusion else None,
             top_k=metrics.describe_top_k(rows),
-            calibration=confidence,
+            calibration=calibration,
             ordered=metrics.describe_order(rows) if self.is_ordered else None,
         )
 
@@ -129,9 +127,9 @@ class SingleLabel(Task[ScoredRows]):
 
 
 class Ordinal(SingleLabel):
-    """Logits of classes as where they have no order; the losses and the metrics know it.
+    """Single-label classification whose losses and metrics use the order of the classes.
 
-    ``labels`` go from the lowest class to the highest.
+    ``labels`` are sorted from the lowest class to the highest.
     """
 
     name = "ordinal"
@@ -147,7 +145,10 @@ class Ordinal(SingleLabel):
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabel(Task[ScoredLabels]):
-    """Binary cross-entropy over a sigmoid for each label; those above one half are predicted."""
+    """Any number of labels for each row: binary cross-entropy over a sigmoid for each label.
+
+    Labels with a probability above one half are predicted, after the shift of :meth:`fit`.
+    """
 
     name = "multi_label"
     sections = ("training", "labels")
@@ -164,8 +165,8 @@ class MultiLabel(Task[ScoredLabels]):
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
     has_probabilities = True
 
-    #: What is fitted on the validation rows, for the best F1: ``one`` threshold of all labels, one
-    #: for each ``label``, or ``none``.
+    #: The thresholds to fit on the validation rows for the best F1: ``one`` for all labels, one for
+    #: each ``label``, or ``none``.
     thresholds: str = "one"
 
     @property
@@ -177,23 +178,23 @@ class MultiLabel(Task[ScoredLabels]):
     def targets(self, labels: Any) -> np.ndarray:
         return targets.indicators(labels, len(self.labels)).astype(np.float32)
 
-    def global_loss(self, rows: RowLoss, weight_of_class: np.ndarray | None) -> GlobalLoss:
-        loss = super().global_loss(rows, None)
-        if weight_of_class is None:
-            return loss
-        row_loss: Any = self.losses[self.loss_function or "binary_cross_entropy"]
-        weighted = functools.partial(row_loss, positive_weights=weight_of_class)
-        return replace(loss, training_loss=weighted)
+    def global_loss(self, row_loss: RowLoss, class_weights: np.ndarray | None) -> GlobalLoss:
+        global_loss = super().global_loss(row_loss, None)
+        if class_weights is None:
+            return global_loss
+        loss: Any = self.losses[self.loss_function or "binary_cross_entropy"]
+        weighted_loss = functools.partial(loss, positive_weights=class_weights)
+        return replace(global_loss, training_loss=weighted_loss)
 
     def fit(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray | None:
-        """Return the shifts after which one half is the threshold that was best."""
+        """Return the shift of each output that moves the best threshold for F1 to one half."""
         if self.thresholds == "none":
             return None
-        has = np.asarray(targets, dtype=bool)
-        thresholds = np.full(len(self.labels), mistakes.fit_threshold(outputs, has))
+        is_positive = np.asarray(targets, dtype=bool)
+        thresholds = np.full(len(self.labels), mistakes.fit_threshold(outputs, is_positive))
         if self.thresholds == "label":
-            for index in np.flatnonzero(has.sum(axis=0) >= _FEWEST_POSITIVES):
-                thresholds[index] = mistakes.fit_threshold(outputs[:, index], has[:, index])
+            for index in np.flatnonzero(is_positive.sum(axis=0) >= _FEWEST_POSITIVES):
+                thresholds[index] = mistakes.fit_threshold(outputs[:, index], is_positive[:, index])
         return np.asarray(-logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
 
     def without_thresholds(self) -> MultiLabel:
@@ -204,22 +205,22 @@ class MultiLabel(Task[ScoredLabels]):
 
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
         rows, labels = np.indices((4, len(self.labels)))
-        has = ((rows + labels) % 2).astype(np.float32)
-        return 4 * np.where(rows < 2, has, 1 - has) - 2, has  # right, then wrong
+        targets = ((rows + labels) % 2).astype(np.float32)
+        return 4 * np.where(rows < 2, targets, 1 - targets) - 2, targets  # correct, then wrong
 
     def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredLabels:
-        has = np.asarray(labels).astype(bool)
-        return ScoredLabels(has, self.labels, Probabilities(outputs, "sigmoid"))
+        is_positive = np.asarray(labels).astype(bool)
+        return ScoredLabels(is_positive, self.labels, Probabilities(outputs, "sigmoid"))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredLabels:
         index = pd.Index(self.labels)
-        has = targets.indicators([*map(index.get_indexer, table[LABEL])], len(self.labels))
-        return ScoredLabels(has, self.labels, _probabilities_in(table, self.labels))
+        is_positive = targets.indicators([*map(index.get_indexer, table[LABEL])], len(self.labels))
+        return ScoredLabels(is_positive, self.labels, _probabilities_in(table, self.labels))
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         rows = self.scored(labels, outputs)
-        decided = {LABEL: self._list_names(rows.labels), PREDICTION: self._list_names(rows.decided)}
-        return decided | _probability_columns(self.labels, rows.probabilities.columns())
+        names = {LABEL: self._list_names(rows.labels), PREDICTION: self._list_names(rows.decided)}
+        return names | _probability_columns(self.labels, rows.probabilities.columns())
 
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
         probabilities = Probabilities(outputs, "sigmoid").rows()
@@ -229,22 +230,22 @@ class MultiLabel(Task[ScoredLabels]):
     def describe(self, row: pd.Series[Any], column: str) -> str:
         return ", ".join(row[column]) or "none"
 
-    def _list_names(self, has: np.ndarray) -> list[list[str]]:
+    def _list_names(self, is_positive: np.ndarray) -> list[list[str]]:
         """Return the names of the labels of each row."""
-        return [[self.labels[index] for index in np.flatnonzero(row)] for row in has]
+        return [[self.labels[index] for index in np.flatnonzero(row)] for row in is_positive]
 
     def statistics(
         self, rows: ScoredLabels, recipe_metrics: Metrics, temperature: float | None = None
     ) -> Statistics:
-        has = rows.labels.astype(np.float32)
-        is_short = len(self.labels) <= _MOST_TOGETHER
-        together = (has.T @ has).astype(int).tolist() if is_short else None
+        indicators = rows.labels.astype(np.float32)
+        has_counts = len(self.labels) <= _MOST_COOCCURRING
+        counts = (indicators.T @ indicators).astype(int).tolist() if has_counts else None
         scores = super().statistics(rows, recipe_metrics)
-        return replace(scores, classes=metrics.describe_classes(rows), together=together)
+        return replace(scores, classes=metrics.describe_classes(rows), together=counts)
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         validation = self.targets(targets.values(source.splits["validation"]))
         for name, logits in baselines.of_labels(source):
-            shift = self.fit(logits[: len(validation)], validation)  # as the model has it
-            tested = logits[len(validation) :]
-            yield name, tested if shift is None else (tested + shift).astype(tested.dtype)
+            shift = self.fit(logits[: len(validation)], validation)  # as for the model
+            outputs = logits[len(validation) :]
+            yield name, outputs if shift is None else (outputs + shift).astype(outputs.dtype)

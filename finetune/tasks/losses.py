@@ -1,8 +1,8 @@
-"""Losses of rows, and weights of classes.
+"""Loss functions that return one loss for each row, and class weights.
 
-Logits, ``(rows, classes)``, and int64 targets, ``(rows,)``, or of several labels 0 and 1 for each,
-go to the loss of each row, not reduced: in fp32 or better, also of bf16 logits, and finite for
-logits of thousands. torch is imported when they are called.
+Losses take logits, ``(rows, classes)``, and int64 class ids, ``(rows,)``, or for several labels 0
+and 1, ``(rows, labels)``. They return shape ``(rows,)``, not reduced, in fp32, or fp64 for fp64
+logits, and stay finite for logits of thousands. torch is imported when they are called.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from finetune.errors import UserError, suggestion
 if TYPE_CHECKING:
     import torch
 
-#: Between these, weights of classes and their sums are far from the ends of float32.
-_LEAST, _MOST = 1e-6, 1e6
+#: The range of a class weight: float32 represents such weights and their sums well.
+_LOWEST_WEIGHT, _HIGHEST_WEIGHT = 1e-6, 1e6
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the negative logarithm of the probability of the true class, in nats."""
+    """Return the cross-entropy, minus the logarithm of the true class's probability, in nats."""
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(_precise(logits), targets, reduction="none")
 
 
 def focal(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of each row times ``(1 - p) ** 2``, ``p`` the probability of its
-    class: rows that are right already count little (Lin et al., Focal Loss for Dense Object
-    Detection, 2017).
+    """Return the focal loss with gamma 2, in nats (Lin et al., Focal Loss for Dense Object
+    Detection, 2017): the cross-entropy times ``(1 - p) ** 2``, where ``p`` is the probability of
+    the true class, so that rows predicted correctly count little.
     """
     return _focused(cross_entropy(logits, targets))
 
 
 def soft_labels(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy with a target that is the softmax of ``-|class - true class|``, in
-    nats (Diaz and Marathe, Soft Labels for Ordinal Regression, 2019). The lowest value is the
-    entropy of the target, which is above 0.
+    """Return the cross-entropy with soft labels, the softmax of ``-|class - true class|``, in nats
+    (Diaz and Marathe, Soft Labels for Ordinal Regression, 2019). The minimum is the entropy of the
+    soft labels, which is above 0.
     """
     import torch
 
     precise = _precise(logits)
-    place = torch.arange(logits.shape[-1], device=logits.device)
-    distances = (place - targets[:, None]).abs().to(precise.dtype)
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    distances = (classes - targets[:, None]).abs().to(precise.dtype)
     return -(torch.softmax(-distances, dim=-1) * torch.log_softmax(precise, dim=-1)).sum(dim=-1)
 
 
 def squared_earth_movers_distance(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the classes of the squared difference between the cumulative
-    probabilities and those of the true class alone (Hou et al., Squared Earth Mover's
+    """Return the sum over the classes of the squared difference between the cumulative predicted
+    probabilities and the cumulative one-hot target (Hou et al., Squared Earth Mover's
     Distance-based Loss for Training Deep Neural Networks, 2016).
     """
     import torch
 
     precise = _precise(logits)
-    place = torch.arange(logits.shape[-1], device=logits.device)
-    reached = (place >= targets[:, None]).to(precise.dtype)
+    classes = torch.arange(logits.shape[-1], device=logits.device)
+    cumulative_target = (classes >= targets[:, None]).to(precise.dtype)
     cumulative = torch.softmax(precise, dim=-1).cumsum(dim=-1)
-    return ((cumulative - reached) ** 2).sum(dim=-1)
+    return ((cumulative - cumulative_target) ** 2).sum(dim=-1)
 
 
 def binary_cross_entropy(
@@ -73,25 +73,25 @@ def binary_cross_entropy(
     *,
     is_focal: bool = False,
 ) -> torch.Tensor:
-    """Return the mean over the labels of each row of the cross-entropy of its sigmoid, in nats.
+    """Return the binary cross-entropy of each row, averaged over its labels, in nats.
 
     Args:
         logits: Shape ``(rows, labels)``.
-        targets: 0 or 1, of the same shape.
-        positive_weights: How much the rows that have a label count in its loss, shape
-            ``(labels,)``; others count 1.
-        is_focal: Whether each label counts as in :func:`focal`.
+        targets: 0 or 1, same shape.
+        positive_weights: The weight of each label in the rows that have it, shape ``(labels,)``;
+            other rows have weight 1.
+        is_focal: Whether to multiply each label's loss by ``(1 - p) ** 2``, as in :func:`focal`.
     """
     import torch
     from torch.nn.functional import binary_cross_entropy_with_logits
 
     precise = _precise(logits)
-    has = targets.to(precise.dtype)
-    losses = binary_cross_entropy_with_logits(precise, has, reduction="none")
+    positives = targets.to(precise.dtype)
+    losses = binary_cross_entropy_with_logits(precise, positives, reduction="none")
     if is_focal:
         losses = _focused(losses)
     if positive_weights is not None:
-        losses = losses * (1 + has * (torch.as_tensor(positive_weights).to(losses) - 1))
+        losses = losses * (1 + positives * (torch.as_tensor(positive_weights).to(losses) - 1))
     return losses.mean(dim=-1)
 
 
@@ -99,32 +99,32 @@ binary_focal = functools.partial(binary_cross_entropy, is_focal=True)
 
 
 def _precise(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits in fp32, or as they are in fp64."""
+    """Return ``logits`` in fp32; fp64 is unchanged."""
     import torch
 
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _focused(losses: torch.Tensor) -> torch.Tensor:
-    """Return cross-entropies, logarithms of ``1 / p``, times ``(1 - p) ** 2``."""
+    """Return cross-entropies, ``-log(p)``, times ``(1 - p) ** 2``."""
     import torch
 
     return (-torch.expm1(-losses)) ** 2 * losses
 
 
 def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.ndarray:
-    """Return how much each class, or each label, counts in the loss of training, ``(names,)``.
+    """Return the weight of each class or label in the training loss, ``(names,)``, float64.
 
-    Of one class a row, balanced weights are those of scikit-learn's ``compute_class_weight``, and
-    all are scaled to the mean 1 over the training rows, which changes no loss that is divided by
-    their sum. Of any number of labels, a weight is that of the rows that have the label, and others
-    count 1. Balanced weights are the rows without a label divided by those with it, as in torch's
-    ``BCEWithLogitsLoss``; 1 for a label that no row has, or that every row has.
+    With one class a row, weights are scaled to mean 1 over the training rows, which does not change
+    a loss that is divided by their sum; balanced weights equal scikit-learn's
+    ``compute_class_weight``. With several labels, a weight applies to the rows that have the label;
+    a balanced one is the rows without the label divided by those with it, as recommended for
+    ``torch.nn.BCEWithLogitsLoss``, and 1 if no row or every row has it.
 
     Args:
-        text: ``balanced`` or ``NAME=WEIGHT,NAME=WEIGHT``; other classes have 1.
-        names: Of the classes or labels.
-        targets: The class of each training row, ``(rows,)``, or 0 and 1, ``(rows, labels)``.
+        text: ``balanced`` or ``NAME=WEIGHT,NAME=WEIGHT``; classes not named have weight 1.
+        names: The class or label names.
+        targets: Class ids of the training rows, ``(rows,)``, or 0 and 1, ``(rows, labels)``.
 
     Raises:
         UserError: One line for each mistake in ``text``.
@@ -132,29 +132,29 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
     total = len(targets)
     has_one_class = targets.ndim == 1
     if has_one_class:
-        rows = np.bincount(targets, minlength=len(names))
+        counts = np.bincount(targets, minlength=len(names))
     else:
-        rows = np.count_nonzero(targets, axis=0)
+        counts = np.count_nonzero(targets, axis=0)
     if text == "balanced" and has_one_class:
-        return np.where(rows, total / (np.count_nonzero(rows) * np.maximum(rows, 1)), 1.0)
+        return np.where(counts, total / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1.0)
     if text == "balanced":
-        return np.where(rows * (total - rows), (total - rows) / np.maximum(rows, 1), 1.0)
+        return np.where(counts * (total - counts), (total - counts) / np.maximum(counts, 1), 1.0)
     weights: dict[str, float] = {}
     mistakes: list[str] = []
     for part in split_values(text) or [text]:
-        name, _, written = part.rpartition("=")
+        name, _, number = part.rpartition("=")
         name = name if name in names else name.strip()
         try:
-            weight = float(written)
+            weight = float(number)
         except ValueError:
             weight = 0.0
         if name not in names:
-            hint = suggestion(name, names) if name else suggestion(written, ("balanced", "none"))
-            problem = f"no class '{name or written}'{hint}"
-        elif not rows[names.index(name)]:
+            hint = suggestion(name, names) if name else suggestion(number, ("balanced", "none"))
+            problem = f"no class '{name or number}'{hint}"
+        elif not counts[names.index(name)]:
             problem = f"no training row is of the class '{name}'"
-        elif name in weights or not _LEAST <= weight <= _MOST:
-            problem = f"expected one weight from {_LEAST} to {_MOST:.0f} of '{name}'"
+        elif name in weights or not _LOWEST_WEIGHT <= weight <= _HIGHEST_WEIGHT:
+            problem = f"expected one weight for '{name}', {_LOWEST_WEIGHT} to {_HIGHEST_WEIGHT:.0f}"
         else:
             weights[name] = weight
             continue
@@ -165,4 +165,4 @@ def class_weights(text: str, names: Sequence[str], targets: np.ndarray) -> np.nd
     if mistakes:
         raise UserError(*mistakes)
     values = np.array([weights.get(name, 1.0) for name in names])
-    return values * total / float(values @ rows) if has_one_class else values
+    return values * total / float(values @ counts) if has_one_class else values

@@ -1,4 +1,4 @@
-"""A number a row, or several."""
+"""The task of predicting one or several numbers for each row."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def _huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(Task[ScoredNumbers]):
-    """The outputs are the predicted numbers, in the units of the data; losses are in standard
-    deviations of the training rows.
+    """Regression: the outputs are the predicted numbers, in the units of the data.
+
+    The loss is computed on numbers divided by the standard deviation of the training rows.
     """
 
     name = "regression"
@@ -43,21 +44,24 @@ class Regression(Task[ScoredNumbers]):
     label_kind = "numbers"
     metrics = {metric: {} for metric in ("r2", "mae", "rmse", "pearson", "spearman")}
     metric_modules = (*metrics, "mse")
-    #: The mean over the targets; Huber's (Annals of Mathematical Statistics 35, 1964) is half the
-    #: squared error up to one standard deviation, beyond which it grows like the absolute error.
+    #: Means over the targets. The Huber loss (Annals of Mathematical Statistics 35, 1964) is half
+    #: the squared error up to one standard deviation, and linear in the error above.
     losses = {
         "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(dim=-1),
         "mae": lambda outputs, targets: (outputs - targets).abs().mean(dim=-1),
         "huber": _huber,
     }
 
-    #: Of each target over the training rows; empty if not known: losses are in the data's units.
+    #: Mean and standard deviation of each target over the training rows. Both are empty if unknown
+    #: or if a target is constant; then the loss is in the units of the data.
     mean: Sequence[float] = ()
     deviation: Sequence[float] = ()
 
     @classmethod
     def of(cls, rows: Dataset, names: Sequence[str], loss_function: str) -> Regression:
-        """Return the task of training rows; ``names`` are those of several numbers a row."""
+        """Return the task of raw training rows. ``names`` are those of several targets, and
+        ``loss_function`` is a key of :attr:`losses`, or empty for the first.
+        """
         labels = np.asarray(data_targets.values(rows), dtype=np.float64)
         targets = labels.reshape(len(labels), -1)
         facts: dict[str, Any] = {}
@@ -81,9 +85,9 @@ class Regression(Task[ScoredNumbers]):
     def match_labels(self, rows: Dataset, split: str, report: Report) -> Dataset:
         count = getattr(rows.features[LABEL], "length", 1)
         if data_targets.are_classes(rows) or count != self.width:
-            names = ",".join(self.labels) or "a single one"
-            actual = "classes" if data_targets.are_classes(rows) else f"numbers, {count} a row"
-            raise UserError(f"the data has {actual}, and the model predicts numbers: {names}")
+            expected = ",".join(self.labels) or "one for each row"
+            actual = "classes" if data_targets.are_classes(rows) else f"numbers, {count} per row"
+            raise UserError(f"the model predicts numbers: {expected}; the data has {actual}")
         return rows
 
     def targets(self, labels: Any) -> np.ndarray:
@@ -97,8 +101,8 @@ class Regression(Task[ScoredNumbers]):
         return super().loss(outputs, targets)
 
     def initialized(self, model: torch.nn.Module, note: Tell) -> torch.nn.Module:
-        """Return a model whose outputs begin at the mean of the training rows, spread like them;
-        where the last layer has no bias, its weights have to learn the mean.
+        """Scale a new last layer so that its outputs start with the mean and the spread of the
+        training rows. Without a bias, the layer's weights have to learn the mean.
         """
         from transformers import PreTrainedModel
 
@@ -108,15 +112,15 @@ class Regression(Task[ScoredNumbers]):
             return model
         layer = head.last_linear(model, self.width)
         if not getattr(model, pretrained.FRESH_HEAD, True):
-            note(f"the last layer of {model.name_or_path} is trained further: it has one already")
+            note(f"{model.name_or_path} has a trained head for these labels, which is kept")
             return model
         shift = np.array(self.mean) if layer.bias is not None else np.zeros(self.width)
         head.fold(layer, self._scale(layer), shift)
         return model
 
     def scaled(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Return a model that is trained in standard deviations and returns the units of the data:
-        see :class:`~finetune.models.head.ScaledLinear`.
+        """Make the last layer a :class:`~finetune.models.head.ScaledLinear`: it is trained with
+        outputs near 1, and returns them in the units of the data.
         """
         from transformers import PreTrainedModel
 
@@ -127,7 +131,7 @@ class Regression(Task[ScoredNumbers]):
         return model
 
     def _scale(self, layer: torch.nn.Linear) -> np.ndarray:
-        """Return powers of two, by which float32 is multiplied and divided without rounding."""
+        """Return a power of two for each output: multiplying float32 by it does not round."""
         mean = 0 if layer.bias is not None else np.array(self.mean)
         exponents = np.round(np.log2(np.hypot(self.deviation, mean)))
         return np.asarray(np.exp2(np.clip(exponents, -100, 100)))
@@ -143,7 +147,7 @@ class Regression(Task[ScoredNumbers]):
         return outputs.reshape(len(outputs), -1) if self.labels else outputs.reshape(len(outputs))
 
     def example_outputs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return numbers near the mean of the training rows, none of which is a whole number."""
+        """Return made-up numbers near the mean of the training rows, none of them an integer."""
         mean = np.array(self.mean or [1.0] * self.width)
         deviation = np.array(self.deviation or [1.0] * self.width)
         steps = np.array([[-0.531], [0.273], [0.497], [0.719]])
@@ -155,17 +159,17 @@ class Regression(Task[ScoredNumbers]):
         return ScoredNumbers(labels, self.decide(outputs))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredNumbers:
-        labels, values = (
-            self.decide(table[self._names(name)].to_numpy(dtype=np.float64))
-            for name in (LABEL, PREDICTION)
+        labels, predictions = (
+            self.decide(table[self._names(column)].to_numpy(dtype=np.float64))
+            for column in (LABEL, PREDICTION)
         )
-        return ScoredNumbers(labels, values)
+        return ScoredNumbers(labels, predictions)
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         return self._columns(LABEL, labels) | self._columns(PREDICTION, outputs)
 
-    def _columns(self, name: str, values: np.ndarray) -> Columns:
-        return dict(zip(self._names(name), values.reshape(-1, self.width).T, strict=True))
+    def _columns(self, column: str, values: np.ndarray) -> Columns:
+        return dict(zip(self._names(column), values.reshape(-1, self.width).T, strict=True))
 
     def _names(self, column: str) -> list[str]:
         return [of_target(column, name) for name in self.labels] or [column]

@@ -1,6 +1,6 @@
-"""What users rely on, tested through the command line, the Python API and the files of a run."""
+"""Test what users rely on through the command line, the Python API and the files of a run."""
 
-#: Commands that the tests may start; one `torchrun` counts as one.
+#: The most commands that the tests may start; `torchrun` counts as one.
 MAX_COMMANDS = 25
-#: Trained runs that the tests share.
+#: The most trained runs that the tests may share.
 MAX_RUNS = 12

@@ -1,14 +1,14 @@
 """Fixtures of the acceptance suite: commands, small data and models, and the shared runs.
 
-A test here uses the command line, the public names of `finetune`, the public methods of recipes,
-and files. Two ways to type a command:
+Acceptance tests only use the command line, the public names of `finetune`, the public methods of
+recipes, and files. There are two ways to run a command:
 
-- `cli("check", "text", ...)` runs the command line in the test's own process: cheap, for tables.
-- `command("text", ...)` starts a process of its own (forked from one that has imported the
-  libraries, see `tests/warm.py`). There may be 25 of these, see `tests/acceptance/__init__.py`.
+- `cli("check", "text", ...)` runs the command line in the process of the test; fast, for tables.
+- `command("text", ...)` starts a process, forked from one that has imported the libraries (see
+  `tests/warm.py`). At most 25 of these are allowed, see `tests/acceptance/__init__.py`.
 
-The shared runs are trained once for all workers of pytest-xdist. No test changes one: copy its
-directory first (`copy_run`).
+The shared runs are trained once for all workers of pytest-xdist. Tests must not change them, but
+can change a copy (`copy_run`).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from tests.acceptance import data
 from tests.conftest import HANGS, LAUNCHERS
 from tests.warm import Servers
 
-#: Options of every small training: fast, and the same on every processor.
+#: Options of all small trainings: fast, with the same results on every processor.
 TRAINING: dict[str, Any] = dict(
     max_length=64,
     learning_rate=3e-3,
@@ -45,11 +45,11 @@ TRAINING: dict[str, Any] = dict(
 
 
 def flags(**options: Any) -> list[str]:
-    """Return options as they are typed: `flags(max_steps=3)` is `["--max_steps", "3"]`."""
+    """Return options as typed words: `flags(max_steps=3)` is `["--max_steps", "3"]`."""
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
-# ---- what is started and trained is counted ------------------------------------------------------
+# ---- counts of commands and runs -----------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +62,7 @@ def shared_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(directory: Path, kind: str, description: str) -> None:
-    """Add a line to the list of what was started; the lines of two workers do not mix."""
+    """Add a line to a list that all workers share: of started commands or of shared runs."""
     with FileLock(directory / f"{kind}.lock"), (directory / f"{kind}.txt").open("a") as file:
         file.write(description.replace("\n", " ")[:200] + "\n")
 
@@ -72,7 +72,7 @@ def record(directory: Path, kind: str, description: str) -> None:
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that ended: its exit status and what it printed."""
+    """The exit status and the output of a command."""
 
     status: int
     stdout: str
@@ -85,7 +85,7 @@ class Finished:
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finished]:
-    """Type `python -m finetune WORDS`, in an empty directory, without a process of its own."""
+    """Return a function that runs `python -m finetune WORDS` here, in an empty directory."""
 
     def run(*words: object, stdin: str = "") -> Finished:
         (tmp_path / "cwd").mkdir(exist_ok=True)
@@ -109,7 +109,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finish
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """The processes that commands are forked from."""
+    """The server processes that commands are forked from."""
     servers = Servers(tmp_path_factory.mktemp("warm"))
     yield servers
     servers.close()
@@ -117,11 +117,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 @dataclass
 class Commands:
-    """Starts commands in `home` and counts them; none outlives the test.
+    """Starts commands and counts them; they are killed at the end of the test.
 
     Attributes:
-        home: Their working directory.
-        processes: Those that were started.
+        home: The working directory of the commands.
+        processes: The started processes.
     """
 
     home: Path
@@ -135,15 +135,15 @@ class Commands:
         self, *words: object, launcher: str = "python", num_processes: int = 2,
         env: dict[str, str] | None = None, cwd: Path | None = None, **popen: Any
     ) -> "subprocess.Popen[str]":  # fmt: skip
-        """Start `python -m finetune WORDS`, or under `torchrun`, `accelerate`; or a `script`.
+        """Start `python -m finetune WORDS`, also under `torchrun` or `accelerate`, or a script.
 
         Args:
-            *words: What is typed behind `finetune`; of a `script`, its path and arguments.
+            *words: The words after `finetune`; for a `script`, its path and arguments.
             launcher: `python`, `torchrun`, `accelerate`; `fresh` for a new interpreter,
                 `script` for `python WORDS`.
-            num_processes: Of torchrun.
-            env: Added to the environment.
-            cwd: Working directory, `home` if unset.
+            num_processes: The number of processes of torchrun.
+            env: Variables to add to the environment.
+            cwd: The working directory; `home` by default.
             **popen: Arguments of `subprocess.Popen`.
         """
         environment = {**os.environ, **(env or {})}
@@ -166,7 +166,7 @@ class Commands:
         return process
 
     def __call__(self, *words: object, **options: Any) -> Finished:
-        """Start a command as `start` does and wait for its end."""
+        """Start a command with `start`, wait for its end and return its output."""
         process = self.start(*words, stdin=subprocess.DEVNULL, **options)
         stdout, stderr = process.communicate(timeout=HANGS)
         return Finished(process.returncode, stdout, stderr)
@@ -174,7 +174,7 @@ class Commands:
 
 @pytest.fixture
 def command(tmp_path: Path, shared_directory: Path, servers: Servers) -> Iterator[Commands]:
-    """Starts commands in an empty directory."""
+    """Return an object that starts commands in an empty directory."""
     (tmp_path / "home").mkdir()
     commands = Commands(tmp_path / "home", shared_directory, servers)
     yield commands
@@ -189,28 +189,28 @@ def command(tmp_path: Path, shared_directory: Path, servers: Servers) -> Iterato
 
 @pytest.fixture(scope="session")
 def reviews(shared_directory: Path) -> Path:
-    """A CSV of 240 reviews with `text` and `label` (bad, good), of 6 to 30 words."""
+    """A CSV of 240 reviews of 6 to 30 words; columns `text` and `label` (bad, good)."""
     return once(shared_directory / "reviews.csv", data.write_reviews)
 
 
 @pytest.fixture(scope="session")
 def bert(shared_directory: Path) -> Path:
-    """A directory with a BERT of two layers and 32 dimensions, without dropout."""
+    """The directory of a BERT with 2 layers and hidden size 32, without dropout."""
     return once(shared_directory / "bert", data.write_bert)
 
 
 @pytest.fixture(scope="session")
 def vit(shared_directory: Path) -> Path:
-    """A directory with a ViT of one layer for images of 8 x 8 pixels."""
+    """The directory of a ViT with one layer for images of 8 x 8 pixels."""
     return once(shared_directory / "vit", data.write_vit)
 
 
 def once(path: Path, write: Callable[[Path], object]) -> Path:
-    """Return `path`, written by whichever worker comes first."""
+    """Return `path`; the first worker writes it."""
     with FileLock(path.with_name(f"{path.name}.lock")):
         if not path.exists():
             unfinished = path.with_name(f"unfinished-{path.name}")
-            shutil.rmtree(unfinished, ignore_errors=True)  # of a writer that failed
+            shutil.rmtree(unfinished, ignore_errors=True)  # left by a writer that failed
             write(unfinished)
             unfinished.rename(path)
     return path
@@ -223,9 +223,9 @@ Trained = Callable[..., finetune.Run]
 
 @pytest.fixture(scope="session")
 def trained(shared_directory: Path) -> Trained:
-    """Train a shared run, whichever worker comes first, and return it.
+    """Return a function that returns a shared run, which the first worker trains.
 
-    Options are those of `TRAINING` and then the given ones; None leaves one out.
+    Its options are added to those of `TRAINING`; None removes one.
     """
 
     def train(name: str, recipe: Any, **options: Any) -> finetune.Run:
@@ -242,25 +242,25 @@ def trained(shared_directory: Path) -> Trained:
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> finetune.Run:
-    """The shared run that the parameter names."""
+    """The shared run whose fixture is named by the parameter."""
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(scope="session")
 def single_label_run(trained: Trained, reviews: Path, bert: Path) -> finetune.Run:
-    """Two classes, three epochs with a checkpoint each, baselines and report."""
+    """Two classes, three epochs with a checkpoint for each, baselines and report."""
     return trained("single_label", "text", dataset=str(reviews), model=str(bert))
 
 
 @pytest.fixture(scope="session")
 def second_seed_run(trained: Trained, reviews: Path, bert: Path) -> finetune.Run:
-    """The same with `--seed 7`: the same test rows, other predictions."""
+    """`single_label_run` with `--seed 7`: the same test rows, different predictions."""
     return trained("second_seed", "text", dataset=str(reviews), model=str(bert), seed=7)
 
 
 @pytest.fixture(scope="session")
 def multi_label_run(trained: Trained, shared_directory: Path, bert: Path) -> finetune.Run:
-    """Up to three labels a row, in lists of a JSON lines file; some rows have none."""
+    """None to three labels for each row, as lists in a JSON lines file."""
     path = once(shared_directory / "tags.jsonl", data.write_tags)
     return trained("multi_label", "text", dataset=str(path), model=str(bert), label_column="labels")
 
@@ -294,7 +294,7 @@ def image_run(trained: Trained, shared_directory: Path, vit: Path) -> finetune.R
 
 @pytest.fixture
 def copy_run(tmp_path: Path) -> Callable[[finetune.Run], finetune.Run]:
-    """Copy a shared run, for a test that changes it."""
+    """Return a function that copies a shared run, for tests that change it."""
 
     def copy(run: finetune.Run) -> finetune.Run:
         shutil.copytree(run.path, tmp_path / "copies" / run.path.name)

@@ -1,7 +1,7 @@
-"""Small data and models that the acceptance tests make: the same at every call.
+"""Write small data and models for the acceptance tests; every call writes the same.
 
-The words of a text depend on its label, so a tiny model learns them; a third of the words are those
-of any label, so no model is right everywhere.
+The words of a text depend on its label, so a tiny model learns them. One word in three is drawn
+from all labels, so no model is always right.
 """
 
 import csv
@@ -32,14 +32,14 @@ def sentence(label: str, number: int, draw: random.Random) -> str:
 def labelled_sentences(
     rows: int = 240, labels: Sequence[str] = ("bad", "good"), seed: int = 0
 ) -> list[tuple[str, str]]:
-    """Return `(text, label)` pairs with the labels in turn; no two texts are the same."""
+    """Return `(text, label)` pairs with the labels in turn; all texts are different."""
     draw = random.Random(seed)
     names = [labels[number % len(labels)] for number in range(rows)]
     return [(sentence(name, number, draw), name) for number, name in enumerate(names)]
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
-    """Write a CSV in UTF-8 with the line ends of Python's `csv`."""
+    """Write a CSV in UTF-8 with the line endings of Python's `csv`."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
     return path
@@ -66,7 +66,7 @@ def write_reviews(path: Path, rows: int = 240, **options: Any) -> Path:
 
 
 def write_tags(path: Path, rows: int = 240) -> Path:
-    """Write JSON lines with `text` and `labels`, a list of none to three names of `WORDS`."""
+    """Write JSON lines with `text` and `labels`, a list of none to three keys of `WORDS`."""
     draw = random.Random(1)
     lines = []
     for number in range(rows):
@@ -79,7 +79,7 @@ def write_tags(path: Path, rows: int = 240) -> Path:
 
 
 def write_scores(path: Path, rows: int = 240) -> Path:
-    """Write a CSV with `text` and two numbers that depend on it, `stars` and `price`."""
+    """Write a CSV with `text` and two numbers that depend on the text, `stars` and `price`."""
     draw = random.Random(2)
     table = []
     for number in range(rows):
@@ -91,9 +91,9 @@ def write_scores(path: Path, rows: int = 240) -> Path:
 
 
 def make_tokenizer() -> Any:
-    """Return a BERT tokenizer that knows the words above and the characters of Latin-1.
+    """Return a BERT tokenizer with the words above and the characters of Latin-1.
 
-    It is not trained: that orders words of equal frequency differently in each process.
+    It is not trained: training orders words of equal frequency differently in each process.
     """
     from transformers import BertTokenizer
 
@@ -108,12 +108,12 @@ def make_tokenizer() -> Any:
 
 
 def write_bert(directory: Path, *, dropout: float = 0.0, positions: int = 128) -> Path:
-    """Write a BERT of two layers and 32 dimensions with its tokenizer, without a head.
+    """Write a BERT with 2 layers and hidden size 32, without a head, and its tokenizer.
 
     Args:
-        directory: Where to write it.
-        dropout: Of hidden layers and of attention.
-        positions: Length of the longest text, in tokens.
+        directory: The directory to write.
+        dropout: The probability of hidden and of attention dropout.
+        positions: The maximum length of a text in tokens.
     """
     import torch
     from transformers import BertConfig, BertModel
@@ -140,7 +140,7 @@ def write_bert(directory: Path, *, dropout: float = 0.0, positions: int = 128) -
 
 
 def write_vit(directory: Path) -> Path:
-    """Write a ViT of one layer for images of 8 x 8 pixels, with its image processor."""
+    """Write a ViT with one layer for images of 8 x 8 pixels, and its image processor."""
     import torch
     from transformers import AutoModelForImageClassification, ViTConfig, ViTImageProcessorPil
 

@@ -1,10 +1,10 @@
-"""Reviews, good or bad, and what goes wrong: a signal, a loss that is no number, no memory.
+"""A recipe that injects faults: a signal, a loss that is not finite, out of memory, and others.
 
 `FAULT` is `PLACE,ACTION[,RANK[,ATTEMPT]]`, several separated by `;`. A place is `preparation`,
 `start` (of the training), `step N` (in the forward pass of the step), `loss N`, `end of step N`,
 `end of epoch N`, `batch N` (of the evaluations) or `save N` (between the weights and the optimizer
 of the checkpoint). Steps, batches and saves are counted from the start of the process. `ROWS` is a
-directory for the rows of each step.
+directory to which the rows of each step are written.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from transformers import TrainerCallback
 
 from finetune import TextRecipe
 
-#: Seconds after which a process that waits for a signal gives up.
+#: The timeout in seconds of a process that waits for a signal.
 PATIENCE = 120
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Faulty(TextRecipe):
-    """Nine steps an epoch, a checkpoint after every third."""
+    """Nine steps in each epoch, a checkpoint after every third step."""
 
     training = dict(
         global_batch_size=16,
@@ -92,7 +92,7 @@ class Faulty(TextRecipe):
         losses = super().loss(logits, labels)
         if logits.requires_grad:
             for action in actions(f"loss {self.step}"):
-                if action == "gradient":  # of a loss that is finite
+                if action == "gradient":  # the loss stays finite
                     logits.register_hook(lambda gradient: gradient * float("inf"))
                 else:
                     losses = losses + float(action)
@@ -100,7 +100,7 @@ class Faulty(TextRecipe):
 
 
 class Places(TrainerCallback):
-    """The places between the steps."""
+    """Act at the places between the steps."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         act("start")
@@ -113,7 +113,7 @@ class Places(TrainerCallback):
 
 
 def actions(place: str) -> list[str]:
-    """Return what `FAULT` asks of this process at a place."""
+    """Return the actions of `FAULT` for this process at a place."""
     now = [os.environ.get("RANK", "0"), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")]
     faults = [fault.split(",") for fault in os.environ.get("FAULT", "").split(";")]
     return [
@@ -122,7 +122,7 @@ def actions(place: str) -> list[str]:
 
 
 def act(place: str) -> None:
-    """Do what `FAULT` asks for at a place."""
+    """Run the actions of `FAULT` at a place."""
     for action in actions(place):
         if action.startswith("SIG"):
             os.kill(os.getpid(), getattr(signal, action))
@@ -155,7 +155,7 @@ def fill(disk: Path) -> None:
 
 
 def wait_for_signal() -> None:
-    """Write the file `READY`, and go on when a signal has come."""
+    """Write the file `READY` and wait until a signal arrives."""
     arrived: list[int] = []
 
     def note(number: int, frame: Any) -> None:

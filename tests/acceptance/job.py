@@ -1,8 +1,8 @@
 """Train cases in turn in every process of a launch: `-m tests.acceptance.job CASES.json`.
 
-A case has the keywords of `finetune.train` (`options`, and in `by_rank` those that differ), a
-`port` for its process group, variables in `environment`, and in `directories` where each rank
-works. A case that is refused is the last one: its error ends the job.
+A case has keywords of `finetune.train` (`options`, and `by_rank` for those that differ), a `port`
+for its process group, variables in `environment`, and the working directory of each rank in
+`directories`. A case that fails must be the last one: its error ends the job.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A training as a tutorial writes it: PyTorch, a tokenizer and a model of the library."""
+"""A training loop as in a tutorial: PyTorch, and a tokenizer and a model of `transformers`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ def train(
     model_path: Path, texts: Sequence[str], targets: torch.Tensor, loss_function: Loss, *,
     outputs: int, epochs: int, batch_size: int, learning_rate: float, max_length: int,
 ) -> tuple[list[float], Any]:  # fmt: skip
-    """Train by SGD on batches of consecutive rows, the incomplete last one left out.
+    """Train with SGD on batches of consecutive rows, without the incomplete last batch.
 
-    The head is initialised with seed 42. The learning rate falls linearly to 0, gradients are
-    clipped to norm 1, there is no dropout.
+    The head is initialized with seed 42. The learning rate falls linearly to 0, gradients are
+    clipped to norm 1, and there is no dropout.
 
     Returns:
         The loss of each step, and the model.
@@ -45,7 +45,7 @@ def train(
 
 @torch.no_grad()
 def logits(model: Any, path: Path, texts: Sequence[str], max_length: int) -> torch.Tensor:
-    """Return the outputs for texts, one at a time: without padding."""
+    """Return the outputs for texts, one at a time, so without padding."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     rows = [
         tokenizer(text, truncation=True, max_length=max_length, return_tensors="pt")

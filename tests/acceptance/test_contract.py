@@ -1,4 +1,4 @@
-"""The suite itself: each row of the contract has a fast test, and tests use public names only."""
+"""Test the suite: each row of the contract has a fast test, and tests only use public names."""
 
 import ast
 import re
@@ -11,35 +11,35 @@ import pytest
 import finetune
 from tests.conftest import ROOT
 
-#: The rows stand before the table of the clauses without a fast test, which names some again.
+#: The rows of the contract. The table after them, clauses without a fast test, repeats some ids.
 CONTRACT = (ROOT / "docs" / "contract.md").read_text("utf-8").partition("## Clauses without")[0]
 IDS = re.findall(r"^\| ([A-Z]\d+) \|", CONTRACT, re.M)
 SOURCES = {path.name: path.read_text("utf-8") for path in Path(__file__).parent.glob("*.py")}
-#: What the suite imports from the tests beside it.
+#: Modules outside of this folder that the suite imports.
 PATHS = [ROOT / "tests" / f"{name}.py" for name in ("warm", "jobs", "families", "preload")]
 PATHS += sorted((ROOT / "tests" / "hub").glob("*.py"))
 HELPERS = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in PATHS}
 TESTS = sorted(name for name in SOURCES if re.match(r"test_(?!contract\.)", name))
-#: What keeps a test from holding a row: `make test` leaves it out, or it may fail or be skipped.
+#: Marks and calls of tests that do not count: `make test` skips them, or they may fail or skip.
 IDLE = re.compile(r"pytest\.(mark\.(slow|faults|skip|skipif|xfail)\b|(skip|importorskip|xfail)\()")
 BY_NAME = {"import_module", "__import__", "run_module", "importorskip", "patch", "setattr"}
 PUBLIC = {"finetune", *(f"finetune.{name}" for name in finetune.__all__)}
 
 
 def rows(marks: str) -> set[str]:
-    """Return the ids in the contract marks of some source."""
+    """Return the ids in the contract marks of a source."""
     return set(re.findall(r"'(\w+)'", " ".join(re.findall(r"\.contract\((.*?)\)", marks))))
 
 
 def cases_in(source: str) -> Iterator[tuple[str, set[str], set[str]]]:
-    """Yield the name of each test, the rows that it names, and those that it holds."""
+    """Yield the name of each test, the rows in its marks, and those that its fast cases cover."""
     tree, values = ast.parse(source), dict[str, str]()
 
     def text(node: ast.AST) -> str:
         return values.get(ast.unparse(node), ast.unparse(node))
 
     scopes: list[tuple[Any, str]] = [(tree, "")]
-    for scope, inherited in scopes:  # grows by the classes
+    for scope, inherited in scopes:  # grows by the classes found
         for node in scope.body:
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -63,7 +63,7 @@ def cases_in(source: str) -> Iterator[tuple[str, set[str], set[str]]]:
 
 
 def private_names(source: str) -> list[str]:
-    """Return what a source imports or patches of `finetune` that is no public name."""
+    """Return the names of `finetune` that a source imports or patches and that are not public."""
     names = list[str]()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -97,12 +97,12 @@ TABLE = f"@{M}.contract('A1')\n@{M}.parametrize('x', TABLE)\n{TEST}"
     ],
 )  # fmt: skip
 def test_the_rows_of_a_test_are_read(source: str, ids: str, fast_ids: str) -> None:
-    """Marks count wherever they stand, but not those of a test that is slow or may be skipped."""
+    """All marks count, except those of tests that are slow or may be skipped."""
     assert list(cases_in(source)) == [("test_a", set(ids.split()), set(fast_ids.split()))]
 
 
 def test_private_names_are_read() -> None:
-    """Submodules are noticed in imports, attributes and names of modules."""
+    """Submodules are found in imports, attributes and module names."""
     public = "import finetune\nfrom finetune import Run\nfinetune.check\nrun(['-m', 'finetune.x'])"
     assert private_names(public) == []
     private = "import finetune.x;from finetune.x import y;from finetune import x;finetune.x.y"
@@ -111,32 +111,32 @@ def test_private_names_are_read() -> None:
 
 
 def test_the_rows_are_in_order() -> None:
-    """The ids of the contract are A1, A2, ..., B1, ... to F, each once."""
+    """The ids of the contract are A1, A2, ..., B1, ..., F, each once and in order."""
     last = {section: sum(row[0] == section for row in IDS) for section in "ABCDEF"}
     assert [f"{section}{n + 1}" for section in last for n in range(last[section])] == IDS != []
 
 
 def test_each_row_has_a_fast_test() -> None:
-    """Some test that `make test` runs, and that cannot be skipped, holds each row."""
+    """`make test` runs a test of each row that cannot be skipped."""
     covered = set().union(*(ids for name in TESTS for *_, ids in cases_in(SOURCES[name])))
     assert [row for row in IDS if row not in covered] == []
 
 
 @pytest.mark.parametrize("name", TESTS)
 def test_each_test_names_rows_of_the_contract(name: str) -> None:
-    """Each test is marked with its rows, and each of these is in the contract."""
+    """Each test is marked with rows that are in the contract."""
     cases = list(cases_in(SOURCES[name]))
     assert [test for test, ids, _ in cases if not ids or ids - {*IDS}] == []
 
 
 @pytest.mark.parametrize("name", [*SOURCES, *HELPERS])
 def test_a_source_uses_public_names(name: str) -> None:
-    """No source imports or patches a submodule, so that the suite outlives a rebuild."""
+    """No source imports or patches a submodule, so the suite survives a rewrite of the code."""
     assert private_names({**SOURCES, **HELPERS}[name]) == []
 
 
 def test_the_helpers_are_those_that_the_suite_imports() -> None:
-    """Each helper module is read above."""
+    """`HELPERS` has every module outside of this folder that the suite imports."""
     pattern = r"^\s*(?:from|import) tests\.(?!acceptance|conftest)(\w+)"
     used = {name for text in SOURCES.values() for name in re.findall(pattern, text, re.M)}
     assert used <= {re.sub(r"^tests/|/.*|\.py$", "", name) for name in HELPERS}

@@ -1,4 +1,4 @@
-"""Data: what is read from a file is what was written into it (rows C1 to C3 of the contract)."""
+"""Data: files are read exactly as they were written (rows C1 to C3 of the contract)."""
 
 import bz2
 import csv
@@ -37,7 +37,7 @@ from tests.conftest import HANGS
 
 Row = tuple[str, str]
 Cli = Callable[..., Finished]
-#: Words that other readers take for missing values, numbers or dates, and signs that need quotes.
+#: Words that other readers parse as missing values, numbers or dates, and characters to quote.
 ROWS: list[Row] = [
     ("NA", "NA"),
     ("null", "None"),
@@ -62,21 +62,21 @@ def text_recipe(dataset: Any, **options: Any) -> Text:
 
 
 def rows_of(split: Dataset) -> list[Row]:
-    """Return the texts of a split with the names of their labels, in order."""
+    """Return the texts of a split and their label names, in order."""
     names = split.features["label"].names
     pairs = zip(split["text"], split["label"], strict=True)
     return [(text, names[label]) for text, label in pairs]
 
 
 def refusal(recipe: Text | Image) -> str:
-    """Return the message with which a recipe refuses its data."""
+    """Return the error message of a recipe for its data."""
     with pytest.raises(finetune.UserError) as refused:
         _ = recipe.splits
     return str(refused.value)
 
 
 def read_refusal(path: Path, **options: str) -> str:
-    """Return the message with which a file is refused, before its rows are split."""
+    """Return the error message for a file, before its rows are split."""
     with pytest.raises(finetune.UserError) as refused:
         text_recipe(path, **options).load()
     return str(refused.value)
@@ -88,7 +88,7 @@ def table_of(rows: Sequence[Row]) -> pa.Table:
 
 
 def encode_rows(suffix: str, rows: Sequence[Row] = ROWS, **dialect: Any) -> bytes:
-    """Return the content of a file of text."""
+    """Return the content of a text file."""
     if suffix in (".csv", ".tsv"):
         file = io.StringIO()
         separator = {"delimiter": "\t"} if suffix == ".tsv" else {}
@@ -104,7 +104,7 @@ def encode_rows(suffix: str, rows: Sequence[Row] = ROWS, **dialect: Any) -> byte
 def write_rows(
     path: Path, rows: Sequence[Row] = ROWS, encoding: str = "utf-8", **dialect: Any
 ) -> Path:
-    """Write rows in the format that the name of a file says."""
+    """Write rows in the format of the file's suffix."""
     if path.suffix == ".parquet":
         pq.write_table(table_of(rows), path, row_group_size=max(1, len(rows) // 3))
     elif path.suffix == ".xlsx":
@@ -116,7 +116,7 @@ def write_rows(
 
 
 def zip_content(content: bytes, name: str = "rows.csv") -> bytes:
-    """Return an archive of one file."""
+    """Return a zip archive with one file."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(name, content)
@@ -130,7 +130,7 @@ def write_arrow(path: Path, kind: Any) -> None:
 
 
 def workbook(rows: Sequence[Sequence[Any]]) -> bytes:
-    """Return a spreadsheet of one sheet, the first row of which names the columns."""
+    """Return a workbook with one sheet, whose first row has the column names."""
     book = openpyxl.Workbook()
     for row in rows:
         book.active.append(list(row))
@@ -140,13 +140,13 @@ def workbook(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 def write_workbook(path: Path, rows: Sequence[Sequence[Any]]) -> Path:
-    """Write such a spreadsheet."""
+    """Write a workbook with one sheet."""
     path.write_bytes(workbook(rows))
     return path
 
 
 def write_files(folder: Path, **contents: bytes | str) -> Path:
-    """Write CSV files named by the keywords into a folder."""
+    """Write CSV files into a folder; the keywords are their names."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         encoded = content if isinstance(content, bytes) else content.encode()
@@ -190,7 +190,7 @@ BINARY: dict[str, Callable[[Path], object]] = {
 def test_a_file_of_text_has_the_rows_that_were_written(
     suffix: str, packed: str, tmp_path: Path
 ) -> None:
-    """Plain and compressed."""
+    """Plain and compressed text files are read."""
     path = tmp_path / f"rows{suffix}{packed}"
     content = encode_rows(suffix)
     packer = COMPRESSORS[packed]
@@ -202,7 +202,7 @@ def test_a_file_of_text_has_the_rows_that_were_written(
 @pytest.mark.contract("C1")
 @pytest.mark.parametrize("name", BINARY)
 def test_other_formats_have_the_rows_that_were_written(name: str, tmp_path: Path) -> None:
-    """Parquet, Arrow, spreadsheets, the shapes of JSON, and odd file names."""
+    """Parquet, Arrow, spreadsheets, layouts of JSON, and odd file names are read."""
     BINARY[name](tmp_path / name)
     splits = text_recipe(tmp_path / name).load()
     assert {name: rows_of(split) for name, split in splits.items()} == {"train": ROWS}
@@ -289,7 +289,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], Any], dict[str, list[Row]]]] = {
 def test_several_files_and_rows_in_python_have_their_rows_in_order(
     name: str, tmp_path: Path
 ) -> None:
-    """Part 2 before part 10; the classes of folders in the order of their names."""
+    """Part 2 comes before part 10; class folders are sorted by name."""
     make, expected = LAYOUTS[name]
     splits = text_recipe(make(tmp_path / "data")).load()
     assert {name: rows_of(split) for name, split in splits.items()} == expected
@@ -297,7 +297,7 @@ def test_several_files_and_rows_in_python_have_their_rows_in_order(
 
 @pytest.mark.contract("C1")
 def test_splits_of_other_names_are_named_by_a_flag(tmp_path: Path) -> None:
-    """`--dataset_splits`, also to leave one out; without it a keyword of `datasets` is enough."""
+    """`--dataset_splits` names them or leaves one out; names of `datasets` are recognized."""
     contents = {"train": encode_rows(".csv"), "dev": encode_rows(".csv", ROWS[:3])}
     write_files(tmp_path, **contents, test=encode_rows(".csv", ROWS[3:]))
     recipe = text_recipe(tmp_path)
@@ -315,7 +315,7 @@ def test_splits_of_other_names_are_named_by_a_flag(tmp_path: Path) -> None:
 
 @pytest.mark.contract("C1")
 def test_what_is_not_read_is_printed(tmp_path: Path) -> None:
-    """Tables and other files beside those of the splits."""
+    """Tables and other files beside those of the splits are listed."""
     write_files(tmp_path, train=encode_rows(".csv"), old=encode_rows(".csv", ROWS[:3]))
     (tmp_path / "more.xls").write_text("x")
     recipe = text_recipe(tmp_path)
@@ -331,7 +331,7 @@ def write_other_columns(folder: Path) -> str:
 
 
 def write_other_types(folder: Path) -> str:
-    """The second part has missing ids, which pandas makes fractions."""
+    """Write a second part with missing ids, which pandas converts to floats."""
     for name, ids in {"a": [1234567890123456789, 1], "b": [None, 1.0]}.items():
         columns = {"text": ["x", "y"], "label": ["good", "bad"], "id": ids}
         pq.write_table(pa.table(columns), folder / f"{name}.parquet")
@@ -356,7 +356,7 @@ FOREIGN = ("a.xls", "a.ods", "a.csv.xz", "a.zip", "a.parquet.gz")
 @pytest.mark.contract("C1", "F4")
 @pytest.mark.parametrize("case", [*UNREADABLE, *FOREIGN])
 def test_missing_and_unsupported_files_are_refused(case: str, tmp_path: Path) -> None:
-    """By the file, with what to type."""
+    """The message names the file and what to type."""
     if case in FOREIGN:
         (tmp_path / case).write_bytes(b"PK\x03\x04 content")
         source, fragments = str(tmp_path / case), [case, ".xlsx", ".zip"]
@@ -376,7 +376,7 @@ def pixels(image: Picture.Image) -> bytes:
 @pytest.mark.contract("C1", "B1")
 @pytest.mark.parametrize("layout", ["folders", "split folders", "paths", "bytes"])
 def test_images_have_their_pixels_and_labels(layout: str, tmp_path: Path) -> None:
-    """A folder for each class, a table of paths, a table of bytes."""
+    """Images are read from class folders, a table of paths and a table of bytes."""
     folder = data.write_photos(tmp_path / "photos", rows=8)
     files = sorted(folder.rglob("*.png"))
     source, splits = folder, {"train": files}
@@ -411,7 +411,7 @@ def test_images_have_their_pixels_and_labels(layout: str, tmp_path: Path) -> Non
 
 @pytest.fixture
 def split_photos(tmp_path: Path) -> Path:
-    """Folders of classes below `learn` and `test`."""
+    """Class folders in `learn` and `test`."""
     for name, path in ((n, p) for n in ("learn", "test") for p in photo_files(tmp_path)):
         target = tmp_path / "split" / name / path.parent.name / f"{name}-{path.name}"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -451,16 +451,16 @@ def test_image_folders_of_the_test_split_alone_are_evaluated(
 def test_images_without_a_data_set_are_asked_for(
     cli: Cli, split_photos: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not taken from the current directory."""
+    """They are not read from the current directory."""
     monkeypatch.chdir(split_photos)
-    done = cli("image", "--model", vit, "--output_dir", "run")
-    assert done.status == 2
-    assert "--dataset is required" in done.stderr
+    result = cli("image", "--model", vit, "--output_dir", "run")
+    assert result.status == 2
+    assert "--dataset is required" in result.stderr
 
 
 @pytest.mark.contract("C10")
-def test_two_that_read_a_new_file_at_once_both_read_it(tmp_path: Path) -> None:
-    """The second begins while the first one writes its copy."""
+def test_two_readers_of_a_new_file_both_read_it(tmp_path: Path) -> None:
+    """The second reader starts while the first one writes its copy."""
     path = tmp_path / "long.csv"
     path.write_text("text,label\n" + "".join(f"row {n},{n % 2}\n" for n in range(400_000)))
     script = "from finetune.data.sources import Source; import sys, time\n"
@@ -500,7 +500,7 @@ SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}
 def test_encoding_separator_quotes_and_line_ends_are_detected(
     encoding: str, separator: str, quoting: Any, end: str, tmp_path: Path
 ) -> None:
-    """With line breaks, separators and quotation marks in quotes; unusual choices are printed."""
+    """Quoted line breaks, separators and quotes are read; unusual choices are printed."""
     sample, name = ENCODINGS[encoding]
     sign = SEPARATORS[separator]
     rows = [
@@ -541,7 +541,7 @@ def test_encoding_separator_quotes_and_line_ends_are_detected(
 def test_what_is_detected_can_be_overridden(
     content: bytes, options: dict[str, str], rows: list[Row], tmp_path: Path
 ) -> None:
-    """`--encoding`, `--csv_separator`, `--csv_quoting`."""
+    """`--encoding`, `--csv_separator` and `--csv_quoting` override the detection."""
     (tmp_path / "rows.csv").write_bytes(content)
     columns = {"label_column": "b;label", "text_column": "text;c"} if b"b;label" in content else {}
     recipe = text_recipe(tmp_path / "rows.csv", task="single_label", **options, **columns)
@@ -569,7 +569,7 @@ def test_other_alphabets_are_read_in_the_encoding_that_is_named(
 
 @pytest.mark.contract("C2")
 def test_what_is_detected_is_printed_at_each_start(tmp_path: Path) -> None:
-    """The second start reads the cache."""
+    """The second start reads the cache and prints the same."""
     path = write_rows(tmp_path / "rows.csv", [("café", "good")] * 20, "cp1252")
     for _ in range(2):
         recipe = text_recipe(path)
@@ -580,7 +580,7 @@ def test_what_is_detected_is_printed_at_each_start(tmp_path: Path) -> None:
 @pytest.mark.contract("C1", "C3")
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_texts_of_megabytes_are_read_whole(suffix: str, tmp_path: Path) -> None:
-    """With quotation marks, separators and line breaks in them."""
+    """They contain quotes, separators and line breaks."""
     long = 'so "long", and\tso on;\nplain\n' * 200_000
     rows = [("short", "good"), (long, "bad"), ("short", "good")]
     assert rows_of(text_recipe(write_rows(tmp_path / f"a{suffix}", rows)).load()["train"]) == rows
@@ -589,7 +589,7 @@ def test_texts_of_megabytes_are_read_whole(suffix: str, tmp_path: Path) -> None:
 @pytest.mark.contract("C2")
 @pytest.mark.parametrize("sheet", ["Tickets", "Old"])
 def test_the_sheet_of_a_spreadsheet_is_printed_and_overridable(sheet: str, tmp_path: Path) -> None:
-    """The first one that has rows, or `--sheet`."""
+    """The sheet is the first one with rows, or that of `--sheet`."""
     book = openpyxl.Workbook()
     book.active.title = "Cover"
     for name, rows in (("Tickets", ROWS[:6]), ("Old", ROWS[6:])):
@@ -608,7 +608,7 @@ def test_the_sheet_of_a_spreadsheet_is_printed_and_overridable(sheet: str, tmp_p
 def test_the_detected_choice_is_printed(
     cli: Callable[..., Any], tmp_path: Path, bert: Path
 ) -> None:
-    """By the command line, with the flags that override it."""
+    """The command line prints it with the flags that override it."""
     rows = [(f"{text}, café", label) for text, label in data.labelled_sentences(60)]
     path = write_rows(tmp_path / "rows.csv", rows, "cp1252", delimiter=";")
     page = cli("check", "text", "--dataset", path, "--model", bert, "--max_length", "64").stdout
@@ -625,7 +625,7 @@ PIECES = [
 
 
 def random_rows(excluded: str, count: int = 3000) -> list[Row]:
-    """Return rows whose texts are random signs, but for those of `excluded`, around a number."""
+    """Return rows of random characters, without those in `excluded`, around a number."""
     draw = random.Random(0)
     rows = []
     for number in range(count):
@@ -636,7 +636,7 @@ def random_rows(excluded: str, count: int = 3000) -> list[Row]:
     return rows
 
 
-#: The file, how it is written, signs that it cannot hold, and what has to be typed.
+#: The file, how it is written, characters that it cannot contain, and the options needed.
 EXHAUSTIVE: dict[str, tuple[str, dict[str, Any], str, dict[str, str]]] = {
     "minimal": ("a.csv", {}, "", {}),
     "all quoted": ("a.csv", {"quoting": csv.QUOTE_ALL, "lineterminator": "\n"}, "", {}),
@@ -655,7 +655,7 @@ EXHAUSTIVE: dict[str, tuple[str, dict[str, Any], str, dict[str, str]]] = {
 @pytest.mark.contract("C3")
 @pytest.mark.parametrize("case", EXHAUSTIVE)
 def test_every_row_of_a_file_is_read_in_order(case: str, tmp_path: Path) -> None:
-    """3,000 rows with random quotation marks, separators, line breaks and line separators."""
+    """The 3,000 rows have random quotes, separators, line breaks and line separators."""
     name, dialect, excluded, options = EXHAUSTIVE[case]
     rows = random_rows(excluded)
     write_rows(tmp_path / name, rows, **dialect)
@@ -748,7 +748,7 @@ REFUSED: dict[str, tuple[str, str | bytes, list[str]]] = {
 def test_a_malformed_file_is_refused_with_its_line(
     case: str, tmp_path: Path, single_label_run: finetune.Run
 ) -> None:
-    """By training and by `predict` alike."""
+    """Training and `predict` refuse it."""
     name, content, fragments = REFUSED[case]
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -768,7 +768,7 @@ def test_a_malformed_file_is_refused_with_its_line(
 def test_a_quote_that_is_never_closed_is_refused_where_quotes_enclose_fields(
     tmp_path: Path,
 ) -> None:
-    """By the line it begins in."""
+    """The message has the line where the quote starts."""
     (tmp_path / "a.csv").write_text(f'{HEAD}x,good\n"y,bad\nz,good\n')
     message = read_refusal(tmp_path / "a.csv", csv_quoting="minimal")
     assert "a.csv, line 3" in message
@@ -778,7 +778,7 @@ def test_a_quote_that_is_never_closed_is_refused_where_quotes_enclose_fields(
 @pytest.mark.contract("C3")
 @pytest.mark.parametrize("packed", [".gz", ".bz2", ".zst", ".zip"])
 def test_a_truncated_archive_is_refused(packed: str, tmp_path: Path) -> None:
-    """Wherever it is cut off; and an archive of two files."""
+    """It is refused wherever it is cut off; so is an archive of two files."""
     content = COMPRESSORS[packed](encode_rows(".csv", SHORT_ROWS))
     path = tmp_path / f"a.csv{packed}"
     for size in (len(content) - 1, len(content) - 9, len(content) // 2, 30):
@@ -795,7 +795,7 @@ def test_a_truncated_archive_is_refused(packed: str, tmp_path: Path) -> None:
 @pytest.mark.contract("C3")
 @pytest.mark.parametrize("name", ["plain.parquet", "file.arrow", "plain.xlsx"])
 def test_a_truncated_table_is_refused(name: str, tmp_path: Path) -> None:
-    """Parquet, Arrow, and a spreadsheet."""
+    """Truncated Parquet, Arrow and Excel files are refused."""
     BINARY[name](tmp_path / name)
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[: len(content) * 3 // 4])
@@ -804,7 +804,7 @@ def test_a_truncated_table_is_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.contract("C3")
 def test_a_formula_that_was_never_computed_is_refused(tmp_path: Path) -> None:
-    """By its cell: a program that writes spreadsheets computes nothing."""
+    """The message names the cell. Programs that write workbooks often compute no values."""
     path = write_workbook(tmp_path / "a.xlsx", [("text", "label"), ("x", "good"), ("=A2", "bad")])
     message = read_refusal(path)
     assert "a.xlsx" in message
@@ -830,7 +830,7 @@ REPORTED: dict[str, tuple[str, list[Row], list[str]]] = {
 def test_a_file_that_can_be_read_in_one_way_only_is_read_and_reported(
     case: str, tmp_path: Path
 ) -> None:
-    """With the line or the numbers of rows and lines, and the flag for the other reading."""
+    """The report has the line, or the counts of rows and lines, and the flag for the other way."""
     content, rows, fragments = REPORTED[case]
     (tmp_path / "a.csv").write_text(content)
     recipe = text_recipe(tmp_path / "a.csv")
@@ -842,7 +842,7 @@ def test_a_file_that_can_be_read_in_one_way_only_is_read_and_reported(
 
 @pytest.mark.contract("C4")
 def test_a_boolean_among_fractions_stays_a_boolean(tmp_path: Path) -> None:
-    """Arrow would make it the number 1."""
+    """Arrow would convert it to 1."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"x": 1.5, "label": "p"}\n{"x": true, "label": "n"}\n', encoding="utf-8")
     values = list(text_recipe(path).read()["train"]["x"])
@@ -854,7 +854,7 @@ def test_a_boolean_among_fractions_stays_a_boolean(tmp_path: Path) -> None:
 def test_a_blank_line_of_a_one_column_file_is_a_row(
     third: str, tmp_path: Path, single_label_run: finetune.Run
 ) -> None:
-    """It has no text, so it gets no prediction, but it keeps its place."""
+    """It has no text, so it gets no prediction, but it keeps its position."""
     (tmp_path / "a.csv").write_text(f"text\nfirst\n\n{third}\n\n\nsixth\n")
     finetune.predict_file(single_label_run, tmp_path / "a.csv", tmp_path / "out.parquet")
     frame = pd.read_parquet(tmp_path / "out.parquet")

@@ -1,4 +1,4 @@
-"""Data: `check`, the cache, and what the tokenizer makes of texts (rows C9 to C11)."""
+"""Data: `check`, the cache, and checks of the tokenizer (rows C9 to C11)."""
 
 import json
 import os
@@ -30,7 +30,7 @@ VOCABULARY += ["lovely"]
 
 
 def plain(count: int = 600) -> list[Row]:
-    """Return rows in which nothing is suspicious."""
+    """Return rows without anything suspicious."""
     draw = random.Random(1)
     return [
         (f"{' '.join(draw.choices(VOCABULARY, k=12))} {number}x", draw.choice(["good", "bad"]))
@@ -46,7 +46,7 @@ def flip(label: str) -> str:
     return "good" if label == "bad" else "bad"
 
 
-#: The rows, and how many the finding counts, what its message has, and whether a flag mends it.
+#: Rows, the count of the finding, words of its message, and whether it names a flag as fix.
 FAULTS: dict[str, tuple[list[Row], int, list[str]]] = {
     "mojibake": (
         changed(lambda n, text, label: (text + " cafÃ©" * (n in (4, 500)), label)),
@@ -85,7 +85,7 @@ def warnings_of(result: finetune.Check) -> dict[str, Any]:
 
 @pytest.mark.contract("C9")
 def test_nothing_is_suspicious_in_clean_rows(tmp_path: Path, bert: Path) -> None:
-    """Status 0, with the rows and classes of the splits and the steps of the training."""
+    """`check` exits with 0 and prints rows and classes of the splits and the training steps."""
     path = write(tmp_path / "a.csv", plain())
     result = check_rows(path, bert)
     assert (result.status, warnings_of(result), result.steps) == (0, {}, 60)
@@ -99,7 +99,7 @@ def test_nothing_is_suspicious_in_clean_rows(tmp_path: Path, bert: Path) -> None
 @pytest.mark.contract("C9")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_the_data_is_found(name: str, tmp_path: Path, bert: Path) -> None:
-    """By its name, its rows and what mends it; no other one is; status 3."""
+    """The only finding has its name, rows and fix; the exit status is 3."""
     table, count, fragments = FAULTS[name]
     result = check_rows(write(tmp_path / "a.csv", table), bert)
     assert result.status == 3
@@ -121,7 +121,7 @@ def test_a_fault_of_the_data_is_found(name: str, tmp_path: Path, bert: Path) -> 
 def test_a_class_of_most_or_of_few_rows_is_found(
     name: str, label: str, rare: str, often: str, tmp_path: Path, bert: Path
 ) -> None:
-    """More than 90% of the training rows, fewer than 10."""
+    """A class with more than 90% of the training rows, or fewer than 10 of them."""
     step = 25 if often else 100
     table = changed(lambda n, text, label: (text, rare if n % step == 0 else often or label))
     path = write(tmp_path / "a.csv", table)
@@ -135,7 +135,7 @@ def test_a_class_of_most_or_of_few_rows_is_found(
 
 @pytest.mark.contract("C9")
 def test_faults_of_splits_are_found(tmp_path: Path, bert: Path) -> None:
-    """Rows in two splits, classes without a test row."""
+    """Rows in two splits and classes without a test row are found."""
     table = plain()
     train = [*table[:500], *((f"{text} odd", "odd") for text, _ in table[:50])]
     test = [(text, "good") for text, label in table[500:] if label == "good"]
@@ -158,7 +158,7 @@ def test_faults_of_splits_are_found(tmp_path: Path, bert: Path) -> None:
 
 @pytest.mark.contract("C9")
 def test_what_training_refuses_is_an_error(tmp_path: Path, bert: Path) -> None:
-    """All of it at once, status 2, and no splits where rows cannot be read."""
+    """All errors come at once with status 2; without readable rows there are no splits."""
     table = [(text, "" if number == 7 else label) for number, (text, label) in enumerate(plain())]
     result = check_rows(write(tmp_path / "a.csv", table), bert, metrics="f2", learning_rat=1)
     messages = [finding.message for finding in result.findings if finding.severity == "error"]
@@ -169,10 +169,10 @@ def test_what_training_refuses_is_an_error(tmp_path: Path, bert: Path) -> None:
 
 @pytest.mark.contract("C9")
 @pytest.mark.parametrize("name", ["clean", "mojibake", "wrong"])
-def test_the_command_line_says_the_same_as_a_page_and_as_json(
+def test_text_page_and_json_of_check_agree(
     name: str, cli: Callable[..., Any], tmp_path: Path, bert: Path
 ) -> None:
-    """With the exit status of the worst finding; nothing is written."""
+    """The exit status is that of the worst finding, and no file is written."""
     path = write(tmp_path / "a.csv", FAULTS[name][0] if name in FAULTS else plain())
     flags = ["--dataset", path, "--model", bert, "--max_length", "64", "--max_steps", "60"]
     flags += ["--text_column", "txt"] if name == "wrong" else []
@@ -198,7 +198,7 @@ MOODS = {label: [f"{label}ish{number}" for number in range(40)] for label in ("g
 
 
 def moody(count: int, seed: int = 1) -> list[Row]:
-    """Return texts of 25 words, four of which depend on the label most of the time."""
+    """Return texts of 25 words, four of which usually depend on the label."""
     draw, table = random.Random(seed), []
     for _ in range(count):
         label = draw.choice(["good", "bad"])
@@ -212,7 +212,7 @@ def moody(count: int, seed: int = 1) -> list[Row]:
 
 @pytest.mark.contract("C9")
 def test_deep_finds_leaks_of_labels_and_rows(tmp_path: Path, bert: Path) -> None:
-    """Near duplicates within and across splits, words and columns that reveal the label."""
+    """`--deep` finds near duplicates in and across splits, revealing words and columns."""
     table, draw = moody(900), random.Random(3)
     marked = [
         (f"{text} [ref:{number}]" if label == "bad" and number % 5 else text, label)
@@ -243,7 +243,7 @@ def test_deep_finds_leaks_of_labels_and_rows(tmp_path: Path, bert: Path) -> None
 
 @pytest.mark.contract("C9")
 def test_deep_finds_wrong_labels_and_other_languages(tmp_path: Path, bert: Path) -> None:
-    """Most suspected labels are flipped ones, and suggest the right label."""
+    """Most suspected labels are flipped ones, and the right label is suggested."""
     table, flipped = moody(3000), set(random.Random(4).sample(range(3000), 240))
     noisy = [
         (text, flip(label) if n in flipped else label) for n, (text, label) in enumerate(table)
@@ -256,8 +256,8 @@ def test_deep_finds_wrong_labels_and_other_languages(tmp_path: Path, bert: Path)
     assert (suspected.severity, len(right)) == ("warning", suspected.count)
     assert len(right) > 10
     assert sum(right) >= 0.9 * len(right)
-    found = [row for row in suspected.suspects if row.row in flipped]
-    assert all(row.suggested == table[row.row][1] for row in found)
+    suspects = [row for row in suspected.suspects if row.row in flipped]
+    assert all(row.suggested == table[row.row][1] for row in suspects)
     mixed = [
         (f"{FRENCH if n % 10 == 0 else ENGLISH} {n} {n * n}", "ab"[n // 10 % 2]) for n in range(400)
     ]
@@ -275,7 +275,7 @@ def test_deep_finds_wrong_labels_and_other_languages(tmp_path: Path, bert: Path)
 
 
 def cached_files() -> dict[str, tuple[int, int]]:
-    """Return the files of the cache that hold something, with inode and time of change."""
+    """Return the files of the cache that are not empty, with inode and modification time."""
     paths = Path(os.environ["HF_HOME"]).rglob("*")
     files = [path for path in paths if path.is_file() and path.stat().st_size]
     return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
@@ -290,7 +290,7 @@ def tokenized_rows(path: Path, model: Path, **options: Any) -> dict[str, list[li
 def test_texts_are_tokenized_as_the_tokenizer_does_and_only_once(
     tmp_path: Path, bert: Path
 ) -> None:
-    """A second recipe, also with other options of the training, writes no file."""
+    """A second recipe, also with other training options, writes no file."""
     path = write(
         tmp_path / "a.csv", [(f"{text} {tmp_path.name}", label) for text, label in plain(120)]
     )
@@ -312,7 +312,7 @@ def test_texts_are_tokenized_as_the_tokenizer_does_and_only_once(
 @pytest.mark.contract("C1", "C3", "C10")
 @pytest.mark.parametrize("way", ["rewritten", "replaced", "touched"])
 def test_a_file_that_changed_is_read_again(way: str, tmp_path: Path, bert: Path) -> None:
-    """Also one of the same size and modification time; one that was only touched is not."""
+    """That includes a file of the same size and modification time, but not a touched one."""
     path = write(tmp_path / "a.csv", plain(60))
     os.utime(path, (0, 0))
     first = tokenized_rows(path, bert)
@@ -451,7 +451,7 @@ def test_texts_that_the_tokenizer_does_not_know_are_found(
 
 @pytest.mark.contract("C11")
 def test_a_model_without_tokenizer_files_is_refused(tmp_path: Path, bert: Path) -> None:
-    """With the files that are missing."""
+    """The message names the missing files."""
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "model").mkdir(exist_ok=True)
         shutil.copy(bert / name, tmp_path / "model" / name)

@@ -1,4 +1,4 @@
-"""Data: labels, texts and faults of rows (rows C4 and C5 of the contract)."""
+"""Data: labels, texts and faults in rows (rows C4 and C5 of the contract)."""
 
 import csv
 import datetime
@@ -41,7 +41,7 @@ NAMED_ROWS = [(f"text {number} of it", NAMES[number % len(NAMES)]) for number in
     "suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", "frame"]
 )
 def test_names_of_labels_stay_as_written(suffix: str, tmp_path: Path) -> None:
-    """Whatever they look like, with their blanks, in every format."""
+    """Label names keep their form and their blanks in every format."""
     is_frame = suffix == "frame"
     frame = pd.DataFrame(NAMED_ROWS, columns=["text", "label"])
     source = frame if is_frame else write_rows(tmp_path / f"rows{suffix}", NAMED_ROWS)
@@ -63,7 +63,7 @@ def test_names_of_labels_stay_as_written(suffix: str, tmp_path: Path) -> None:
 def test_values_that_are_no_text_have_the_names_of_their_values(
     values: list[Any], names: list[str], tmp_path: Path
 ) -> None:
-    """Numbers in their order; truth values; whole numbers that are stored as fractions."""
+    """Numbers in their order, booleans, and whole numbers that are stored as floats."""
     frame = pd.DataFrame({"text": [f"text {number}" for number in range(90)]})
     frame["label"] = [values[number % len(values)] for number in range(90)]
     frame.to_parquet(tmp_path / "a.parquet")
@@ -75,7 +75,7 @@ def test_values_that_are_no_text_have_the_names_of_their_values(
 
 @pytest.mark.contract("C4")
 def test_names_travel_into_the_model_and_the_predictions(tmp_path: Path, bert: Path) -> None:
-    """`id2label` of `config.json`, in the order of the class numbers, and `predictions.parquet`."""
+    """`id2label` in `config.json`, by class id, and `predictions.parquet` have the names."""
     data.write_csv(tmp_path / "rows.csv", ["text", "label"], NAMED_ROWS)
     run = finetune.train(
         "text",
@@ -107,7 +107,7 @@ ODD_TEXTS = ["NA", "null", "None", "nan", "123", "007", "1e5", "1.50", "2024-01-
 @pytest.mark.contract("C4")
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", "frame"])
 def test_cells_that_look_like_numbers_or_nulls_stay_text(suffix: str, tmp_path: Path) -> None:
-    """Also ids of 20 digits, in a column beside the texts."""
+    """So do ids of 20 digits in another column."""
     columns = {
         "text": [*ODD_TEXTS, "words"],
         "label": ["x", "y"] * 6,
@@ -139,7 +139,7 @@ def test_cells_that_look_like_numbers_or_nulls_stay_text(suffix: str, tmp_path: 
 
 @pytest.mark.contract("C1", "C4")
 def test_values_of_a_spreadsheet_are_written_as_a_csv_of_it(tmp_path: Path) -> None:
-    """Dates, numbers, truth values, line breaks of Windows; empty rows are no rows."""
+    """Dates, numbers, booleans and Windows line breaks; empty rows are skipped."""
     moment = datetime.datetime(2024, 2, 3, 4, 5)
     cells = [
         ("text", "label", "when", "share"),
@@ -158,7 +158,7 @@ def test_values_of_a_spreadsheet_are_written_as_a_csv_of_it(tmp_path: Path) -> N
 
 @pytest.mark.contract("C1", "C4")
 def test_types_of_parquet_keep_their_values(tmp_path: Path) -> None:
-    """Decimals, categories, durations, times, lists, objects, class names of `datasets`."""
+    """Decimals, categories, durations, times, lists, structs and class names are kept."""
     count = 6
     columns: dict[str, pa.Array] = {
         "text": pa.array([f"text {number}" for number in range(count)]),
@@ -188,7 +188,7 @@ def test_types_of_parquet_keep_their_values(tmp_path: Path) -> None:
 def csv_text(
     count: int = 40, changes: dict[int, str] | None = None, head: str = "body,queue"
 ) -> str:
-    """Return a CSV of tickets; `changes` replaces rows by their number, the first is 0."""
+    """Return a CSV of tickets; `changes` replaces rows by their number, from 0."""
     rows = [f"ticket {number} is open,{('bad', 'good')[number % 2]}" for number in range(count)]
     for number, row in (changes or {}).items():
         rows[number] = row
@@ -299,7 +299,7 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
 def test_a_fault_of_the_data_is_one_message_with_column_line_and_flag(
     case: str, tmp_path: Path
 ) -> None:
-    """Each fault that stops a training."""
+    """Each fault stops a training."""
     files, options, fragments = FAULTY[case]
     write_files(tmp_path, **files)
     source = tmp_path / "a.csv" if "a" in files else tmp_path
@@ -317,7 +317,7 @@ def test_a_fault_of_the_data_is_one_message_with_column_line_and_flag(
     [(".jsonl", "lines 3, 5"), (".parquet", "rows 2, 3"), (".xlsx", "rows 3, 4")],
 )
 def test_a_missing_value_is_found_in_every_format(suffix: str, place: str, tmp_path: Path) -> None:
-    """By the line of a file of text, else by the row; frames count from 0."""
+    """The message has the line of a text file, otherwise the row; frames count from 0."""
     objects = [{"body": "a", "queue": "x"}, {"body": None, "queue": "y"}, {"queue": "x"}]
     frame, path = pd.DataFrame(objects), tmp_path / f"rows{suffix}"
     if suffix == ".jsonl":
@@ -348,7 +348,7 @@ def test_a_missing_value_is_found_in_every_format(suffix: str, place: str, tmp_p
 def test_values_that_are_no_text_are_refused_before_a_training(
     suffix: str, column: str, values: list[Any], fragments: list[str], tmp_path: Path
 ) -> None:
-    """By training and by `check` alike."""
+    """Training and `check` refuse them."""
     columns = {"body": [f"text {n}" for n in range(8)], "queue": ["x", "y"] * 4} | {column: values}
     path = tmp_path / f"a{suffix}"
     if suffix == ".parquet":
@@ -368,7 +368,7 @@ def test_values_that_are_no_text_are_refused_before_a_training(
 
 @pytest.mark.contract("C5")
 def test_all_faults_of_the_data_come_at_once(tmp_path: Path) -> None:
-    """Missing texts and labels of two splits are a message each."""
+    """Missing texts and labels in two splits are one message each."""
     write_files(
         tmp_path,
         train=csv_text(changes={3: ",bad", 5: "ticket 5,"}),
@@ -382,7 +382,7 @@ def test_all_faults_of_the_data_come_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.contract("C5")
 def test_invalid_rows_are_left_out_if_asked_for_and_counted(tmp_path: Path) -> None:
-    """`--drop_invalid` drops these rows and no other."""
+    """`--drop_invalid` drops these rows and no others."""
     changes = {3: ",bad", 7: "  ,good", 30: "ticket 30,", 31: ","}
     write_files(tmp_path, a=csv_text(changes=changes))
     columns = {"text_column": "body", "label_column": "queue"}
@@ -410,7 +410,7 @@ def test_invalid_rows_are_left_out_if_asked_for_and_counted(tmp_path: Path) -> N
 def test_labels_that_differ_by_case_or_blanks_are_reported_and_kept(
     first: str, second: str, fragments: list[str], tmp_path: Path
 ) -> None:
-    """They stay two classes; the note names both, and the flag that merges them."""
+    """They stay two classes; the note names both and the flag that merges them."""
     rows = [(f"text {number}", (first, second)[number % 3 == 0]) for number in range(60)]
     data.write_csv(tmp_path / "a.csv", ["text", "label"], rows)
     recipe = text_recipe(tmp_path / "a.csv", task="single_label")
@@ -425,7 +425,7 @@ def test_labels_that_differ_by_case_or_blanks_are_reported_and_kept(
 
 @pytest.mark.contract("C5", "B1")
 def test_a_damaged_image_is_refused_by_its_name(tmp_path: Path) -> None:
-    """Before training."""
+    """The message comes before training."""
     folder = data.write_photos(tmp_path / "photos", rows=40)
     path = sorted(folder.rglob("*.png"))[7]
     path.write_bytes(path.read_bytes()[:50])

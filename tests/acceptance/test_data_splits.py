@@ -23,24 +23,24 @@ from tests.acceptance.test_data import Row, refusal, rows_of, text_recipe
 SPLITS = ("train", "validation", "test")
 HEAD = ("text", "label")
 WORDS = [f"word{number}" for number in range(300)]
-#: Texts of 50 words that have nothing in common.
+#: Texts of 50 words without a common word.
 LONG = [" ".join(random.Random(number).choices(WORDS, k=50)) for number in range(200)]
 
 
 def rows(count: int, labels: Sequence[str] = ("bad", "good"), first: int = 0) -> list[Row]:
-    """Return rows with distinct texts and the labels in turn."""
+    """Return rows with different texts and the labels in turn."""
     return [(f"text {n} of it", labels[n % len(labels)]) for n in range(first, first + count)]
 
 
 def write(path: Path, table: Sequence[Sequence[Any]], head: Sequence[str] = HEAD) -> Path:
-    """Write a CSV, with a column `number` that counts its rows if `head` ends with it."""
+    """Write a CSV; if `head` ends with `number`, that column counts the rows."""
     numbered = head[-1] == "number"
     table = [(*row, n) for n, row in enumerate(table)] if numbered else table
     return data.write_csv(path, head, table)
 
 
 def numbers(recipe: Text, *splits: str) -> list[int]:
-    """Return what the column `number` holds, of all splits if none is named, in order."""
+    """Return the column `number` of the named splits, or of all, in order."""
     values = [number for name in splits or SPLITS for number in recipe.splits[name]["number"]]
     return sorted(map(int, values))
 
@@ -56,7 +56,7 @@ def all_rows(recipe: Text) -> list[Row]:
 
 
 def note_of(recipe: Text, *fragments: str) -> str:
-    """Return the only note that has all fragments, numbers as whole ones."""
+    """Return the only note with all fragments; numbers must match as a whole."""
     patterns = [rf"(?<!\d){re.escape(fragment)}(?!\d)" for fragment in fragments]
     (note,) = [note for note in recipe.notes if all(re.search(part, note) for part in patterns)]
     return note
@@ -67,7 +67,7 @@ def note_of(recipe: Text, *fragments: str) -> str:
 
 @pytest.mark.contract("C6")
 def test_exact_duplicates_are_dropped_before_splitting(tmp_path: Path) -> None:
-    """The first is kept, white space aside; sizes are those of the rows that are left."""
+    """The first is kept, white space is ignored, and split sizes refer to the remaining rows."""
     table = [*rows(100), *rows(30), ("  text  7\nof it ", "good")]
     path = write(tmp_path / "a.csv", table, (*HEAD, "number"))
     recipe = text_recipe(path)
@@ -93,7 +93,7 @@ def test_contradictions_are_left_out_or_the_first_is_kept(
 
 @pytest.mark.contract("C6")
 def test_duplicates_of_a_regression_are_rows_of_the_same_number(tmp_path: Path) -> None:
-    """They are dropped and counted as others are."""
+    """They are dropped and counted like those of classes."""
     table = [(f"text {n % 90} of it", n % 90 / 7) for n in range(120)]
     path = write(tmp_path / "a.csv", table, (*HEAD, "number"))
     recipe = text_recipe(path, task="regression")
@@ -106,7 +106,7 @@ def test_duplicates_of_a_regression_are_rows_of_the_same_number(tmp_path: Path) 
 def test_numbers_of_one_text_do_not_contradict_and_stay_in_one_split(
     seed: int, tmp_path: Path
 ) -> None:
-    """Regression keeps the rows of a text that have other numbers, never in two splits."""
+    """Regression keeps rows of one text with different numbers, all in the same split."""
     table = [(f"text {n % 40} of it", n / 7) for n in range(120)]
     path = write(tmp_path / "a.csv", [*table, *table[:10]], (*HEAD, "number"))
     recipe = text_recipe(path, task="regression", split_seed=seed)
@@ -123,7 +123,7 @@ def test_numbers_of_one_text_do_not_contradict_and_stay_in_one_split(
 @pytest.mark.contract("C6", "C7")
 @pytest.mark.parametrize("flag", ["group_column", "time_column"])
 def test_numbers_of_one_text_stay_together_by_group_and_time(flag: str, tmp_path: Path) -> None:
-    """A text that two groups have joins them; rows of one text are as old as the oldest."""
+    """A text in two groups joins them; rows of one text have the time of the oldest."""
     table = [(f"text {n % 60} of it", n / 7, n // 2) for n in range(120)]
     path = write(tmp_path / "a.csv", table, (*HEAD, "by", "number"))
     recipe = text_recipe(path, task="regression", **{flag: "by"})
@@ -137,7 +137,7 @@ def test_numbers_of_one_text_stay_together_by_group_and_time(flag: str, tmp_path
 
 @pytest.mark.contract("C6")
 def test_rows_of_held_out_splits_are_not_trained_on_and_stay_as_they_are(tmp_path: Path) -> None:
-    """Nor are rows of the test set in validation; the test set keeps even its duplicates."""
+    """Rows of the test set are not in validation either; the test set keeps its duplicates."""
     train, flipped = rows(100), [(text, "odd") for text, _ in rows(3, first=60)]
     validation = [*rows(20, first=200), *rows(5, first=50), ("test row 1", "odd")]
     test = [("test row 1", "good"), ("test row 1", "good"), ("test row 2", "bad"),
@@ -160,7 +160,7 @@ def test_rows_of_held_out_splits_are_not_trained_on_and_stay_as_they_are(tmp_pat
 
 @pytest.mark.contract("C6", "B1")
 def test_pairs_are_duplicates_where_both_texts_are(tmp_path: Path) -> None:
-    """One text in common is no duplicate and no contradiction."""
+    """Pairs with one common text are neither duplicates nor contradictions."""
     pairs = [(f"text {n % 50}", f"other {n}", "ab"[n % 2]) for n in range(100)]
     table = [*pairs, ("text  3", "other 3 ", "b"), ("text 4", "other 4", "b")]
     path = write(tmp_path / "a.csv", table, ("one", "two", "label", "number"))
@@ -170,7 +170,7 @@ def test_pairs_are_duplicates_where_both_texts_are(tmp_path: Path) -> None:
 
 @pytest.mark.contract("C6", "A7")
 def test_what_is_left_out_is_printed(cli: Callable[..., Any], tmp_path: Path, bert: Path) -> None:
-    """At the start of a training."""
+    """The start of a training prints it."""
     contradiction = [(text, "good" if label == "bad" else "bad") for text, label in rows(4)]
     path = write(tmp_path / "a.csv", [*rows(120), *contradiction, *rows(7, first=20)])
     flags = ["--dataset", path, "--model", bert, "--max_length", "16", "--dry_run"]
@@ -200,7 +200,7 @@ def test_what_is_left_out_is_printed(cli: Callable[..., Any], tmp_path: Path, be
 def test_splits_are_stratified_and_have_the_size_that_was_asked_for(
     count: int, options: dict[str, Any], sizes: list[int], tmp_path: Path
 ) -> None:
-    """Each class keeps its share to a row, each row is in one split, in the order of the file."""
+    """Class shares are right to a row; each row is in one split, in the order of the file."""
     names = [*"aaaaabbbb", "c"]  # half, two fifths, a tenth
     path = write(tmp_path / "a.csv", rows(count, names), (*HEAD, "number"))
     recipe = text_recipe(path, **options)
@@ -236,7 +236,7 @@ def test_splits_are_stratified_and_have_the_size_that_was_asked_for(
 def test_splits_that_cannot_be_made_are_refused_by_their_flag(
     options: dict[str, Any], fragments: list[str], tmp_path: Path
 ) -> None:
-    """Sizes beyond the rows, columns that are missing, flags that exclude each other."""
+    """Sizes above the number of rows, missing columns, flags that exclude each other."""
     path = write(tmp_path / "a.csv", [(*row, "x") for row in rows(60)], (*HEAD, "author"))
     with pytest.raises(finetune.UserError) as refused:
         _ = text_recipe(path, **options).splits
@@ -248,7 +248,7 @@ def test_splits_that_cannot_be_made_are_refused_by_their_flag(
 def test_splits_of_the_source_are_used_and_only_the_missing_one_is_split_off(
     tmp_path: Path,
 ) -> None:
-    """The size of a split that is there is refused."""
+    """A size for an existing split is refused."""
     write(tmp_path / "train.csv", rows(100))
     write(tmp_path / "validation.csv", rows(20, first=500))
     splits = split_rows(text_recipe(tmp_path))
@@ -260,7 +260,7 @@ def test_splits_of_the_source_are_used_and_only_the_missing_one_is_split_off(
 
 @pytest.mark.contract("C7")
 def test_a_time_column_without_effect_is_printed(tmp_path: Path) -> None:
-    """Where the data has all splits; they stay as they are."""
+    """The data has all splits, which stay as they are."""
     for number, name in enumerate(SPLITS):
         table = [(*row, n) for n, row in enumerate(rows(20, first=100 * number))]
         write(tmp_path / f"{name}.csv", table, (*HEAD, "day"))
@@ -271,7 +271,7 @@ def test_a_time_column_without_effect_is_printed(tmp_path: Path) -> None:
 
 @pytest.mark.contract("C7")
 def test_a_validation_set_has_at_most_10_000_rows(tmp_path: Path) -> None:
-    """Of 101,000 training rows."""
+    """The data has 101,000 training rows."""
     write(tmp_path / "train.csv", rows(101_000))
     write(tmp_path / "test.csv", rows(10, first=200_000))
     sizes = {"train": 91_000, "validation": 10_000, "test": 10}
@@ -280,7 +280,7 @@ def test_a_validation_set_has_at_most_10_000_rows(tmp_path: Path) -> None:
 
 @pytest.mark.contract("C6", "C7")
 def test_rows_sampled_of_very_many_are_in_one_split(tmp_path: Path) -> None:
-    """Of 120,000 rows with each text twice: the split that they are in without a sample."""
+    """In 120,000 rows with each text twice, a row is in the same split as without a sample."""
     path = write(tmp_path / "a.csv", rows(60_000) * 2)
     recipe = text_recipe(path, train_samples=9000, eval_samples=2000)
     assert recipe.splits.num_rows == {"train": 9000, "validation": 2000, "test": 2000}
@@ -294,7 +294,7 @@ def test_rows_sampled_of_very_many_are_in_one_split(tmp_path: Path) -> None:
 
 @pytest.mark.contract("C7")
 def test_a_class_of_one_row_stays_in_training(tmp_path: Path) -> None:
-    """An evaluation would have a class that training does not know."""
+    """Otherwise an evaluation would have a class that was not trained."""
     rare = [(f"rare {number} it is", f"rare {number}") for number in range(12)]
     path = write(tmp_path / "a.csv", [*rows(100), *rare])
     for seed in range(3):
@@ -307,7 +307,7 @@ def test_a_class_of_one_row_stays_in_training(tmp_path: Path) -> None:
 def test_splits_depend_on_the_split_seed_only(
     tmp_path: Path, reviews: Path, single_label_run: finetune.Run, second_seed_run: finetune.Run
 ) -> None:
-    """Not on the seed of the training, its other options, nor on where the file is."""
+    """They do not depend on the training seed, other options or the path of the file."""
     moved = shutil.copy(reviews, tmp_path / "moved.csv")
     splits = split_rows(text_recipe(reviews))
     assert sorted(row for split in splits.values() for row in split) == sorted(
@@ -328,7 +328,7 @@ def test_splits_depend_on_the_split_seed_only(
 
 @pytest.mark.contract("C7")
 def test_labels_and_pairs_of_labels_keep_their_shares(tmp_path: Path) -> None:
-    """Iterative stratification: nearer than a random draw, of every label and pair."""
+    """Iterative stratification is closer than a random draw for every label and pair."""
     draw, table = random.Random(0), []
     chances = {"often": 0.6, "half": 0.4, "some": 0.15, "rare": 0.03, "rarer": 0.02}
     for number in range(1000):
@@ -352,7 +352,7 @@ def test_labels_and_pairs_of_labels_keep_their_shares(tmp_path: Path) -> None:
 
 
 def authors(count: int, groups: int) -> list[tuple[str, str, str]]:
-    """Return rows of authors who have one to five of them; a quarter of the labels is rare."""
+    """Return rows of authors with one to five rows each; a quarter of the labels is rare."""
     draw, table = random.Random(1), []
     while len(table) < count:
         author = f"author {len({row[2] for row in table}) % groups}"
@@ -365,7 +365,7 @@ def authors(count: int, groups: int) -> list[tuple[str, str, str]]:
 @pytest.mark.contract("C7")
 @pytest.mark.parametrize("seed", range(4))
 def test_groups_are_never_in_two_splits(seed: int, tmp_path: Path) -> None:
-    """Sizes and shares of classes are met as closely as groups allow."""
+    """Sizes and class shares are as close as groups allow."""
     table = authors(300, 200)
     path = write(tmp_path / "a.csv", table, (*HEAD, "author"))
     recipe = text_recipe(path, group_column="author", split_seed=seed)
@@ -384,7 +384,7 @@ def test_groups_are_never_in_two_splits(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.contract("C7")
 def test_a_class_of_one_group_stays_in_training(tmp_path: Path) -> None:
-    """Even where most rows are split off."""
+    """It does even if most rows are split off."""
     table = authors(200, 100)
     table += [(f"rare {n} of it", f"class {n // 4}", f"only {n // 4}") for n in range(20)]
     path = write(tmp_path / "a.csv", table, (*HEAD, "author"))
@@ -394,7 +394,7 @@ def test_a_class_of_one_group_stays_in_training(tmp_path: Path) -> None:
 
 @pytest.mark.contract("C7")
 def test_groups_of_a_test_set_are_not_trained_on(tmp_path: Path) -> None:
-    """Its rows stay, those of training that share a group are dropped and counted."""
+    """Test rows stay; training rows of the same groups are dropped and counted."""
     train = [(*row, f"author {number % 20}") for number, row in enumerate(rows(200))]
     test = [(*row, "author 3") for row in rows(20, first=500)]
     write(tmp_path / "train.csv", train, (*HEAD, "author"))
@@ -412,7 +412,7 @@ def test_groups_of_a_test_set_are_not_trained_on(tmp_path: Path) -> None:
 @pytest.mark.contract("C7")
 @pytest.mark.parametrize("column", ["group_column", "time_column"])
 def test_rows_without_a_group_or_time_are_refused_or_left_out(column: str, tmp_path: Path) -> None:
-    """With their lines and the flag."""
+    """The message has their lines and the flag."""
     table = [(*row, "" if n in (0, 4) else 2000 + n % 50) for n, row in enumerate(rows(200))]
     path = write(tmp_path / "a.csv", table, (*HEAD, "year", "number")[:3])
     message = refusal(text_recipe(path, **{column: "year"}))
@@ -426,10 +426,8 @@ def test_rows_without_a_group_or_time_are_refused_or_left_out(column: str, tmp_p
 
 @pytest.mark.contract("C7")
 @pytest.mark.parametrize(("names", "count"), [((1, "1", 2, 3), 3), (("a", "A", " A", "b"), 4)])
-def test_groups_are_told_apart_by_their_text(
-    names: tuple[Any, ...], count: int, tmp_path: Path
-) -> None:
-    """The number 1 and the text "1" are one group; those that differ by case are not."""
+def test_groups_are_compared_as_text(names: tuple[Any, ...], count: int, tmp_path: Path) -> None:
+    """The number 1 and the text "1" are one group; texts that differ by case are two."""
     lines = [
         {"text": t, "label": label, "g": names[n % 4]} for n, (t, label) in enumerate(rows(80))
     ]
@@ -441,7 +439,7 @@ def test_groups_are_told_apart_by_their_text(
 
 @pytest.mark.contract("C7")
 def test_too_few_groups_are_refused(tmp_path: Path) -> None:
-    """Two for three splits."""
+    """There are two groups for three splits."""
     table = [(*row, "xy"[number % 2]) for number, row in enumerate(rows(60))]
     path = write(tmp_path / "a.csv", table, (*HEAD, "author"))
     message = refusal(text_recipe(path, group_column="author"))
@@ -456,7 +454,7 @@ def days(count: int, form: str) -> list[str]:
 @pytest.mark.contract("C7")
 @pytest.mark.parametrize("form", ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ", "%s", "%Y%m%d", "types"])
 def test_the_newest_rows_are_the_test_set(form: str, tmp_path: Path) -> None:
-    """Then those of validation; dates of ISO 8601, numbers, times of Parquet."""
+    """Validation has the next newest; dates in ISO 8601, numbers and Parquet times are sorted."""
     order = np.random.default_rng(0).permutation(200)
     dates = pd.date_range("2023-11-20", periods=200, freq="D", tz="Europe/Berlin")
     values = dates if form == "types" else days(200, form)
@@ -472,7 +470,7 @@ def test_the_newest_rows_are_the_test_set(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.contract("C7")
 def test_rows_of_one_time_stay_together_and_the_oldest_duplicate_is_kept(tmp_path: Path) -> None:
-    """Split sizes may therefore differ from those requested."""
+    """So split sizes may differ from those requested."""
     parts = np.repeat(["2023-01-01", "2023-01-02", "2023-01-03"], [90, 60, 50])
     table = [(*row, day) for row, day in zip(rows(200), parts, strict=True)]
     path = write(tmp_path / "a.csv", table, (*HEAD, "day"))
@@ -507,7 +505,7 @@ def test_rows_of_one_time_stay_together_and_the_oldest_duplicate_is_kept(tmp_pat
 def test_times_that_cannot_be_ordered_are_refused(
     values: list[str], fragments: list[str], tmp_path: Path
 ) -> None:
-    """By the flag and a value."""
+    """The message has the flag and a value."""
     table = [(*row, value) for row, value in zip(rows(200), values, strict=True)]
     message = refusal(
         text_recipe(write(tmp_path / "a.csv", table, (*HEAD, "day")), time_column="day")
@@ -518,7 +516,7 @@ def test_times_that_cannot_be_ordered_are_refused(
 
 @pytest.mark.contract("C5", "C7")
 def test_a_class_that_only_the_newest_rows_have_is_refused(tmp_path: Path) -> None:
-    """It cannot be learned from the older ones."""
+    """It cannot be learned from the older rows."""
     names = ["new" if number > 190 else "ab"[number % 2] for number in range(200)]
     table = zip([text for text, _ in rows(200)], names, days(200, "%Y-%m-%d"), strict=True)
     path = write(tmp_path / "a.csv", list(table), (*HEAD, "day"))
@@ -528,7 +526,7 @@ def test_a_class_that_only_the_newest_rows_have_is_refused(tmp_path: Path) -> No
 
 
 class Counted(Text):
-    """Remembers how many rows it was to tokenize."""
+    """A recipe that counts the rows that it tokenizes."""
 
     def prepare(self, dataset: DatasetDict) -> DatasetDict:
         self.tokenized = dataset.num_rows
@@ -540,7 +538,7 @@ class Counted(Text):
 def test_samples_are_drawn_by_class_before_tokenization(
     samples: int, tmp_path: Path, bert: Path
 ) -> None:
-    """From the splits that are made without them; never more rows than there are."""
+    """Splits are made first; samples have at most their rows."""
     path = write(tmp_path / "a.csv", rows(1000, [*"aaaaaaabbc"]))
     undrawn = split_rows(text_recipe(path))
     columns = {"text_column": "text", "label_column": "label", "max_length": 16}
@@ -560,7 +558,7 @@ def test_samples_are_drawn_by_class_before_tokenization(
 
 
 def replace_words(text: str, count: int) -> str:
-    """Return a text with other words in a few places, two pairs of words lost with each."""
+    """Return a text with a few words replaced; each loses two word pairs."""
     words = text.split()
     for number in range(count):
         words[10 * number + 5] = f"other{number}"
@@ -569,7 +567,7 @@ def replace_words(text: str, count: int) -> str:
 
 @pytest.mark.contract("C8")
 def test_near_duplicates_are_dropped_before_rows_are_split(tmp_path: Path) -> None:
-    """The first of texts that have 80% of their pairs of words in common; only if asked for."""
+    """With the option, only the first of texts with 80% common word pairs is kept."""
     near = [(f"{text.upper()}!", "bad" if n < 7 else "good") for n, text in enumerate(LONG[:60])]
     edited = [(replace_words(text, 2), "bad") for text in LONG[60:90]]  # 85% of the pairs
     distant = [(replace_words(text, 3), "bad") for text in LONG[90:100]]  # 78% of the pairs
@@ -585,7 +583,7 @@ def test_near_duplicates_are_dropped_before_rows_are_split(tmp_path: Path) -> No
 
 @pytest.mark.contract("C8")
 def test_training_rows_near_held_out_rows_are_dropped(tmp_path: Path) -> None:
-    """And validation rows near test rows; the test set stays."""
+    """So are validation rows near test rows; the test set stays as it is."""
     originals = [(text, "good" if number % 2 else "bad") for number, text in enumerate(LONG)]
     repeated = [(f"{text} again", label) for text, label in originals]
     train = originals[:150] + repeated[150:170]
@@ -605,7 +603,7 @@ def test_training_rows_near_held_out_rows_are_dropped(tmp_path: Path) -> None:
 
 
 def suspects_of(path: Path, cli: Callable[..., Any], bert: Path, **options: Any) -> pd.DataFrame:
-    """Return the file of `check --suspects` beside the data, as strings."""
+    """Return the file of `check --suspects`, which is beside the data, as strings."""
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     output = path.with_name("suspects.csv")
     flags = ["--dataset", path, "--model", bert, "--max_length", "32", "--suspects", output]
@@ -613,12 +611,12 @@ def suspects_of(path: Path, cli: Callable[..., Any], bert: Path, **options: Any)
     return pd.read_csv(output, dtype=str, keep_default_na=False, encoding="utf-8-sig")
 
 
-#: Rows of `doubtful`, and where they are in its file.
+#: Rows of `doubtful`, and their positions in its file.
 DOUBTFUL = {4: "line 6", 50: "line 52", 51: "line 53", 120: "line 122"}
 
 
 def doubtful() -> list[Row]:
-    """Return 300 rows, of which four have no letter."""
+    """Return 300 rows, four of them without a letter."""
     return [
         (f"§ {n} ?!" if n in DOUBTFUL else text, label) for n, (text, label) in enumerate(rows(300))
     ]
@@ -629,7 +627,7 @@ def doubtful() -> list[Row]:
 def test_suspects_come_back_as_corrected_or_excluded_rows(
     saved: str, cli: Callable[..., Any], tmp_path: Path, bert: Path
 ) -> None:
-    """`check --suspects`, edited, then `--relabel` or `--exclude`: these rows and no other."""
+    """`--relabel` and `--exclude` apply an edited file to its rows and no others."""
     path = write(tmp_path / "a.csv", doubtful())
     frame = suspects_of(path, cli, bert)
     assert list(frame["place"]) == list(DOUBTFUL.values())
@@ -670,7 +668,7 @@ def test_suspects_come_back_as_corrected_or_excluded_rows(
 def test_corrections_of_several_labels_and_of_numbers(
     cli: Callable[..., Any], tmp_path: Path, bert: Path
 ) -> None:
-    """A list as JSON; a number."""
+    """Lists are JSON; numbers are text."""
     tags = [("a", "b"), ("b",), (), ("c", "a")]
     table = [(text, json.dumps(tags[n % 4])) for n, (text, _) in enumerate(doubtful())]
     path = write(tmp_path / "a.csv", table)
@@ -722,7 +720,7 @@ def test_a_file_of_corrections_that_does_not_fit_is_refused_with_its_line(
     tmp_path: Path,
     bert: Path,
 ) -> None:
-    """Labels that are unknown or not those of the data, rows that are not in it."""
+    """Unknown labels, labels of another kind, and rows that are not in the data are refused."""
     path = write(tmp_path / "a.csv", doubtful())
     frame = suspects_of(path, cli, bert)
     frame.loc[1, "new_label"] = "good"
@@ -735,7 +733,7 @@ def test_a_file_of_corrections_that_does_not_fit_is_refused_with_its_line(
 
 
 def corrections_of(path: Path, lines: Sequence[Sequence[str]]) -> str:
-    """Write a file of corrections as an earlier release did, with `id`; return its option."""
+    """Write corrections with `id`, as earlier releases did, and return the option."""
     head = ("split", "id", "text", "label", "new_label", "digest")
     table = [
         (split, "7", text, label, new, f"x{blake2b(text.encode(), digest_size=8).hexdigest()}")
@@ -746,7 +744,7 @@ def corrections_of(path: Path, lines: Sequence[Sequence[str]]) -> str:
 
 TWICE = [("twice", "bad"), ("twice", "good"), ("twice", "good"), ("once", "bad")]
 CASES = [("twice", "bad"), ("twice", "Bad"), ("once", "good")]
-#: Labels of the training rows, test rows, corrections, and the labels of the test rows after them.
+#: Labels of the training rows, test rows, corrections, and the corrected labels of test rows.
 CORRECTED: list[tuple[Sequence[str], list[Row], list[Sequence[str]], list[str]]] = [
     (("bad", "good"), TWICE, [("twice", "bad", "good")], ["good", "good", "good", "bad"]),
     (("bad", "good"), TWICE, [("twice", "good", "bad")], ["bad", "bad", "bad", "bad"]),
@@ -779,7 +777,7 @@ def test_a_correction_is_of_the_rows_with_its_content_and_label(
     expected: list[str],
     tmp_path: Path,
 ) -> None:
-    """Rows that contradict each other are told apart; those that do not are corrected together.
+    """Contradicting rows are corrected one by one, equal rows together.
 
     Labels are as they are written, with their blanks; a spreadsheet that changed the case is
     understood where one fits.
@@ -796,7 +794,7 @@ def test_a_correction_is_of_the_rows_with_its_content_and_label(
 def test_suspects_are_the_rows_that_were_read(
     cli: Callable[..., Any], tmp_path: Path, bert: Path
 ) -> None:
-    """Where rows before them are left out by `--drop_invalid`."""
+    """They are right if `--drop_invalid` has dropped rows before them."""
     table = [("no label", ""), *doubtful()]
     path = write(tmp_path / "a.csv", table)
     frame = suspects_of(path, cli, bert, drop_invalid="true")
@@ -819,7 +817,7 @@ def test_suspects_are_the_rows_that_were_read(
 def test_an_ambiguous_correction_is_refused(
     lines: Sequence[Sequence[str]], fragments: list[str], tmp_path: Path
 ) -> None:
-    """With its lines, all mistakes at once."""
+    """The message has its lines and all mistakes at once."""
     (tmp_path / "data").mkdir()
     write(tmp_path / "data" / "train.csv", rows(40))
     write(tmp_path / "data" / "test.csv", TWICE)
@@ -833,7 +831,7 @@ def test_an_ambiguous_correction_is_refused(
 def test_suspects_have_the_columns_of_the_user(
     cli: Callable[..., Any], tmp_path: Path, bert: Path
 ) -> None:
-    """Under their names, also those that the toolkit writes itself; the file still corrects."""
+    """They keep names that the toolkit writes, too; the file can still be applied."""
     table = [(*row, f"part {n % 3}", n, f"why {n}") for n, row in enumerate(doubtful())]
     path = write(tmp_path / "a.csv", table, (*HEAD, "split", "id", "why"))
     frame = suspects_of(path, cli, bert)
@@ -852,7 +850,7 @@ def test_suspects_have_the_columns_of_the_user(
 def test_suspects_do_not_replace_a_file_that_was_edited(
     cli: Callable[..., Any], tmp_path: Path, bert: Path
 ) -> None:
-    """Nor one that is no list of suspects."""
+    """Nor do they replace a file that is not a list of suspects."""
     path = write(tmp_path / "a.csv", doubtful())
     frame = suspects_of(path, cli, bert)
     frame.loc[1, "new_label"] = "good"
@@ -869,12 +867,12 @@ def test_suspects_do_not_replace_a_file_that_was_edited(
 def test_a_column_of_the_user_called_new_label_is_no_edit(
     cli: Callable[..., Any], tmp_path: Path, bert: Path
 ) -> None:
-    """Ours is then `model_new_label`: it alone corrects, and it alone keeps a file from loss."""
+    """Only our column, then `model_new_label`, corrects rows and protects an edited file."""
     table = [(*row, "bad") for row in doubtful()]
     path = write(tmp_path / "a.csv", table, (*HEAD, "new_label"))
     frame = suspects_of(path, cli, bert)
     assert list(frame["new_label"]) == ["bad"] * len(DOUBTFUL)
-    frame = suspects_of(path, cli, bert)  # nothing was edited: replaced
+    frame = suspects_of(path, cli, bert)  # not edited, so it is replaced
     edited = tmp_path / "edited.csv"
     frame.to_csv(edited, index=False)
     assert "'new_label'" in refusal(text_recipe(path, relabel=str(edited)))
@@ -893,7 +891,7 @@ def test_a_column_of_the_user_called_new_label_is_no_edit(
 
 @pytest.mark.contract("C12")
 def test_two_thousand_classes_keep_their_rows_and_shares(tmp_path: Path) -> None:
-    """20,000 rows, ten of each class: two for the test set, one at most for validation."""
+    """Of ten rows of each class, the test set has two and validation at most one."""
     classes = [f"class {number}" for number in range(2000)]
     table = rows(20_000, classes)
     recipe = text_recipe(write(tmp_path / "a.csv", table), task="single_label")
@@ -912,7 +910,7 @@ def test_two_thousand_classes_keep_their_rows_and_shares(tmp_path: Path) -> None
 @pytest.mark.contract("C12")
 @pytest.mark.slow
 def test_a_million_rows_are_read_and_split(tmp_path: Path) -> None:
-    """None is lost, and each class keeps its share."""
+    """No row is lost, and each class keeps its share."""
     path = tmp_path / "a.csv"
     with path.open("w") as file:
         file.write("text,label\n")

@@ -46,19 +46,19 @@ SHORT = TRAINING | dict(num_train_epochs=1, max_steps=2, baseline=False)
 
 
 def logits(run: finetune.Run, texts: Sequence[str]) -> np.ndarray:
-    """Return what the saved model puts out for texts, one at a time, by the library alone."""
+    """Return the logits of the saved model for texts, one at a time, with `transformers` only."""
     model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
     return native_loop.logits(model, run.path, texts, 64).double().numpy()
 
 
 def answers(run: finetune.Run, texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """Return the class and the probabilities of each text, likewise."""
+    """Return the class and the probabilities of each text, with `transformers` only."""
     probabilities = softmax(logits(run, texts), axis=1)
     return [run.labels[i] for i in probabilities.argmax(axis=1)], probabilities
 
 
 def new_texts(rows: int = 12) -> list[str]:
-    """Return texts of 6 to 30 words that no run has seen."""
+    """Return texts of 6 to 30 words that are in no training data."""
     return [text for text, _ in data.labelled_sentences(rows, list(data.WORDS), seed=99)]
 
 
@@ -66,7 +66,7 @@ def new_texts(rows: int = 12) -> list[str]:
 def screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., Finished]:
-    """Type `python -m finetune WORDS` in this process with files as standard input and output."""
+    """Run `python -m finetune WORDS` in this process with files as standard input and output."""
 
     def run(*words: object, stdin: bytes = b"") -> Finished:
         (tmp_path / "stdin").write_bytes(stdin)
@@ -142,7 +142,7 @@ def test_predictions_are_those_of_the_saved_model(run: finetune.Run) -> None:
 def test_images_of_a_folder_are_predicted(
     image_run: finetune.Run, tmp_path: Path, cli: Callable[..., Finished]
 ) -> None:
-    """Files at any depth, by name; values are those of the saved model."""
+    """Files at any depth are sorted by name; values are those of the saved model."""
     data.write_photos(tmp_path / "new", rows=10)
     output = tmp_path / "photos.csv"
     words = ["--output", output, "--all_probabilities", "--precision", "fp32"]
@@ -168,7 +168,7 @@ def test_images_of_a_folder_are_predicted(
 def test_calibrated_divides_the_logits_by_the_temperature(
     single_label_run: finetune.Run, copy_run: Callable[..., finetune.Run]
 ) -> None:
-    """Every probability is that of the logits over the temperature of `run.json`."""
+    """Probabilities are those of the logits divided by the temperature in `run.json`."""
     run, texts = copy_run(single_label_run), new_texts()
     path = run.path / "run.json"
     manifest = json.loads(path.read_text())
@@ -199,7 +199,7 @@ def test_calibrated_divides_the_logits_by_the_temperature(
     indirect=["run"],
 )
 def test_options_that_need_one_class_a_row(run: finetune.Run, flag: str) -> None:
-    """They are refused by name where the task has none."""
+    """They are refused by name for other tasks."""
     with pytest.raises(finetune.UserError, match=f"--{flag}"):
         finetune.predict(run, ["a text"], **{flag: True})
 
@@ -208,7 +208,7 @@ def test_options_that_need_one_class_a_row(run: finetune.Run, flag: str) -> None
 def test_options_of_a_file_are_refused_where_there_is_none(
     image_run: finetune.Run, tmp_path: Path
 ) -> None:
-    """Of rows in Python and of a folder of images they would have no effect."""
+    """They would have no effect on rows in Python and a folder of images."""
     data.write_photos(tmp_path / "new", rows=2)
     with pytest.raises(finetune.UserError, match="--encoding, --sheet: not for the data"):
         finetune.predict(image_run, ["a.png"], encoding="cp1252", sheet="a")
@@ -218,7 +218,7 @@ def test_options_of_a_file_are_refused_where_there_is_none(
 
 @pytest.fixture(scope="module")
 def smoothed_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> finetune.Run:
-    """A run that is less sure than it is right, since its labels were smoothed."""
+    """A run that is underconfident, since its labels were smoothed."""
     folder, other = tmp_path_factory.mktemp("smoothed"), {"bad": "good", "good": "bad"}
     rows = [
         (text, label if number % 8 else other[label])
@@ -233,7 +233,7 @@ def smoothed_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> finetu
 @pytest.mark.contract("E4", "E2")
 @pytest.mark.parametrize("run", ["smoothed_run", "single_label_run", "ordinal_run"], indirect=True)
 def test_temperature_is_fitted_on_validation(run: finetune.Run) -> None:
-    """It minimises the log loss of validation; 1 if the gain is not significant, None at a bound.
+    """It minimizes the log loss on validation; 1 without a significant gain, None at a bound.
 
     The bounds are 0.05 and 20.
     """
@@ -268,7 +268,7 @@ COMPRESSED: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2":
 
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    """Write rows in the format that the name asks for, without the toolkit."""
+    """Write rows in the format of the file name, without the toolkit."""
     suffix = Path(path.stem).suffix if path.suffix in (".gz", ".bz2", ".zst", ".zip") else ""
     suffix = suffix or path.suffix
     frame, buffer = pd.DataFrame(rows), io.BytesIO()
@@ -326,14 +326,14 @@ def read_table(path: Path) -> list[dict[str, Any]]:
 def test_any_format_in_and_out(
     single_label_run: finetune.Run, tmp_path: Path, source: str, output: str
 ) -> None:
-    """The columns, their order and every cell are kept; the predictions are added behind them."""
+    """Columns, their order and all cells are kept; the predictions are added after them."""
     write_table(tmp_path / source, TABLE)
-    done = finetune.predict_file(
+    result = finetune.predict_file(
         single_label_run, tmp_path / source, tmp_path / output, precision="fp32"
     )
-    assert (done.output, done.rows, done.rows_before) == (tmp_path / output, 4, 0)
-    assert done.precision == "fp32"
-    assert done.samples_per_second > 0
+    assert (result.output, result.rows, result.rows_before) == (tmp_path / output, 4, 0)
+    assert result.precision == "fp32"
+    assert result.samples_per_second > 0
     rows = read_table(tmp_path / output)
     assert list(rows[0]) == ["number", "text", "note", "label", "probability"]
     assert [{name: row[name] for name in TABLE[0]} for row in rows] == TABLE
@@ -364,7 +364,7 @@ def test_labels_of_a_row_in_each_format(
 def test_thousands_of_rows_of_every_length_keep_their_order(
     single_label_run: finetune.Run, tmp_path: Path
 ) -> None:
-    """Rows that are batched by length come out in the order of the file, as one by one."""
+    """Rows are batched by length, but written in the order of the file."""
     texts = [f"{text} {'and so on ' * (n % 17)}" for n, text in enumerate(new_texts(2500))]
     write_table(tmp_path / "in.csv", [{"n": n, "text": text} for n, text in enumerate(texts)])
     finetune.predict_file(
@@ -391,7 +391,7 @@ def test_columns_of_the_input_are_never_replaced(
         for n, text in enumerate(new_texts(3))
     ]
     write_table(tmp_path / "in.jsonl", rows)
-    done = finetune.predict_file(
+    result = finetune.predict_file(
         single_label_run, tmp_path / "in.jsonl", tmp_path / "out.jsonl", precision="fp32"
     )
     predictions = read_table(tmp_path / "out.jsonl")
@@ -399,7 +399,7 @@ def test_columns_of_the_input_are_never_replaced(
     assert [{name: row[name] for name in rows[0]} for row in predictions] == rows
     labels, _ = answers(single_label_run, [row["text"] for row in rows])
     assert [row["predicted label"] for row in predictions] == labels
-    assert any("predicted label" in note for note in done.notes)
+    assert any("predicted label" in note for note in result.notes)
 
 
 @pytest.mark.contract("E4")
@@ -415,15 +415,15 @@ def test_columns_of_the_input_are_never_replaced(
 def test_a_row_without_a_text_has_no_prediction(
     single_label_run: finetune.Run, tmp_path: Path, source: str, content: str, missing: list[int]
 ) -> None:
-    """Its fields are empty, the number of such rows is noted, and all other rows are predicted."""
+    """Its fields are empty, such rows are counted, and all other rows are predicted."""
     (tmp_path / source).write_text(content)
-    done = finetune.predict_file(single_label_run, tmp_path / source, tmp_path / "out.parquet")
+    result = finetune.predict_file(single_label_run, tmp_path / source, tmp_path / "out.parquet")
     predictions = pd.read_parquet(tmp_path / "out.parquet")
     assert np.flatnonzero(predictions["label"].isna()).tolist() == missing
     assert np.flatnonzero(predictions["probability"].isna()).tolist() == missing
-    assert len(predictions) == done.rows == 3 + (source == "in.jsonl")
+    assert len(predictions) == result.rows == 3 + (source == "in.jsonl")
     count = re.compile(rf"\b{len(missing)} rows?\b")
-    assert any(count.search(note) for note in done.notes) is bool(missing)
+    assert any(count.search(note) for note in result.notes) is bool(missing)
 
 
 MAPS = pa.map_(pa.string(), pa.int64())
@@ -456,8 +456,8 @@ def test_values_and_types_of_the_input_are_kept(
     column: str,
     values: list[Any] | None,
 ) -> None:
-    """Ids of mixed types, infinity, empty objects, which parquet cannot hold and so are JSON, and
-    maps, which stay maps in parquet (`values` is None).
+    """Ids of mixed types, infinity and maps are kept (`values` is None). Parquet cannot store empty
+    structs, so these become JSON.
     """
     path = tmp_path / ("in.jsonl" if isinstance(source, bytes) else "in.parquet")
     if isinstance(source, bytes):
@@ -476,7 +476,7 @@ def test_values_and_types_of_the_input_are_kept(
 def test_integers_beside_missing_ones_stay_exact_in_python(
     single_label_run: finetune.Run, kind: Callable[..., Any]
 ) -> None:
-    """As those of polars do: pandas alone would make fractions of them."""
+    """Those of polars do; pandas alone would convert them to floats."""
     rows = [{"text": "a", "id": 1234567890123456789, "x": 0.5}, {"text": "b"}]
     frame = finetune.predict(single_label_run, kind(rows))
     assert frame["id"].tolist() == [1234567890123456789, None]
@@ -487,7 +487,7 @@ def test_integers_beside_missing_ones_stay_exact_in_python(
 def test_rows_that_are_written_to_an_open_file_cannot_be_resumed(
     single_label_run: finetune.Run, tmp_path: Path
 ) -> None:
-    """Nor those of standard input; no row is written."""
+    """Neither can those of standard input; no row is written."""
     source = write_table(tmp_path / "in.csv", TABLE)
     file = io.StringIO(newline="")
     with pytest.raises(finetune.UserError, match="--resume"):
@@ -538,16 +538,16 @@ def test_what_cannot_be_predicted_is_refused(
     (tmp_path / "cwd" / "in.csv").write_text("n,text\n1,great food\n")
     (tmp_path / "cwd" / "late.csv").write_text("n,text\n1,a\n2,b\n3,c,d\n")
     paths = [word.replace("RUN", str(single_label_run.path)) for word in words]
-    done = cli("predict", single_label_run.path, *paths)
-    assert done.status == 2
+    result = cli("predict", single_label_run.path, *paths)
+    assert result.status == 2
     for fragment in fragments:
-        assert fragment in done.stderr
+        assert fragment in result.stderr
     assert sorted(path.name for path in (tmp_path / "cwd").iterdir()) == ["in.csv", "late.csv"]
 
 
 @pytest.mark.contract("E4", "B1")
 def test_a_long_document_has_one_prediction(bert: Path, tmp_path: Path) -> None:
-    """The mean of the logits of its windows, which share a quarter of their tokens."""
+    """It is the mean of the logits of its windows, which share a quarter of their tokens."""
     rows = [
         (" and ".join([text] * (1 + n % 6)), label)
         for n, (text, label) in enumerate(data.labelled_sentences(60))
@@ -583,7 +583,7 @@ def test_a_long_document_has_one_prediction(bert: Path, tmp_path: Path) -> None:
 def test_above_50_classes_the_most_probable_ones_are_written(bert: Path, tmp_path: Path) -> None:
     """`predictions.parquet` has five classes and the true one, `logits.npy` has them all.
 
-    `predict` writes the first class, and every class where that is asked for.
+    `predict` writes the first class, and with an option all classes.
     """
     names = [f"class {n:02d}" for n in range(60)]
     rows = [(f"{text} {n % 60}", names[n % 60]) for n, text in enumerate(new_texts(360))]
@@ -626,10 +626,10 @@ def test_one_text_is_answered_in_a_line(
 ) -> None:
     """`--text` prints the class and its probability, then the others."""
     text = new_texts(1)[0]
-    done = cli("predict", single_label_run.path, "--text", text, "--precision", "fp32")
+    result = cli("predict", single_label_run.path, "--text", text, "--precision", "fp32")
     bad, good = softmax(logits(single_label_run, [text])[0])
     ranked = sorted([(bad, "bad"), (good, "good")], reverse=True)
-    words = done.stdout.replace("(", " ").replace(")", " ").split()
+    words = result.stdout.replace("(", " ").replace(")", " ").split()
     assert words == [word for score, name in ranked for word in (name, f"{score:.4f}")]
 
 
@@ -646,9 +646,9 @@ def test_without_an_output_rows_are_printed(
 ) -> None:
     """Standard output has the format of the input and nothing but the rows."""
     write_table(tmp_path / source, TABLE)
-    done = screen("predict", single_label_run.path, tmp_path / source, "--precision", "fp32")
-    assert done.status == 0
-    (tmp_path / f"out.{source}").write_text(done.stdout, encoding="utf-8", newline="")
+    result = screen("predict", single_label_run.path, tmp_path / source, "--precision", "fp32")
+    assert result.status == 0
+    (tmp_path / f"out.{source}").write_text(result.stdout, encoding="utf-8", newline="")
     rows = read_table(tmp_path / f"out.{source}")
     assert [{name: row[name] for name in TABLE[0]} for row in rows] == TABLE
     labels, _ = answers(single_label_run, [row["text"] for row in TABLE])
@@ -657,14 +657,14 @@ def test_without_an_output_rows_are_printed(
 
 @pytest.mark.contract("E4")
 def test_lines_of_standard_input(single_label_run: finetune.Run, command: Commands) -> None:
-    """Each line gets a line with its label as it arrives, before the input has ended."""
+    """The label of each line is written as it arrives, before the input ends."""
     texts = new_texts(3)
     process = command.start(
         "predict", single_label_run.path, "-", "--precision", "fp32", stdin=-1, bufsize=1
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    watchdog = threading.Timer(120, process.kill)  # else a line that never comes would hang
+    watchdog = threading.Timer(120, process.kill)  # otherwise a missing line would hang the test
     watchdog.start()
     process.stdin.write(f"{texts[0]}\n")
     process.stdin.flush()
@@ -685,10 +685,10 @@ def test_lines_of_standard_input(single_label_run: finetune.Run, command: Comman
 def test_bytes_of_standard_input_that_are_no_text_are_refused(
     single_label_run: finetune.Run, screen: Callable[..., Finished], content: bytes
 ) -> None:
-    """With their line."""
-    done = screen("predict", single_label_run.path, "-", "--precision", "fp32", stdin=content)
-    assert done.status == 2
-    assert "standard input, line 2" in done.stderr
+    """The message has their line."""
+    result = screen("predict", single_label_run.path, "-", "--precision", "fp32", stdin=content)
+    assert result.status == 2
+    assert "standard input, line 2" in result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -702,7 +702,7 @@ def many_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole_output(
     single_label_run: finetune.Run, many_rows: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> bytes:
-    """What one process writes for these rows without an interruption."""
+    """The output of one process for these rows, without an interruption."""
     output = tmp_path_factory.mktemp("whole") / "out.csv"
     finetune.predict_file(single_label_run, many_rows, output, precision="fp32")
     return output.read_bytes()
@@ -715,19 +715,19 @@ def test_several_processes_write_the_same_file(
     """Two processes under torchrun write the file of one, byte for byte."""
     words = ["predict", single_label_run.path, many_rows, "--output", "out.csv"]
     words += ["--precision", "fp32"]
-    done = command(*words, launcher="torchrun")
-    assert done.status == 0, done.output
+    result = command(*words, launcher="torchrun")
+    assert result.status == 0, result.output
     assert (command.home / "out.csv").read_bytes() == whole_output
     assert [path.name for path in command.home.iterdir()] == ["out.csv"]
-    assert "5,000 rows" in done.output
+    assert "5,000 rows" in result.output
 
 
-def interrupt_at(rows: int, seen: list[int] | None = None) -> Callable[[Any], None]:
-    """Return a `progress` that raises Ctrl-C once that many rows are predicted."""
+def interrupt_at(rows: int, row_counts: list[int] | None = None) -> Callable[[Any], None]:
+    """Return a `progress` that raises `KeyboardInterrupt` after a number of rows."""
 
     def interrupt(event: Any) -> None:
         if type(event).__name__ == "Predicted" and event.rows >= rows:
-            (seen if seen is not None else []).append(event.rows)
+            (row_counts if row_counts is not None else []).append(event.rows)
             raise KeyboardInterrupt
 
     return interrupt
@@ -737,14 +737,14 @@ def interrupt_at(rows: int, seen: list[int] | None = None) -> Callable[[Any], No
 def test_an_interrupted_prediction_is_resumed(
     single_label_run: finetune.Run, many_rows: Path, whole_output: bytes, tmp_path: Path
 ) -> None:
-    """Ctrl-C leaves no half output; `resume` does the rest only and refuses other settings."""
-    output, done = tmp_path / "out.csv", list[int]()
+    """Ctrl-C leaves no partial output; `resume` does only the rest, and refuses other settings."""
+    output, row_counts = tmp_path / "out.csv", list[int]()
     output.write_text("of yesterday\n")
     source, fp32 = tmp_path / "in.csv", dict(precision="fp32")
     shutil.copy2(many_rows, source)
     with pytest.raises(KeyboardInterrupt):
         finetune.predict_file(
-            single_label_run, source, output, progress=interrupt_at(2500, done), **fp32
+            single_label_run, source, output, progress=interrupt_at(2500, row_counts), **fp32
         )
     assert output.read_text() == "of yesterday\n"
     refused: list[tuple[dict[str, Any], str]] = [
@@ -756,7 +756,7 @@ def test_an_interrupted_prediction_is_resumed(
         with pytest.raises(finetune.UserError, match=fragment):
             finetune.predict_file(single_label_run, source, output, **(fp32 | options))
     rest = finetune.predict_file(single_label_run, source, output, resume=True, **fp32)
-    assert 0 < rest.rows_before <= done[0] < rest.rows == 5000
+    assert 0 < rest.rows_before <= row_counts[0] < rest.rows == 5000
     assert output.read_bytes() == whole_output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
@@ -765,7 +765,7 @@ def test_an_interrupted_prediction_is_resumed(
 def test_a_half_written_part_is_predicted_again(
     single_label_run: finetune.Run, many_rows: Path, whole_output: bytes, tmp_path: Path
 ) -> None:
-    """As after a power cut: parts that are cut off, or empty, do not count as done."""
+    """Truncated and empty parts, as after a power cut, do not count as finished."""
     source, output = tmp_path / "in.csv", tmp_path / "out.csv"
     shutil.copy2(many_rows, source)
     options: dict[str, Any] = dict(precision="fp32")
@@ -807,7 +807,7 @@ def test_a_killed_prediction_is_resumed(
     command: Commands,
     cli: Callable[..., Finished],
 ) -> None:
-    """SIGKILL at whatever row: no output appears, and `--resume` ends with the same bytes."""
+    """After SIGKILL at any row there is no output, and `--resume` writes the same bytes."""
     rows = pd.concat([pd.read_csv(many_rows, dtype=str)] * 2)
     rows.to_csv(tmp_path / "in.csv", index=False)
     words = ["predict", single_label_run.path, tmp_path / "in.csv"]
@@ -822,8 +822,8 @@ def test_a_killed_prediction_is_resumed(
     assert process.wait() < 0
     assert not (command.home / "out.csv").exists()
     assert cli(*words, command.home / "out.csv").status == 2
-    done = cli(*words, command.home / "out.csv", "--resume")
-    assert done.status == 0, done.output
+    result = cli(*words, command.home / "out.csv", "--resume")
+    assert result.status == 0, result.output
     finetune.predict_file(
         single_label_run, tmp_path / "in.csv", tmp_path / "whole.csv", precision="fp32"
     )
@@ -834,7 +834,7 @@ def test_a_killed_prediction_is_resumed(
 
 
 def labelled(rows: int = 40, seed: int = 7) -> pd.DataFrame:
-    """Return rows of `bad` and `good` that no run has seen, the first of which is good."""
+    """Return rows of `bad` and `good` that are in no training data; the first is good."""
     pairs = data.labelled_sentences(rows, ("good", "bad"), seed=seed)
     return pd.DataFrame(pairs, columns=["text", "label"])
 
@@ -842,7 +842,7 @@ def labelled(rows: int = 40, seed: int = 7) -> pd.DataFrame:
 @pytest.mark.contract("E5")
 @pytest.mark.parametrize("run", [*TEXT_RUNS, "image_run"], indirect=True)
 def test_its_own_test_set_has_its_metrics_again(run: finetune.Run) -> None:
-    """`evaluate RUN` returns the recorded metrics and measures the same ones."""
+    """`evaluate RUN` computes the metrics that were recorded."""
     evaluation = finetune.evaluate(run)
     assert (evaluation.source, evaluation.rows) == (str(run.path), len(run.predictions))
     assert dict(evaluation.recorded or {}) == dict(run.metrics.test)
@@ -860,7 +860,7 @@ def test_its_own_test_set_has_its_metrics_again(run: finetune.Run) -> None:
 def test_labels_are_matched_by_name(
     single_label_run: finetune.Run, tmp_path: Path, chosen: list[str], suffix: str
 ) -> None:
-    """Whatever classes a file has, and in whatever order, its scores are scikit-learn's."""
+    """For any classes of a file in any order, the scores are those of scikit-learn."""
     frame = labelled()
     frame = frame[frame["label"].isin(chosen)].reset_index(drop=True)
     source: Any = frame
@@ -891,7 +891,7 @@ def test_labels_are_matched_by_name(
 def test_label_sets_and_columns_are_matched_by_name(
     multi_label_run: finetune.Run, regression_run: finetune.Run, tmp_path: Path
 ) -> None:
-    """Lists of names, and columns of targets in another order."""
+    """Lists of names and target columns may have another order."""
     texts = new_texts(30)
     sets = [[list(data.WORDS)[n % 3], *(["bad"] if n % 2 and n % 3 else [])] for n in range(30)]
     rows = [{"text": text, "labels": names[::-1]} for text, names in zip(texts, sets, strict=True)]
@@ -924,7 +924,7 @@ def test_label_sets_and_columns_are_matched_by_name(
 def test_rows_that_were_trained_on_are_counted(
     single_label_run: finetune.Run, tmp_path: Path, cli: Callable[..., Finished], seen: int
 ) -> None:
-    """Rows of the training split are, whatever their label; those of the test split are not."""
+    """Training rows are counted, regardless of their label; test rows are not."""
     training = single_label_run.recipe().splits["train"]["text"][:]
     tested = single_label_run.predictions[["text", "label"]]
     trained_on = pd.DataFrame({"text": training[3 : 3 + seen], "label": "good"})
@@ -962,12 +962,12 @@ def test_data_that_cannot_be_evaluated_is_refused(
     options: list[str],
     fragments: list[str],
 ) -> None:
-    """One message with the line and what to type, exit status 2."""
+    """There is one message with the line and what to type; the exit status is 2."""
     (tmp_path / "in.csv").write_text(content)
-    done = cli("evaluate", single_label_run.path, "--data", tmp_path / "in.csv", *options)
-    assert done.status == 2
+    result = cli("evaluate", single_label_run.path, "--data", tmp_path / "in.csv", *options)
+    assert result.status == 2
     for fragment in fragments:
-        assert fragment in done.stderr
+        assert fragment in result.stderr
 
 
 @pytest.mark.contract("E5")
@@ -981,20 +981,20 @@ def test_other_columns_and_names_of_labels(
     frame.to_csv(tmp_path / "in.csv", index=False)
     words = ["--text_column", "review", "--label_column", "stars", "--label_map", "1=good"]
     words += ["--drop_invalid", "--data", str(tmp_path / "in.csv")]
-    done = cli("evaluate", single_label_run.path, *words)
-    assert done.status == 0, done.output
+    result = cli("evaluate", single_label_run.path, *words)
+    assert result.status == 0, result.output
     true = (frame["stars"][:20] == "1").astype(int)
     outputs = logits(single_label_run, frame["review"][:20])
     accuracy = sklearn_metrics.accuracy_score(true, outputs.argmax(axis=1))
-    (line,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["accuracy"]]
+    (line,) = [line for line in result.stdout.splitlines() if line.split()[:1] == ["accuracy"]]
     assert line.split()[1] == f"{accuracy:.4f}"
-    assert "20 rows" in done.stdout
-    assert "line 22" in done.output
+    assert "20 rows" in result.stdout
+    assert "line 22" in result.output
 
 
 @pytest.mark.contract("E5", "E2")
 def test_the_evaluation_loss_has_one_definition(reviews: Path, bert: Path, tmp_path: Path) -> None:
-    """With `--label_smoothing_factor` too, it is the plain loss, recorded and evaluated."""
+    """It is the plain loss, recorded and evaluated, also with `--label_smoothing_factor`."""
     options = SHORT | dict(label_smoothing_factor=0.2, dataset=str(reviews), model=str(bert))
     run = finetune.train("text", output_dir=str(tmp_path / "run"), **options)
     assert finetune.evaluate(run).metrics["loss"] == pytest.approx(run.metrics.test["loss"])
@@ -1007,7 +1007,7 @@ def test_the_evaluation_loss_has_one_definition(reviews: Path, bert: Path, tmp_p
 # ---- E8 ------------------------------------------------------------------------------------------
 
 
-#: Columns of the user: the values of three rows, and those in ``predictions.parquet`` if others.
+#: Columns of the user: the values of three rows, and in ``predictions.parquet`` if different.
 USER_VALUES: dict[str, list[Any]] = {
     "id": [1234567890123456791, None, 1234567890123456793],
     "votes": [1, None, 3],
@@ -1031,7 +1031,7 @@ IN_PARQUET = {
 
 @pytest.fixture(scope="module")
 def own_columns_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> finetune.Run:
-    """Trained on `body` and `queue` of JSON lines with the columns of `USER_VALUES`."""
+    """A run on `body` and `queue` of JSON lines that also have the columns of `USER_VALUES`."""
     folder = tmp_path_factory.mktemp("own")
     with (folder / "own.jsonl").open("w", encoding="utf-8") as file:
         for number, (text, label) in enumerate(data.labelled_sentences(120)):
@@ -1043,14 +1043,14 @@ def own_columns_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> fin
 
 
 def place_of(text: str) -> int:
-    """Return which of three values a row has, by its text."""
+    """Return the index of the value of a row, which follows from its text."""
     return [text for text, _ in data.labelled_sentences(120)].index(text) % 3
 
 
 @pytest.mark.contract("E8")
 @pytest.mark.parametrize("column", USER_VALUES)
 def test_columns_of_the_user_keep_their_values(own_columns_run: finetune.Run, column: str) -> None:
-    """Whatever they are called, long integers beside missing ones and nested values too."""
+    """They do under any name, also long integers with missing ones, and nested values."""
     expected = IN_PARQUET.get(column, USER_VALUES[column])
     path = own_columns_run.path / "predictions.parquet"
     rows = pq.read_table(path).to_pylist()
@@ -1070,7 +1070,7 @@ def test_columns_of_the_user_keep_their_values(own_columns_run: finetune.Run, co
 
 @pytest.mark.contract("E8")
 def test_verbs_read_the_columns_of_the_toolkit(own_columns_run: finetune.Run) -> None:
-    """Not those of the data that have their usual names."""
+    """They do not read the data's columns of the same names."""
     written = finetune.report(own_columns_run)
     assert "a.jpg" not in written.page.read_text(encoding="utf-8")
     comparison = finetune.compare([own_columns_run, own_columns_run])
@@ -1097,7 +1097,7 @@ def test_groups_of_a_column_called_like_one_of_the_toolkit(
 
 @pytest.mark.contract("E8")
 def test_columns_of_the_user_keep_their_types(bert: Path, tmp_path: Path) -> None:
-    """As Arrow has them; bytes are not in `suspects.csv`, which is text."""
+    """They have the types of Arrow; bytes are not written to `suspects.csv`."""
     texts, labels = zip(*data.labelled_sentences(120), strict=True)
     own = {
         "unsigned": pa.array([2**64 - 1, None] * 60, pa.uint64()),
@@ -1129,7 +1129,7 @@ def test_columns_of_the_user_keep_their_types(bert: Path, tmp_path: Path) -> Non
 def test_columns_of_the_toolkit_are_prefixed_where_the_data_has_their_names(
     own_columns_run: finetune.Run,
 ) -> None:
-    """And the verbs that read the table still use them."""
+    """The verbs that read the table find them."""
     run = own_columns_run
     table = pd.read_parquet(run.path / "predictions.parquet")
     assert {*table["model_prediction"]} <= {*table["model_label"]} == {"bad", "good"}

@@ -1,4 +1,4 @@
-"""What a run leaves behind: files, figures, comparisons, suspects, reports, and functions."""
+"""Results of a run: files, figures, comparisons, suspects, reports, and Python functions."""
 
 import json
 import logging
@@ -70,7 +70,7 @@ class Page(HTMLParser):
 
 @pytest.mark.contract("B1", "E1")
 def test_pipeline_answers_for_images(image_run: finetune.Run, shared_directory: Path) -> None:
-    """The files of the test rows have the probabilities of `predictions.parquet`."""
+    """`pipeline()` returns the probabilities of `predictions.parquet` for the test images."""
     table = image_run.predictions
     classify = transformers.pipeline("image-classification", model=str(image_run.path))
     files = [str(shared_directory / "photos" / name) for name in table["file"]]
@@ -84,7 +84,7 @@ def test_pipeline_answers_for_images(image_run: finetune.Run, shared_directory: 
 @pytest.mark.contract("E1")
 @pytest.mark.parametrize("run", RUNS, indirect=True)
 def test_files_of_a_run(run: finetune.Run) -> None:
-    """They are there, they parse, and the model card has the metrics where the Hub reads them."""
+    """They exist and parse, and the model card has the metrics where the Hub reads them."""
     manifest = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
     assert (manifest["status"], manifest["labels"]) == ("finished", run.labels)
     metrics = json.loads((run.path / "metrics.json").read_text(encoding="utf-8"))
@@ -130,7 +130,7 @@ def test_run_json_records_where_a_run_came_from(
 
 
 def classes_of(run: finetune.Run) -> tuple[np.ndarray, np.ndarray]:
-    """Return true classes and probabilities of the test rows, by `predictions.parquet`."""
+    """Return the true classes and probabilities of the test rows in `predictions.parquet`."""
     table, names = run.predictions, list(run.labels)
     probabilities = table[[f"probability of {name}" for name in names]].to_numpy()
     assert [names[i] for i in probabilities.argmax(axis=1)] == table["prediction"].tolist()
@@ -138,7 +138,7 @@ def classes_of(run: finetune.Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sets_of(run: finetune.Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return true and predicted labels as 0 and 1, and probabilities, likewise."""
+    """Return true and predicted labels as 0 and 1, and probabilities, from the same file."""
     table, names = run.predictions, list(run.labels)
     true, predicted = (
         np.array([[name in row for name in names] for row in table[column]]).astype(int)
@@ -148,14 +148,14 @@ def sets_of(run: finetune.Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def numbers_of(run: finetune.Run) -> tuple[np.ndarray, np.ndarray]:
-    """Return true and predicted numbers, likewise, of shape `(rows, targets)`."""
+    """Return true and predicted numbers, shape `(rows, targets)`, from the same file."""
     columns = [[f"{kind} of {name}" for name in run.labels] for kind in ("label", "prediction")]
     true, predicted = (run.predictions[names].to_numpy(np.float64) for names in columns)
     return true, predicted
 
 
 def of_numbers(true: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """Return the metrics of a regression: means over targets."""
+    """Return the metrics of a regression, means over targets."""
     pairs = list(zip(true.T, predicted.T, strict=True))
     return {
         "r2": float(np.mean([sk.r2_score(*pair) for pair in pairs])),
@@ -167,7 +167,7 @@ def of_numbers(true: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
 
 
 def of_classes(true: np.ndarray, probabilities: np.ndarray, *, ordered: bool) -> dict[str, float]:
-    """Return the metrics of one class a row."""
+    """Return the metrics of single-label rows."""
     predicted, labels = probabilities.argmax(axis=1), [*range(probabilities.shape[1])]
     if len(labels) == 2:
         area = sk.roc_auc_score(true, probabilities[:, 1])
@@ -187,7 +187,7 @@ def of_classes(true: np.ndarray, probabilities: np.ndarray, *, ordered: bool) ->
 
 
 def of_sets(true: np.ndarray, predicted: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
-    """Return the metrics of any number of labels a row."""
+    """Return the metrics of multi-label rows."""
     losses = [sk.log_loss(*pair) for pair in zip(true.T, probabilities.T, strict=True)]
     return {
         **{
@@ -202,7 +202,7 @@ def of_sets(true: np.ndarray, predicted: np.ndarray, probabilities: np.ndarray) 
 
 
 def figures(run: finetune.Run) -> dict[str, float]:
-    """Return every metric of a run, by scikit-learn and SciPy on `predictions.parquet`."""
+    """Return every metric of a run, from scikit-learn and SciPy on `predictions.parquet`."""
     if run.manifest.task == "regression":
         return of_numbers(*numbers_of(run))
     if run.manifest.task == "multi_label":
@@ -213,13 +213,13 @@ def figures(run: finetune.Run) -> dict[str, float]:
 @pytest.mark.contract("E2")
 @pytest.mark.parametrize("run", [*RUNS, "flipped_run"], indirect=True)
 def test_metrics_are_those_of_scikit_learn(run: finetune.Run) -> None:
-    """Every metric of `metrics.json`, and the loss; intervals hold the value, within the range."""
+    """Every metric and the loss in `metrics.json`; intervals contain the value."""
     expected = figures(run)
     table = run.statistics.metrics
     assert table.keys() == expected.keys()
     for name, value in expected.items():
         assert table[name]["value"] == pytest.approx(value, abs=1e-6), name
-        if np.isnan(table[name]["low"]):  # of labels with few rows there is none
+        if np.isnan(table[name]["low"]):  # labels with few rows have none
             assert name == "average_precision"
             assert any(re.search(rf"\b{name}\b", note) for note in run.statistics.notes)
             continue
@@ -242,7 +242,7 @@ def test_metrics_are_those_of_scikit_learn(run: finetune.Run) -> None:
 @pytest.mark.contract("E2")
 @pytest.mark.parametrize("run", ["flipped_run", "ordinal_run", "image_run"], indirect=True)
 def test_classes_and_probabilities_are_those_of_scikit_learn(run: finetune.Run) -> None:
-    """The scores of classes, the matrix, top-k, calibration, abstaining, and the order."""
+    """Scores of classes, confusion matrix, top-k, calibration, abstaining, and order."""
     true, probabilities = classes_of(run)
     predicted, statistics, names = probabilities.argmax(axis=1), run.statistics, list(run.labels)
     sure, right = probabilities.max(axis=1), predicted == true
@@ -290,7 +290,7 @@ def test_classes_and_probabilities_are_those_of_scikit_learn(run: finetune.Run) 
 
 @pytest.mark.contract("E2")
 def test_labels_are_those_of_scikit_learn(multi_label_run: finetune.Run) -> None:
-    """Of each label precision, recall, F1, average precision and support; what comes together."""
+    """Precision, recall, F1, average precision and support of each label, co-occurrences."""
     true, predicted, probabilities = sets_of(multi_label_run)
     statistics = multi_label_run.statistics
     assert statistics.classes is not None
@@ -306,7 +306,7 @@ def test_labels_are_those_of_scikit_learn(multi_label_run: finetune.Run) -> None
 
 @pytest.mark.contract("E2")
 def test_targets_are_those_of_scikit_learn(regression_run: finetune.Run) -> None:
-    """Every metric of each target."""
+    """Every metric of each target is right."""
     true, predicted = numbers_of(regression_run)
     targets = regression_run.statistics.targets
     assert targets is not None
@@ -318,7 +318,7 @@ def test_targets_are_those_of_scikit_learn(regression_run: finetune.Run) -> None
 
 
 def shown_numbers(words: list[str]) -> list[tuple[float, float]]:
-    """Return the numbers of a line and half a unit of the last digit of each."""
+    """Return the numbers in a line, each with half a unit of its last digit."""
     numbers = []
     for word in words:
         plain = word.strip("[](),;").replace("\N{MINUS SIGN}", "-").replace(",", "")
@@ -329,7 +329,7 @@ def shown_numbers(words: list[str]) -> list[tuple[float, float]]:
 
 
 def assert_shown(words: list[str], *values: float) -> None:
-    """Assert that the first numbers of a line are these values, rounded."""
+    """Assert that the first numbers in a line are these values, rounded."""
     numbers = shown_numbers(words)
     assert len(numbers) >= len(values), words
     for (number, half_unit), value in zip(numbers, values, strict=False):
@@ -339,7 +339,7 @@ def assert_shown(words: list[str], *values: float) -> None:
 @pytest.mark.contract("E2")
 @pytest.mark.parametrize("run", RUNS, indirect=True)
 def test_the_report_shows_these_figures(run: finetune.Run) -> None:
-    """Model, baselines and differences, each figure rounded, beside its interval."""
+    """Figures of model, baselines and differences are rounded and have their interval."""
     page = Page(run.path / "report.html")
     rows: dict[str, list[str]] = {}
     for row in page.rows:
@@ -363,7 +363,7 @@ def test_the_report_shows_these_figures(run: finetune.Run) -> None:
 def test_evaluate_prints_these_figures(
     run: finetune.Run, tmp_path: Path, cli: Callable[..., Finished]
 ) -> None:
-    """A line for each metric: value, then the ends of its interval."""
+    """There is a line for each metric: the value, then the ends of its interval."""
     kinds = {"multi_label": "labels", "regression": "stars,price"}
     table = run.predictions.copy()
     if run.manifest.task == "regression":
@@ -375,9 +375,9 @@ def test_evaluate_prints_these_figures(
         table[column] = [list(label) if column == "labels" else label for label in table["label"]]
         source = tmp_path / "in.jsonl"
         table[["text", column]].to_json(source, orient="records", lines=True)
-    done = cli("evaluate", run.path, "--data", source)
-    assert done.status == 0, done.output
-    lines = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines() if line]
+    result = cli("evaluate", run.path, "--data", source)
+    assert result.status == 0, result.output
+    lines = [re.split(r"\s{2,}", line.strip()) for line in result.stdout.splitlines() if line]
     rows = lines[1 : 1 + len(run.statistics.metrics)]
     for interval, row in zip(run.statistics.metrics.values(), rows, strict=True):
         ends = [interval[end] for end in ("value", "low", "high")]
@@ -390,21 +390,21 @@ Measure = Callable[[np.ndarray], float]
 
 
 def spread(measure: Measure, rows: int, draws: int = 1500) -> float:
-    """Return the width of a 95% interval by the plain bootstrap: 3.92 standard deviations."""
+    """Return the width of a 95% bootstrap interval: 3.92 standard deviations."""
     generator = np.random.default_rng(0)
     values = [measure(generator.integers(rows, size=rows)) for _ in range(draws)]
     return float(3.92 * np.std(values))
 
 
 def macro_f1(true: np.ndarray, predicted: np.ndarray, classes: int) -> float:
-    """Return macro F1 of classes by their counts, which is fast."""
+    """Return the macro F1 of classes from their counts, which is fast."""
     right = np.bincount(true[true == predicted], minlength=classes)
     either = np.bincount(true, minlength=classes) + np.bincount(predicted, minlength=classes)
     return float(np.mean(2 * right / np.maximum(either, 1)))
 
 
 def measures_of_classes(true: np.ndarray, probabilities: np.ndarray) -> dict[str, Measure]:
-    """Return the metrics of a resample of rows, by name."""
+    """Return the metrics of a resample of single-label rows, by name."""
     predicted, classes = probabilities.argmax(axis=1), probabilities.shape[1]
     right, off = predicted == true, np.abs(predicted - true)
     losses = -np.log(probabilities[np.arange(len(true)), true])
@@ -431,7 +431,7 @@ def measures_of_classes(true: np.ndarray, probabilities: np.ndarray) -> dict[str
 def measures_of_sets(
     true: np.ndarray, predicted: np.ndarray, probabilities: np.ndarray
 ) -> dict[str, Measure]:
-    """Return them of any number of labels a row."""
+    """Return the metrics of a resample of multi-label rows, by name."""
     both, either = true * predicted, true + predicted
     samples = 2 * both.sum(1) / np.maximum(either.sum(1), 1)
     losses = -np.log(np.where(true, probabilities, 1 - probabilities)).mean(axis=1)
@@ -446,7 +446,7 @@ def measures_of_sets(
 
 
 def measures_of_numbers(true: np.ndarray, predicted: np.ndarray) -> dict[str, Measure]:
-    """Return them of any number of targets."""
+    """Return the metrics of a resample of regression rows, by name."""
     errors = predicted - true
     ranks = [stats.rankdata(values, axis=0) for values in (true, predicted)]
 
@@ -469,7 +469,7 @@ def measures_of_numbers(true: np.ndarray, predicted: np.ndarray) -> dict[str, Me
 def test_intervals_of_many_rows_are_as_wide_as_those_of_the_bootstrap(
     run: finetune.Run, tmp_path: Path
 ) -> None:
-    """Of 900 rows: neither narrower nor wider, and Wilson's of the accuracy within 2%."""
+    """With 900 rows they have the same width; that of accuracy is Wilson's to 2%."""
     path = tmp_path / "in.csv"
     if run.manifest.task == "regression":
         frame = pd.read_csv(data.write_scores(path, rows=900))
@@ -506,7 +506,7 @@ def test_intervals_of_many_rows_are_as_wide_as_those_of_the_bootstrap(
     if "accuracy" in measures:
         interval = evaluation.statistics.metrics["accuracy"]
         wilson = stats.binomtest(round(interval["value"] * 900), 900).proportion_ci(method="wilson")
-        # From 1,000 resamples: a standard error of 0.0012, and other kernels round otherwise.
+        # 1,000 resamples have a standard error of 0.0012, and other kernels round differently
         assert [interval["low"], interval["high"]] == pytest.approx(
             [wilson.low, wilson.high], abs=0.006
         )
@@ -514,14 +514,14 @@ def test_intervals_of_many_rows_are_as_wide_as_those_of_the_bootstrap(
 
 @pytest.mark.contract("E2")
 @pytest.mark.slow
-def test_intervals_hold_the_truth(single_label_run: finetune.Run) -> None:
-    """Of 400 drawn sets of 200 rows about 95% of the intervals of accuracy and F1 hold it."""
+def test_intervals_contain_the_true_value(single_label_run: finetune.Run) -> None:
+    """In 400 simulated sets of 200 rows, about 95% of the intervals contain it."""
     texts = [text for text, _ in data.labelled_sentences(3000, seed=8)]
     predictions = finetune.predict(
         single_label_run, texts, precision="fp32", all_probabilities=True
     )
     score = predictions["probability of good"].to_numpy()
-    is_good = np.clip(0.1 + 0.8 * score, 0.02, 0.98)  # the truth: how often each text is good
+    is_good = np.clip(0.1 + 0.8 * score, 0.02, 0.98)  # the probability that each text is good
     is_predicted = score > 0.5
     right = np.where(is_predicted, is_good, 1 - is_good).mean()
     f1 = [
@@ -553,9 +553,9 @@ def bag_of_words(training: list[str], tested: list[str]) -> tuple[Any, Any]:
 
 
 def baselines_of(run: finetune.Run) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the scores of the majority and TF-IDF baselines, by scikit-learn."""
+    """Return the scores of the majority and TF-IDF baselines, from scikit-learn."""
     training, table = run.recipe().splits["train"], run.predictions
-    terms, others = bag_of_words(training["text"][:], table["text"].tolist())
+    terms, test_terms = bag_of_words(training["text"][:], table["text"].tolist())
     if run.manifest.task == "regression":
         targets = np.array(training["label"][:], dtype=np.float64)
         mean, deviation = targets.mean(axis=0), targets.std(axis=0)
@@ -569,20 +569,20 @@ def baselines_of(run: finetune.Run) -> tuple[dict[str, float], dict[str, float]]
                 sk.root_mean_squared_error(true, constant, multioutput="raw_values").mean()
             ),
         }
-        return first, of_numbers(true, fitted.predict(others) * deviation + mean)
+        return first, of_numbers(true, fitted.predict(test_terms) * deviation + mean)
     labels = np.array(training["label"][:])
     fitted = LogisticRegression(C=10, max_iter=1000).fit(terms, labels)
     true, probabilities = classes_of(run)
     ordered = run.manifest.task == "ordinal"
     shares = np.bincount(labels, minlength=probabilities.shape[1]) / len(labels)
     first = of_classes(true, np.tile(shares, (len(true), 1)), ordered=ordered)
-    return first, of_classes(true, fitted.predict_proba(others), ordered=ordered)
+    return first, of_classes(true, fitted.predict_proba(test_terms), ordered=ordered)
 
 
 @pytest.mark.contract("E3")
 @pytest.mark.parametrize("run", ["flipped_run", "ordinal_run", "regression_run"], indirect=True)
 def test_baselines_are_those_of_scikit_learn(run: finetune.Run) -> None:
-    """Fitted on the training rows, scored on the test rows; with the difference to each."""
+    """They are fitted on training rows and scored on test rows; differences are right, too."""
     recorded, beyond = run.metrics.baseline, run.statistics.beyond
     assert len(recorded) == 2
     assert beyond.keys() == recorded.keys()
@@ -603,13 +603,13 @@ def test_baselines_are_those_of_scikit_learn(run: finetune.Run) -> None:
 
 @pytest.mark.contract("E3")
 def test_baselines_of_label_sets(multi_label_run: finetune.Run) -> None:
-    """Labels by prevalence, and a logistic regression of each label on TF-IDF."""
+    """They are the prevalence of labels, and a logistic regression on TF-IDF for each label."""
     run = multi_label_run
     training, table = run.recipe().splits["train"], run.predictions
     has = np.array([[i in row for i in range(3)] for row in training["label"][:]])
-    terms, others = bag_of_words(training["text"][:], table["text"].tolist())
+    terms, test_terms = bag_of_words(training["text"][:], table["text"].tolist())
     scores = [
-        LogisticRegression(C=10, max_iter=1000).fit(terms, column).predict_proba(others)[:, 1]
+        LogisticRegression(C=10, max_iter=1000).fit(terms, column).predict_proba(test_terms)[:, 1]
         for column in has.T
     ]
     true, _, _ = sets_of(run)
@@ -626,11 +626,11 @@ def test_baselines_of_label_sets(multi_label_run: finetune.Run) -> None:
 
 @pytest.mark.contract("E3")
 def test_differences_to_a_baseline_have_paired_intervals(flipped_run: finetune.Run) -> None:
-    """Of 2,500 rows they are as wide as those of the paired bootstrap; accuracy has Newcombe's."""
+    """With 2,500 rows they are as wide as the paired bootstrap's; accuracy has Newcombe's."""
     training, table = flipped_run.recipe().splits["train"], flipped_run.predictions
-    terms, others = bag_of_words(training["text"][:], table["text"].tolist())
+    terms, test_terms = bag_of_words(training["text"][:], table["text"].tolist())
     labels = np.array(training["label"][:])
-    words = LogisticRegression(C=10, max_iter=1000).fit(terms, labels).predict(others)
+    words = LogisticRegression(C=10, max_iter=1000).fit(terms, labels).predict(test_terms)
     true, probabilities = classes_of(flipped_run)
     predicted = probabilities.argmax(axis=1)
     constant = np.full(len(true), np.bincount(labels).argmax())
@@ -646,12 +646,12 @@ def test_differences_to_a_baseline_have_paired_intervals(flipped_run: finetune.R
         assert ends == pytest.approx(newcombe(true, other, predicted), abs=1e-6)
 
 
-#: Words of a verdict, and the sign of both ends of the interval of the difference.
+#: Words of a verdict, and the signs of both ends of the interval of the difference.
 VERDICTS = {"not beat": 0, "not better": 0, "beats": 1, "better than": 1, "worse than": -1}
 
 
 def verdicts(text: str, baseline: str) -> set[int]:
-    """Return what the sentences of a page say of a baseline, as the values of `VERDICTS`."""
+    """Return the verdicts on a baseline in the sentences of a page, as values of `VERDICTS`."""
     pattern = rf"({'|'.join(VERDICTS)})[^.]*{re.escape(baseline)}"
     return {VERDICTS[verb] for verb in re.findall(pattern, " ".join(text.split()))}
 
@@ -660,28 +660,28 @@ def verdicts(text: str, baseline: str) -> set[int]:
 def test_a_model_that_beats_no_baseline_is_reported_as_such(
     reviews: Path, bert: Path, tmp_path: Path, cli: Callable[..., Finished]
 ) -> None:
-    """The end of the training, the report and the card say so, naming the baseline."""
+    """The end of the training, the report and the card name the baseline."""
     words = ["--dataset", reviews, "--model", bert, "--output_dir", tmp_path / "run"]
     words += ["--max_steps", "1", "--learning_rate", "1e-9", "--max_length", "64"]
-    done = cli("text", *words, "--precision", "fp32", "--disable_tqdm", "true")
-    assert done.status == 0, done.output
+    result = cli("text", *words, "--precision", "fp32", "--disable_tqdm", "true")
+    assert result.status == 0, result.output
     run = finetune.Run.load(tmp_path / "run")
     assert run.metrics.baseline["TF-IDF + logistic regression"]["f1"] > run.metrics.test["f1"]
     for text in (
-        done.output,
+        result.output,
         Page(run.path / "report.html").text,
         (run.path / "README.md").read_text(encoding="utf-8"),
     ):
         assert verdicts(text, "TF-IDF + logistic regression") == {-1}
     for name, value in run.metrics.test.items():
         if name != "loss":
-            assert f"{value:.4f}" in done.stdout
+            assert f"{value:.4f}" in result.stdout
 
 
 @pytest.mark.contract("E3")
 @pytest.mark.parametrize("run", ["flipped_run", "single_label_run"], indirect=True)
 def test_the_verdict_follows_the_interval(run: finetune.Run) -> None:
-    """Report and card say of each baseline whether it is beaten, by the sign of both ends."""
+    """Report and card state for each baseline whether the model beats it."""
     assert run.statistics.beyond["majority class"]["f1"]["low"] > 0
     card = (run.path / "README.md").read_text(encoding="utf-8")
     for text in (Page(run.path / "report.html").text, card):
@@ -694,7 +694,7 @@ def test_the_verdict_follows_the_interval(run: finetune.Run) -> None:
 
 
 def newcombe(true: np.ndarray, first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """Return Newcombe's interval (1998, method 10) of the difference of paired accuracies."""
+    """Return Newcombe's interval (1998, method 10) for the difference of paired accuracies."""
     one, other, rows = first == true, second == true, len(true)
     a, b = int((one & other).sum()), int((one & ~other).sum())
     c, d = int((~one & other).sum()), int((~one & ~other).sum())
@@ -720,7 +720,7 @@ def newcombe(true: np.ndarray, first: np.ndarray, second: np.ndarray) -> tuple[f
 def drawn_runs(
     single_label_run: finetune.Run, copy_run: Callable[..., finetune.Run], tmp_path: Path
 ) -> list[finetune.Run]:
-    """Two runs with 700 drawn predictions; the second is right more often."""
+    """Two runs with 700 simulated predictions; the second is right more often."""
     generator = np.random.default_rng(0)
     true = generator.integers(2, size=700)
     hard = generator.normal(size=700)
@@ -749,14 +749,14 @@ def drawn_runs(
 
 @pytest.mark.contract("E6")
 def test_differences_of_runs_are_paired(drawn_runs: list[finetune.Run]) -> None:
-    """Value and interval of 700 rows, by hand; the sign is that of the second."""
+    """Value and interval on 700 rows equal those by hand; the second minus the first."""
     first, second = drawn_runs
     comparison = finetune.compare([first, second])
-    true, one = classes_of(first)
-    _, other = classes_of(second)
-    predicted, others = one.argmax(axis=1), other.argmax(axis=1)
+    true, first_scores = classes_of(first)
+    _, second_scores = classes_of(second)
+    first_classes, second_classes = first_scores.argmax(axis=1), second_scores.argmax(axis=1)
     assert (comparison.names, comparison.rows) == ([str(first.path), str(second.path)], 700)
-    before, after = (of_classes(true, p, ordered=False) for p in (one, other))
+    before, after = (of_classes(true, p, ordered=False) for p in (first_scores, second_scores))
     (gaps,) = comparison.differences
     assert gaps.keys() == before.keys()
     for name, gap in gaps.items():
@@ -765,14 +765,14 @@ def test_differences_of_runs_are_paired(drawn_runs: list[finetune.Run]) -> None:
         sign = -1 if name in ("log_loss", "brier_score") else 1
         assert min(sign * gap["low"], sign * gap["high"]) > 0, name
     ends = [gaps["accuracy"]["low"], gaps["accuracy"]["high"]]
-    assert ends == pytest.approx(newcombe(true, predicted, others), abs=1e-6)
-    pairs = [measures_of_classes(true, p) for p in (one, other)]
+    assert ends == pytest.approx(newcombe(true, first_classes, second_classes), abs=1e-6)
+    pairs = [measures_of_classes(true, p) for p in (first_scores, second_scores)]
     for name in pairs[0]:
         width = spread(lambda rows: pairs[1][name](rows) - pairs[0][name](rows), 700)  # noqa: B023
-        for end in ("low", "high"):  # each end by itself: the rows are always the same
+        for end in ("low", "high"):  # each end in turn: the rows are always the same
             ratio = 2 * abs(gaps[name][end] - gaps[name]["value"]) / width
             assert 0.88 < ratio < 1.2, (name, end, ratio)
-    assert set(comparison.disagreements) == set(np.flatnonzero(predicted != others))
+    assert set(comparison.disagreements) == set(np.flatnonzero(first_classes != second_classes))
     assert re.search(
         r"strong\b.* (better|beats)\b.*weak|weak\b.* worse\b.*strong", comparison.verdicts[0]
     )
@@ -785,31 +785,31 @@ def test_differences_of_runs_are_paired(drawn_runs: list[finetune.Run]) -> None:
 def test_several_comparisons_are_corrected_for_their_number(
     drawn_runs: list[finetune.Run], tmp_path: Path
 ) -> None:
-    """By Holm's method, by hand from the intervals of the metric that decides; a difference that
-    one comparison calls significant may be chance among five.
+    """Holm's method, by hand from the intervals of the first metric: a difference that is
+    significant in one comparison may be chance among five.
     """
     first, _ = drawn_runs
     wrong = np.flatnonzero(first.predictions["prediction"] != first.predictions["label"])
-    others = []
-    for number, mended in enumerate((12, 6, 6, 6, 6)):  # rows that only the other run gets right
-        path = shutil.copytree(first.path, tmp_path / f"{number} mended {mended}")
+    runs = []
+    for number, count in enumerate((12, 6, 6, 6, 6)):  # rows that only this run gets right
+        path = shutil.copytree(first.path, tmp_path / f"{number} corrected {count}")
         table = first.predictions.copy()
-        for row in wrong[:mended]:
+        for row in wrong[:count]:
             label = table.loc[row, "label"]
             table.loc[row, ["prediction", f"probability of {label}"]] = [label, 0.51]
             other = {"good": "bad", "bad": "good"}[label]
             table.loc[row, f"probability of {other}"] = 0.49
         table.to_parquet(path / "predictions.parquet")
-        others.append(finetune.Run.load(path))
-    comparison = finetune.compare([first, *others])
+        runs.append(finetune.Run.load(path))
+    comparison = finetune.compare([first, *runs])
     gaps = [differences["f1"] for differences in comparison.differences]
     raw = [2 * stats.norm.sf(1.96 * gap["value"] / (gap["value"] - gap["low"])) for gap in gaps]
     assert max(raw) < 0.05
     assert 5 * raw[0] < 0.05 < 4 * min(raw[1:])
     assert ["may be chance" in verdict for verdict in comparison.verdicts] == [False] + 4 * [True]
     assert all("Holm" in verdict for verdict in comparison.verdicts)
-    for other in others:
-        (verdict,) = finetune.compare([first, other]).verdicts
+    for run in runs:
+        (verdict,) = finetune.compare([first, run]).verdicts
         assert "better" in verdict
         assert not re.search("chance|Holm", verdict)
 
@@ -818,13 +818,13 @@ def test_several_comparisons_are_corrected_for_their_number(
 def test_a_page_is_not_overwritten_unless_it_is_named(
     single_label_run: finetune.Run, tmp_path: Path, cli: Callable[..., Finished]
 ) -> None:
-    """Without `--output` the next unused name is taken, and printed."""
-    folder = tmp_path / "cwd"  # where `cli` works
+    """Without `--output` the next unused name is used and printed."""
+    folder = tmp_path / "cwd"  # the working directory of `cli`
     folder.mkdir()
     (folder / "comparison.html").write_text("mine")
-    done = cli("compare", single_label_run.path, single_label_run.path)
+    result = cli("compare", single_label_run.path, single_label_run.path)
     assert (folder / "comparison.html").read_text() == "mine"
-    assert "comparison.1.html" in done.stdout
+    assert "comparison.1.html" in result.stdout
     assert "table" in Page(folder / "comparison.1.html").tags
 
 
@@ -846,10 +846,10 @@ def test_two_trainings_are_compared(
     tmp_path: Path,
     cli: Callable[..., Finished],
 ) -> None:
-    """The command prints the difference, the setting that differs, and writes a page."""
+    """The command prints the difference and the changed setting, and writes a page."""
     page = tmp_path / "page.html"
-    done = cli("compare", single_label_run.path, second_seed_run.path, "--output", page)
-    assert done.status == 0, done.output
+    result = cli("compare", single_label_run.path, second_seed_run.path, "--output", page)
+    assert result.status == 0, result.output
     comparison = finetune.compare([single_label_run, second_seed_run])
     assert comparison.settings["seed"] == ["42", "7"]
     assert comparison.headline == ["f1", "accuracy"]
@@ -858,11 +858,11 @@ def test_two_trainings_are_compared(
     before, after = figures(single_label_run), figures(second_seed_run)
     for name in ("accuracy", "f1", "roc_area", "log_loss", "brier_score"):
         assert gaps[name]["value"] == pytest.approx(after[name] - before[name], abs=1e-6)
-    lines = [line for line in done.stdout.splitlines() if "difference to" in line]
+    lines = [line for line in result.stdout.splitlines() if "difference to" in line]
     (line,) = [line for line in lines if len(re.findall(r"\d\.\d{4}", line)) == 2]
     numbers = line.partition(str(single_label_run.path))[2].split()
     assert_shown(numbers, *(gaps["f1"][end] for end in ("value", "low", "high")))
-    assert re.search(r"\bseed\b.*\b42\b.*\b7\b", done.stdout)
+    assert re.search(r"\bseed\b.*\b42\b.*\b7\b", result.stdout)
     parsed = Page(page)
     assert str(second_seed_run.path) in parsed.text
     assert_no_network(parsed)
@@ -888,7 +888,7 @@ def test_runs_on_other_rows_are_refused(
     change: Callable[[pd.DataFrame], pd.DataFrame],
     fragments: list[str],
 ) -> None:
-    """The message says what differs and which flags make it the same."""
+    """The message names the difference and the flags that remove it."""
     other = copy_run(single_label_run)
     change(other.predictions).to_parquet(other.path / "predictions.parquet")
     with pytest.raises(finetune.UserError) as refused:
@@ -904,7 +904,7 @@ def test_runs_of_other_tasks_are_refused(
     regression_run: finetune.Run,
     ordinal_run: finetune.Run,
 ) -> None:
-    """The tasks, or the classes, are named; a single run is refused too."""
+    """The message names the tasks or classes; a single run is refused, too."""
     for other, fragments in (
         (multi_label_run, ["single_label", "multi_label"]),
         (regression_run, ["single_label", "regression"]),
@@ -922,7 +922,7 @@ def test_runs_of_other_tasks_are_refused(
 
 
 def assert_no_network(page: Page) -> None:
-    """Assert that a page loads nothing: no scripts, and no resource outside of it."""
+    """Assert that a page has no scripts and loads no other resource."""
     assert not {"script", "link", "iframe", "object", "embed", "base"} & {*page.tags}
     for tag, name, value in page.attributes:
         if name in ("src", "srcset", "poster", "data", "action", "background", "xlink:href"):
@@ -938,7 +938,7 @@ def assert_no_network(page: Page) -> None:
 @pytest.mark.contract("E7")
 @pytest.mark.parametrize("run", RUNS, indirect=True)
 def test_a_report_is_one_file_for_every_screen(run: finetune.Run) -> None:
-    """It needs no other file and no network, fits a phone, and has colours for the dark."""
+    """It needs no other file and no network, fits a phone, and has dark colors."""
     page = Page(run.path / "report.html")
     assert_no_network(page)
     assert page.tags.count("svg") >= len([*(run.path / "plots").glob("*.png")]) > 0
@@ -957,7 +957,7 @@ def test_the_report_is_made_again_from_the_directory(
     copy_run: Callable[..., finetune.Run],
     cli: Callable[..., Finished],
 ) -> None:
-    """`report RUN` writes page, plots, card and suspects that were lost, with the same figures."""
+    """`report RUN` writes lost pages, plots, cards and suspects with the same figures."""
     run = copy_run(single_label_run)
     lost = ["report.html", "README.md", "suspects.csv"]
     lines = (run.path / "suspects.csv").read_bytes().count(b"\n")
@@ -975,9 +975,9 @@ def test_the_report_is_made_again_from_the_directory(
 
 
 def write_flipped(folder: Path, splits: dict[str, list[tuple[str, str]]]) -> Path:
-    """Write splits of texts with two labels, and flip 5% of the labels of training and test.
+    """Write splits of texts with two labels, and flip 5% of the training and test labels.
 
-    The right label of each text is in the file `right.json` beside the folder.
+    The true label of each text is in `right.json` beside the folder.
     """
     folder.mkdir()
     generator = np.random.default_rng(0)
@@ -993,7 +993,7 @@ def write_flipped(folder: Path, splits: dict[str, list[tuple[str, str]]]) -> Pat
 
 
 def mislabelled(run: finetune.Run, folder: Path, fewest: int) -> np.ndarray:
-    """Return which listed rows have a wrong label: most of those that are suspected have."""
+    """Return which of the listed rows have a flipped label, at least half of them."""
     right = json.loads(folder.with_name("right.json").read_text())
     listed = pd.read_csv(run.path / "suspects.csv", dtype=str, keep_default_na=False)
     is_suspected = listed["why"] == "label may be wrong"
@@ -1012,7 +1012,7 @@ def mislabelled(run: finetune.Run, folder: Path, fewest: int) -> np.ndarray:
 
 
 def opinions(rows: int) -> list[tuple[str, str]]:
-    """Return texts of seven words, most of which tell the label; two of three are good."""
+    """Return texts of seven words, most of which depend on the label; two thirds are good."""
     draw = random.Random(0)
     texts = []
     for number in draw.sample(range(10_000), rows):
@@ -1025,7 +1025,7 @@ def opinions(rows: int) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def flipped(shared_directory: Path) -> Path:
-    """A directory of splits with 5% wrong labels."""
+    """A directory of splits with 5% flipped labels."""
     rows = opinions(3600)
     splits = {"train": rows[:1000], "validation": rows[1000:1100], "test": rows[1100:]}
     return once(shared_directory / "flipped", lambda path: write_flipped(path, splits))
@@ -1033,13 +1033,13 @@ def flipped(shared_directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def flipped_run(trained: Trained, flipped: Path, bert: Path) -> finetune.Run:
-    """A model of rows of which 5% have the wrong label."""
+    """A run on rows with 5% flipped labels."""
     return trained("flipped", "text", dataset=str(flipped), model=str(bert))
 
 
 @pytest.mark.contract("E9")
 def test_most_suspected_labels_are_wrong(flipped_run: finetune.Run, flipped: Path) -> None:
-    """At 5% flipped labels at least half of the rows that are listed are flipped ones."""
+    """With 5% flipped labels, at least half of the listed rows are flipped ones."""
     is_wrong = mislabelled(flipped_run, flipped, fewest=4)
     assert is_wrong.mean() >= 0.5
 
@@ -1047,7 +1047,7 @@ def test_most_suspected_labels_are_wrong(flipped_run: finetune.Run, flipped: Pat
 @pytest.mark.contract("E9", "E3")
 @pytest.mark.slow
 def test_most_suspected_labels_of_real_sentences_are_wrong(tmp_path: Path) -> None:
-    """The same of MiniLM on the embedded sentences; it beats the bag of words."""
+    """The same holds for MiniLM on the embedded sentences, which beats TF-IDF."""
     recipe = Text(dataset="embedded:rotten-tomatoes", model="embedded:minilm")
     names = recipe.splits["train"].features["label"].names
     splits = {
@@ -1064,10 +1064,10 @@ def test_most_suspected_labels_of_real_sentences_are_wrong(tmp_path: Path) -> No
 
 
 @pytest.mark.contract("E9")
-def test_an_edited_list_is_taken_back(
+def test_an_edited_list_is_applied(
     flipped_run: finetune.Run, flipped: Path, bert: Path, tmp_path: Path
 ) -> None:
-    """`--relabel` changes the rows that were edited and leaves out those to drop, and no others."""
+    """`--relabel` changes the edited rows and drops those marked, and no others."""
     listed = pd.read_csv(flipped_run.path / "suspects.csv", dtype=str, keep_default_na=False)
     listed.loc[0, "new_label"] = listed.loc[0, "suggested"]
     listed.loc[1, "new_label"] = "drop"
@@ -1105,13 +1105,13 @@ def test_an_edited_list_is_taken_back(
 def test_doctor_shows_the_machine_and_what_to_export(
     cli: Callable[..., Finished], monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    """Devices, interfaces, and for a variable that names none of them the line to type."""
+    """It prints devices, interfaces, and the line to type for a wrong variable."""
     monkeypatch.setenv(variable, "nosuch0")
-    done = cli("doctor")
-    assert done.status == 0, done.output
+    result = cli("doctor")
+    assert result.status == 0, result.output
     kind = torch.accelerator.current_accelerator() or "cpu"
-    assert re.search(rf"(?is)\bdevices?\b.{{,80}}\b{kind}\b", done.stdout)
-    assert {"nccl", "gloo"} <= {*re.findall(r"\w+", done.stdout)}
+    assert re.search(rf"(?is)\bdevices?\b.{{,80}}\b{kind}\b", result.stdout)
+    assert {"nccl", "gloo"} <= {*re.findall(r"\w+", result.stdout)}
     states = psutil.net_if_stats()
     addresses = {
         name: [a.address for a in entries if a.family in (socket.AF_INET, socket.AF_INET6)]
@@ -1119,30 +1119,32 @@ def test_doctor_shows_the_machine_and_what_to_export(
     }
     up = [name for name, some in addresses.items() if states[name].isup and some]
     listed = [
-        re.findall(r"[\w.@:-]+", line) for line in done.stdout.splitlines() if "interfaces" in line
+        re.findall(r"[\w.@:-]+", line)
+        for line in result.stdout.splitlines()
+        if "interfaces" in line
     ]
     assert any([word for word in words if word in up] == up for words in listed)
     to_others = [
         name for name in up
         if not all((ip := ip_address(a)).is_loopback or ip.is_link_local for a in addresses[name])
     ]  # fmt: skip
-    exported = re.findall(rf"\bexport {variable}='?=?([^'\s]+)", done.stdout)
+    exported = re.findall(rf"\bexport {variable}='?=?([^'\s]+)", result.stdout)
     if to_others:
         assert set(exported) <= {*to_others}
         assert len(exported) == 1
     else:
-        assert re.search(rf"\bunset {variable}\b", done.stdout)
-    assert f"{variable}=nosuch0" in done.stdout
-    assert torch.__version__ in done.stdout
+        assert re.search(rf"\bunset {variable}\b", result.stdout)
+    assert f"{variable}=nosuch0" in result.stdout
+    assert torch.__version__ in result.stdout
 
 
 @pytest.mark.contract("E10")
 def test_doctor_times_an_all_reduce_under_torchrun(command: Commands) -> None:
     """Two ranks time an all-reduce of DDP's bucket sizes."""
-    done = command("doctor", launcher="torchrun")
-    assert done.status == 0, done.output
-    assert re.search(r"\b2 (of|/) 2\b", done.stdout)
-    rows = re.findall(r"(\d+) MB\D+([\d.]+)\D+([\d.]+)\D+([\d.]+)", done.stdout)
+    result = command("doctor", launcher="torchrun")
+    assert result.status == 0, result.output
+    assert re.search(r"\b2 (of|/) 2\b", result.stdout)
+    rows = re.findall(r"(\d+) MB\D+([\d.]+)\D+([\d.]+)\D+([\d.]+)", result.stdout)
     assert [int(size) for size, *_ in rows[:2]] == [1, 25]
     for size, milliseconds, rate, bus in rows:
         assert float(milliseconds) > 0
@@ -1197,7 +1199,7 @@ def test_functions_print_nothing_and_change_no_logging(
     verb: str,
     unusual: bool,
 ) -> None:
-    """Whatever the caller has set stays, and standard output stays empty."""
+    """The settings of the caller stay, and standard output stays empty."""
     run = copy_run(single_label_run)
     before = library_state()
     if unusual:
@@ -1227,7 +1229,7 @@ def test_functions_print_nothing_and_change_no_logging(
 def test_every_verb_is_a_function(
     single_label_run: finetune.Run, reviews: Path, bert: Path
 ) -> None:
-    """They return what the documentation names, with these attributes."""
+    """They return the documented types, with these attributes."""
     run = single_label_run
     assert all(callable(getattr(finetune, verb.split()[0])) for verb in (*VERBS, "launch"))
     assert finetune.Run.load(str(run.path)).path == finetune.Run.load(run).path == run.path

@@ -1,8 +1,8 @@
-"""Section A of the contract: run a recipe, the same way however it is launched.
+"""Section A of the contract: a recipe runs in the same way with every launcher.
 
 Five commands are started, each once for all workers: the demo under `torchrun`, `accelerate launch`
-and, on a terminal, `python -m`; a script that calls `finetune.launch` and then runs the recipes of
-the Hub; and a script for what must not import torch. Everything else runs in the test's process.
+and `python -m` on a terminal; a script that calls `finetune.launch` and then runs the Hub recipes;
+and a script for commands that must not import torch. All else runs in the process of the test.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ RECIPES = ["image", "mnist", "sentiment", "text", "yelp"]
 
 
 def content(directory: Path) -> dict[str, bytes]:
-    """Return every file of a directory but its lock, by its path."""
+    """Return the content of every file of a directory by path, without its lock."""
     files = (path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
@@ -60,7 +60,7 @@ def losses(run: finetune.Run) -> list[float]:
 
 
 class Stopped(Exception):
-    """Raised by a callback, as nothing has to be trained."""
+    """Raised by a callback to stop before the training."""
 
 
 def stop_at_start(event: Any) -> None:
@@ -70,7 +70,7 @@ def stop_at_start(event: Any) -> None:
 
 # ---- the commands that are started ---------------------------------------------------------------
 
-#: Options that make the demo short, three steps, and the same in any number of processes.
+#: Options for a demo of three steps with the same results in any number of processes.
 SMALL: dict[str, Any] = dict(train_samples=96, eval_samples=40, max_length=16, hidden_dropout=0.0)
 SMALL |= dict(precision="fp32", num_threads=1, logging_steps=1)
 SCRIPT = '''
@@ -108,7 +108,7 @@ if __name__ == "__main__":
 
 
 def make_demo() -> list[str]:
-    """Return what `make demo` would run in a fresh clone."""
+    """Return the commands that `make demo` runs in a fresh clone."""
     make = ["make", "--dry-run", "--no-print-directory", "demo", "VENV=nowhere"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     printed = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
@@ -128,7 +128,7 @@ def run_in_terminal(commands: Commands, words: list[str]) -> Finished:
     process = commands.start(*words, stdout=follower, stderr=follower, stdin=subprocess.DEVNULL)
     os.close(follower)
     output = b""
-    with contextlib.suppress(OSError):  # raised when the last process of the terminal has ended
+    with contextlib.suppress(OSError):  # raised after the last process of the terminal has ended
         while select.select([leader], [], [], HANGS)[0] and (chunk := os.read(leader, 65536)):
             output += chunk
     os.close(leader)
@@ -143,7 +143,7 @@ def run_script(commands: Commands, task: dict[str, Any], env: dict[str, str]) ->
 
 
 def launch_and_use_hub(commands: Commands, reviews: Path, bert: Path) -> Finished:
-    """Run the demo, rows in Python, and the recipes of a Hub on loopback, whose cache is empty."""
+    """Run the demo, rows in Python, and the recipes of a loopback Hub with an empty cache."""
     build_repositories(commands.home / "hub")
     quick = dict(max_steps=1, precision="fp32")
     with serve(commands.home / "hub") as hub:
@@ -173,10 +173,10 @@ def launch_and_use_hub(commands: Commands, reviews: Path, bert: Path) -> Finishe
 
 
 def run_light_commands(commands: Commands) -> Finished:
-    """Type what must not import torch, and what needs a Hub where none answers."""
+    """Run commands that must not import torch, and some that need a Hub that does not answer."""
     typed = {"version": ["--version"], "list": ["list"], "help": ["--help"], "yelp": ["yelp"]}
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # nobody listens
+        closed.bind(("127.0.0.1", 0))  # no server listens
         env = {"HF_ENDPOINT": f"http://127.0.0.1:{closed.getsockname()[1]}"}
         env |= {"HF_HOME": str(commands.home), "no_proxy": "127.0.0.1"}
         return run_script(commands, {"commands": typed}, env)
@@ -184,7 +184,7 @@ def run_light_commands(commands: Commands) -> Finished:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What was started once: its directory, with the run of the demo and what was recorded."""
+    """The directory of a command that was started once, with its run and records."""
 
     directory: Path
 
@@ -204,7 +204,7 @@ Started = Callable[[str], Start]
 
 @pytest.fixture
 def started(shared_directory: Path, servers: Servers, reviews: Path, bert: Path) -> Started:
-    """Start the short demo, or one of the scripts, whichever worker comes first."""
+    """Return a function that returns a started demo or script; the first worker starts it."""
 
     def write(directory: Path, way: str) -> None:
         directory.mkdir()
@@ -234,7 +234,7 @@ def started(shared_directory: Path, servers: Servers, reviews: Path, bert: Path)
 
 @pytest.mark.contract("A1")
 def test_make_demo_sets_up_and_trains_on_embedded_text_in_two_processes(started: Started) -> None:
-    """Without the Hub: `HF_HUB_OFFLINE` is set for all tests."""
+    """It does not use the Hub: `HF_HUB_OFFLINE` is set for all tests."""
     lines = make_demo()
     assert any("-m venv nowhere" in line for line in lines)
     assert any(re.search(r"pip install .*\.\[[a-z,]*embedded", line) for line in lines)
@@ -292,7 +292,7 @@ def test_every_way_to_start_gives_the_numbers_and_files_of_python(
 def test_mpirun_starts_the_same_training(
     started: Started, command: Commands, tmp_path: Path
 ) -> None:
-    """By the variables that Open MPI sets; it is not installed here."""
+    """It uses the variables that Open MPI sets; mpirun is not installed here."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -365,14 +365,14 @@ def test_a_terminal_has_a_bar_and_a_pipe_has_none(started: Started) -> None:
         assert "\r" not in output
         assert output.count("step 1/3 ") == output.count("run/report.html") == 1
     run, printed = started("launch").run(), started("launch").finished.stdout
-    expected = [*losses(run), run.metrics.validation["loss"]]  # `print` is called by rank 0 alone
+    expected = [*losses(run), run.metrics.validation["loss"]]  # only rank 0 calls `print`
     values = re.findall(r"^step \d/3 .* loss ([\d.]+)", printed, flags=re.MULTILINE)
     assert values == [f"{loss:.4f}" for loss in expected]
 
 
 # ---- the Hub -------------------------------------------------------------------------------------
 
-#: The data set of each recipe, its labels, and its rows (of `sentiment` they are counted).
+#: The data set of each recipe, its labels, and its rows (`sentiment`: their number).
 ON_THE_HUB: dict[str, tuple[str, list[str], list[int]]] = {
     "yelp": (YELP, ["1 star", "2 star", "3 stars", "4 stars", "5 stars"], [356, 40, 100]),
     "sentiment": (SENTIMENT, ["positive", "negative"], []),
@@ -383,7 +383,7 @@ ON_THE_HUB: dict[str, tuple[str, list[str], list[int]]] = {
 @pytest.mark.contract("A3")
 @pytest.mark.parametrize("name", ON_THE_HUB)
 def test_the_recipes_of_the_hub_run_unmodified(name: str, started: Started) -> None:
-    """`yelp` in two processes; the test rows are those of the Hub."""
+    """`yelp` runs in two processes; the test rows are those of the Hub."""
     launch = started("launch")
     status, printed, _ = launch.json("results").get(name, (0, "", []))
     assert status == 0, printed
@@ -413,7 +413,7 @@ def test_the_recipes_of_the_hub_run_unmodified(name: str, started: Started) -> N
 
 @pytest.mark.contract("A3")
 def test_data_and_models_are_downloaded_once(started: Started) -> None:
-    """By two processes, by the commands after them, and with pins."""
+    """Two processes, later commands and pinned revisions use one download."""
     launch = started("launch")
     assert launch.json("results")["again"][0] == 0
     downloads = launch.json("hub")["downloads"]
@@ -444,7 +444,7 @@ def test_revisions_pin_data_and_model(started: Started) -> None:
         assert any(revision in target for _, target in facts["requests"])
 
 
-#: What cannot be loaded without the Hub, and what else can be typed.
+#: What cannot be loaded without the Hub, and the alternatives to type.
 WITHOUT_HUB = {
     "yelp": ["Yelp/yelp_review_full", "google-bert/bert-base-cased", "--embedded", "--dataset"],
     "sentiment": ["davidberg/sentiment-reviews", "--embedded", "--model embedded:minilm"],
@@ -468,7 +468,7 @@ def test_without_the_hub_one_message_lists_the_alternatives(words: str, cli: Cli
 
 @pytest.mark.contract("A8")
 def test_a_hub_that_does_not_answer_is_one_message(started: Started) -> None:
-    """Before the libraries are imported, which would retry for half a minute."""
+    """It comes before the libraries are imported, which would retry for half a minute."""
     status, printed, imported = started("light").json("results")["yelp"]
     assert (status, imported) == (2, [])
     assert printed.count("error:") == 1
@@ -575,7 +575,7 @@ class Headlines(Weather):
 
 @pytest.fixture
 def weather(tmp_path: Path) -> Path:
-    """A recipe file with options, a metric and a note of its own, that needs no data."""
+    """A recipe file with its own options, metric and note, which needs no data."""
     path = tmp_path / "path to" / "weather.py"
     path.parent.mkdir()
     path.write_text(WEATHER)
@@ -584,7 +584,7 @@ def weather(tmp_path: Path) -> Path:
 
 @pytest.mark.contract("A4")
 def test_a_recipe_file_is_a_recipe(weather: Path, cli: Cli, tmp_path: Path) -> None:
-    """Its options, training arguments, note and metric: by its path, as a class, as an instance."""
+    """Its options, arguments, note and metric work by path, as a class and as an instance."""
     text = " ".join(cli(weather, "--help").stdout.split())
     assert "Sun or rain by two numbers, a page of its own." in text
     assert "--days N days that are drawn (default: 120)" in text
@@ -618,7 +618,7 @@ def test_a_recipe_file_is_a_recipe(weather: Path, cli: Cli, tmp_path: Path) -> N
 def test_an_installed_package_registers_recipes(
     value: str, weather: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an entry point; the arguments of the class above are merged."""
+    """It uses an entry point; the training arguments of the base class are merged."""
     site = tmp_path / "site"
     (site / "weather_tasks-1.0.dist-info").mkdir(parents=True)
     shutil.copy(weather, site / "weather_tasks_base.py")
@@ -655,7 +655,7 @@ def test_text_and_image_need_no_code(
 
 @pytest.mark.contract("A4", "F3")
 def test_a_step_imports_the_modules_beside_the_recipe(tmp_path: Path, cli: Cli) -> None:
-    """But not a folder beside it that is named like an optional package."""
+    """It does not import a folder there that is named like an optional package."""
     step = "        import network_beside_it\n        from importlib.util import find_spec\n"
     step += "        assert find_spec('clearml') is None\n"
     body = WEATHER.replace("    def load(self):", f"    def load(self):\n{step}", 1)
@@ -728,7 +728,7 @@ def test_an_installed_wheel_runs_outside_a_checkout(
 
 # ---- options -------------------------------------------------------------------------------------
 
-#: What is typed, and then: days, factor, learning rate, weight decay.
+#: The typed words, and then: days, factor, learning rate, weight decay.
 LAYERS = {
     "the recipe": ("", (120, 2.0, 0.05, 0.25)),
     "embedded": ("--embedded", (100, 3.0, 0.04, 0.25)),
@@ -745,7 +745,7 @@ LAYERS = {
 
 
 def revealed(finished: Finished) -> Any:
-    """Return the values that the option `reveal` of the recipe `WEATHER` asked for."""
+    """Return the values that the option `reveal` of the recipe `WEATHER` printed."""
     assert finished.status == 2, finished.output
     (line,) = re.findall(r"^error: ({.*})$", finished.stderr, flags=re.MULTILINE)
     return json.loads(line)
@@ -770,7 +770,7 @@ def test_recipe_then_embedded_then_file_then_flags(
 def test_a_batch_size_of_a_flag_replaces_another_of_the_layers_below(
     words: str, weather: Path, cli: Cli, tmp_path: Path
 ) -> None:
-    """The recipe, what it has embedded and the file say `global_batch_size`."""
+    """The recipe, its embedded options and the file set `global_batch_size`."""
     (tmp_path / "FILE").write_text("global_batch_size: 16\n")
     typed = [tmp_path / word if word.isupper() else word for word in words.split()]
     typed += ["--per_device_train_batch_size", 4, "--reveal"]
@@ -781,7 +781,7 @@ def test_a_batch_size_of_a_flag_replaces_another_of_the_layers_below(
 
 @pytest.mark.contract("A4")
 def test_a_recipe_file_that_was_edited_is_imported_again(cli: Cli, tmp_path: Path) -> None:
-    """As in a notebook, whose process goes on: what is recorded must be what is run."""
+    """In a notebook, the recorded recipe must be the one that runs."""
     path = tmp_path / "edited.py"
     for days in (120, 130):
         path.write_text(WEATHER.replace("option(120,", f"option({days},"), encoding="utf-8")
@@ -807,10 +807,10 @@ def test_keywords_go_over_the_file_and_the_file_over_embedded(
     recipe, arguments = event.settings.recipe, event.arguments
     assert (recipe.days, recipe.factor) == (100, 4.0)
     assert (arguments.learning_rate, arguments.weight_decay) == (0.02, 0.5)
-    assert event.steps == 2 * 9  # 72 training rows of 100 in steps of 8
+    assert event.steps == 2 * 9  # 72 of 100 rows are trained on, in steps of 8
 
 
-#: Fields of `TrainingArguments` as typed, and what they become.
+#: Fields of `TrainingArguments` as typed, and their values.
 FIELDS: dict[str, tuple[str, Any]] = {
     "adam_beta1": ("0.85", 0.85),
     "adam-epsilon": ("1e-7", 1e-7),
@@ -848,7 +848,7 @@ def test_fields_of_training_arguments_are_options(
 
 
 def help_groups(text: str) -> dict[str, dict[str, str]]:
-    """Return the options of a help page by the headings above them: their text by their name."""
+    """Return the options of a help page by heading: a dict from name to text for each."""
     groups: dict[str, dict[str, str]] = {}
     for block in re.split(r"^(?=\S.*:$)", text, flags=re.MULTILINE)[1:]:
         heading, _, body = block.partition("\n")
@@ -857,13 +857,13 @@ def help_groups(text: str) -> dict[str, dict[str, str]]:
     return {heading: options for heading, options in groups.items() if options}
 
 
-#: Set by the launcher or the subcommand; refused as flags.
+#: Fields that the launcher or the subcommand sets; they are refused as flags.
 NOT_TYPED = {"do_train", "do_eval", "do_predict", "local_rank"}
 
 
 @pytest.mark.contract("A5")
 def test_every_field_of_recipe_and_training_arguments_is_in_the_help(cli: Cli) -> None:
-    """Once, under a heading, and those of the recipe apart from those of the library."""
+    """Each is there once under a heading; the recipe's are separate from the library's."""
     text = cli("text", "--help").stdout
     groups = help_groups(text)
     names = [name for options in groups.values() for name in options]
@@ -897,7 +897,7 @@ def as_printed(value: Any) -> str:
 def test_help_shows_the_defaults_that_a_training_uses(
     cli: Cli, reviews: Path, bert: Path, tmp_path: Path
 ) -> None:
-    """Compared with the arguments of a trainer that nobody configured."""
+    """They equal the arguments of a trainer without options."""
     recipe = Text(dataset=str(reviews), model=str(bert))
     arguments = recipe.trainer(output_dir=str(tmp_path / "run"), precision="fp32").args
     options: dict[str, str] = {}
@@ -911,7 +911,7 @@ def test_help_shows_the_defaults_that_a_training_uses(
     }
     assert (defaults.pop("output_dir"), defaults.pop("precision")) == ("runs/text", "auto")
     for name in ("use_cpu", "report_to", "dataloader_pin_memory"):
-        del defaults[name]  # resolved for this machine
+        del defaults[name]  # depends on the machine
     used = {name: ours.get(name, getattr(arguments, name, None)) for name in defaults}
     assert defaults == {name: as_printed(value) for name, value in used.items()}
     assert len(defaults) > 50
@@ -925,7 +925,7 @@ def test_help_shows_the_defaults_that_a_training_uses(
 
 # ---- options keep their names --------------------------------------------------------------------
 
-#: Fields of older `TrainingArguments`, and what their answer names.
+#: Fields of older `TrainingArguments`, and words of the answer.
 RENAMED = dict(
     re.findall(
         r"(\w+): ([^,\n]+)",
@@ -972,7 +972,7 @@ def test_a_renamed_argument_is_answered_with_its_successor(
 
 @pytest.mark.contract("A12")
 def test_options_keep_their_names(cli: Cli) -> None:
-    """Those of `options.txt`, but for those that the changelog lists as removed."""
+    """All options in `options.txt` exist, except those that the changelog lists as removed."""
     names = (Path(__file__).with_name("options.txt")).read_text().split()
     assert len(names) == len(set(names)) >= 170
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -1031,7 +1031,7 @@ def test_a_dry_run_of_texts_shows_tokens_and_leaves_an_existing_run(
     options = flags(dataset=reviews, model=bert, global_batch_size=12, output_dir=output_dir)
     finished = cli("text", *options, "--max_length", 8, "--dry_run")
     assert finished.status == 0, finished.output
-    assert "(12, 8)" in finished.stdout  # every review has more than 6 tokens
+    assert "(12, 8)" in finished.stdout  # all reviews have more than 6 tokens
     assert content(tmp_path) == before
 
 
@@ -1048,7 +1048,7 @@ def test_a_dry_run_of_texts_shows_tokens_and_leaves_an_existing_run(
     ],
     ids=["data_collator", "prepare", "load"],
 )
-def test_a_dry_run_meets_the_mistakes_of_every_step(
+def test_a_dry_run_finds_the_mistakes_of_every_step(
     line: str, replacement: str, cli: Cli, tmp_path: Path
 ) -> None:
     assert WEATHER.count(line) == 1
@@ -1073,12 +1073,12 @@ def test_an_existing_run_is_moved_aside(weather: Path, cli: Cli, tmp_path: Path)
     assert content(tmp_path / "run.2") == runs[1]
     manifest = finetune.Run.load(output_dir).manifest
     assert (manifest.status, manifest.arguments["seed"]) == ("finished", 2)
-    assert cli(*words, "--seed", 2, "--resume").status == 0  # it is finished, without checkpoints
+    assert cli(*words, "--seed", 2, "--resume").status == 0  # a finished run has no checkpoints
     assert content(output_dir) == runs[2]
 
 
 @pytest.mark.contract("A9")
-def test_files_that_are_no_run_are_refused_and_left_alone(
+def test_a_directory_that_is_not_a_run_is_refused_and_unchanged(
     weather: Path, cli: Cli, tmp_path: Path
 ) -> None:
     (tmp_path / "thesis").mkdir()
@@ -1096,7 +1096,7 @@ def test_files_that_are_no_run_are_refused_and_left_alone(
 def test_resume_continues_in_place_and_returns_a_finished_run(
     single_label_run: finetune.Run, reviews: Path, bert: Path, tmp_path: Path
 ) -> None:
-    """On rows in Python, stopped in the second epoch; the result is that of the shared run."""
+    """A run on rows in Python, stopped in epoch 2, ends with the results of the shared run."""
     arguments = single_label_run.manifest.arguments
     names = ("learning_rate", "num_train_epochs", "global_batch_size", "logging_steps")
     options: dict[str, Any] = {name: arguments[name] for name in names} | dict(
@@ -1133,7 +1133,7 @@ def test_resume_continues_in_place_and_returns_a_finished_run(
 
 @pytest.mark.contract("A13")
 def test_a_seed_gives_the_same_numbers_and_another_others(reviews: Path, tmp_path: Path) -> None:
-    """With dropout, so that its masks count too."""
+    """The model has dropout, so that its masks are tested too."""
     model = write_bert(tmp_path / "bert", dropout=0.2)
     options: dict[str, Any] = dict(dataset=str(reviews), model=str(model), max_steps=4)
     options |= dict(global_batch_size=16, logging_steps=1, precision="fp32", learning_rate=3e-3)
@@ -1208,7 +1208,7 @@ def test_progress_is_called_with_events(
 def losses_by_hand(
     model: torch.nn.Module, rows: Any, collate: Any, steps: int, *, rate: float
 ) -> list[float]:
-    """Train a copy of a model by plain SGD, rows in order, 16 a step; return the losses."""
+    """Train a copy of a model with SGD on rows in order, 16 in each step; return the losses."""
     model = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     names = set(inspect.signature(model.forward).parameters) - {"labels"}
@@ -1258,7 +1258,7 @@ def test_the_trainer_and_the_stock_trainer_have_the_losses_of_a_loop(
 
 @pytest.mark.contract("A11")
 def test_old_names_of_recipes_work_for_one_release(reviews: Path, bert: Path) -> None:
-    """Called it works, with a warning that names its successor; overridden it is refused."""
+    """A call works with a warning that names the successor; an override is refused."""
     new = {"TextClassification": finetune.TextRecipe, "ImageClassification": finetune.ImageRecipe}
     assert {name: getattr(finetune, name) for name in new} == new
     recipe = Text(dataset=str(reviews), model=str(bert), max_length=64)
@@ -1275,7 +1275,7 @@ LOOP = dict(global_batch_size=16, max_steps=4, learning_rate=3e-3, logging_steps
 
 @pytest.fixture
 def loop_words(reviews: Path, bert: Path) -> list[str]:
-    """What is typed behind an example to train the text recipe."""
+    """Return the arguments of an example script to train the text recipe."""
     return ["text", *flags(dataset=reviews, model=bert, max_length=64, precision="fp32", **LOOP)]
 
 

@@ -1,4 +1,4 @@
-"""Section F: files run no code, secrets stay out, mistakes come at once, escapes are shown."""
+"""Section F: files run no code, no secret is written, mistakes are listed, escapes are shown."""
 
 import contextlib
 import csv
@@ -33,8 +33,8 @@ from tests.acceptance.test_results import Page, assert_no_network
 from tests.conftest import HANGS, ROOT
 
 Cli = Callable[..., Finished]
-Write = Callable[[Path, Path], object]  # takes a path and the marker
-#: A training of two steps with a checkpoint each.
+Write = Callable[[Path, Path], object]  # takes a path and the marker file
+#: A training of two steps with a checkpoint for each.
 TWO_STEPS = {**TRAINING, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
 TWO_STEPS |= {"eval_strategy": "steps", "eval_steps": 1}
 
@@ -102,13 +102,13 @@ def files_below(directory: Path) -> set[Path]:
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Path:
-    """The file that a payload creates when it runs."""
+    """The path of the file that a payload creates when it runs."""
     return tmp_path / "payload-ran"
 
 
 @pytest.fixture(scope="module")
 def short_run(tmp_path_factory: pytest.TempPathFactory, reviews: Path, bert: Path) -> finetune.Run:
-    """Two steps with a checkpoint each, scored by a metric file beside the run."""
+    """A run of two steps with a checkpoint for each, and a metric file beside it."""
     directory = tmp_path_factory.mktemp("short")
     (directory / "cost.py").write_text(METRIC, encoding="utf-8")
     sources = dict(dataset=str(reviews), model=str(bert), output_dir=str(directory / "run"))
@@ -118,13 +118,13 @@ def short_run(tmp_path_factory: pytest.TempPathFactory, reviews: Path, bert: Pat
 
 @pytest.fixture
 def run(short_run: finetune.Run, copy_run: Callable[[finetune.Run], finetune.Run]) -> Path:
-    """A copy of that run."""
+    """A copy of `short_run`."""
     return copy_run(short_run).path
 
 
 @pytest.mark.contract("F1")
 def test_the_payloads_would_run(tmp_path: Path, marker: Path, bert: Path) -> None:
-    """Each payload creates the marker where it is loaded carelessly, so the tests can fail."""
+    """Each payload creates the marker if it is loaded without care, so the tests can fail."""
     import torch
     from transformers import AutoTokenizer
 
@@ -180,7 +180,7 @@ def plant_attention(model: Path, _: Path) -> None:
     edit(model / "config.json", attn_implementation="someone/kernel")
 
 
-#: Recipe, what is planted in the model directory, and what the refusal names; None if it is used.
+#: Recipe, a function that plants code in the model directory, and a word of the error, if any.
 MODELS: dict[str, tuple[str, Write, str | None]] = {
     "config": ("text", lambda a, b: plant_config(a, b, model_type="planted"), "auto_map"),
     "config-of-known-type": ("text", plant_config, None),
@@ -197,7 +197,7 @@ MODELS: dict[str, tuple[str, Write, str | None]] = {
 def test_a_model_runs_no_code(
     case: str, cli: Cli, tmp_path: Path, marker: Path, reviews: Path, bert: Path, vit: Path
 ) -> None:
-    """Code and pickles of a model directory are not run, whatever the user answers."""
+    """Code and pickles in a model directory are not run, whatever the user answers."""
     recipe, plant, fragment = MODELS[case]
     model = Path(shutil.copytree(bert if recipe == "text" else vit, tmp_path / "model"))
     plant(model, marker)
@@ -215,7 +215,7 @@ def test_a_model_runs_no_code(
 
 
 def write_script(directory: Path, marker: Path, rows: int) -> Path:
-    """Write a folder with a loading script of its name, as `datasets` once ran them."""
+    """Write a folder with a loading script of the same name, which old `datasets` ran."""
     directory = directory / "scripted"
     directory.mkdir()
     (directory / "scripted.py").write_text(code(marker), encoding="utf-8")
@@ -225,7 +225,7 @@ def write_script(directory: Path, marker: Path, rows: int) -> Path:
 
 
 def write_extension(directory: Path, marker: Path) -> Path:
-    """Write a Parquet column of the extension type that old versions of pyarrow unpickled."""
+    """Write a Parquet column of the extension type that old pyarrow versions unpickled."""
     texts, labels = zip(*data.labelled_sentences(60), strict=True)
     metadata = {
         b"ARROW:extension:name": b"arrow.py_extension_type",
@@ -263,7 +263,7 @@ DATA: dict[str, tuple[Callable[[Path, Path], Path], int]] = {
 def test_a_data_set_runs_no_code(
     case: str, cli: Cli, tmp_path: Path, marker: Path, bert: Path
 ) -> None:
-    """Loading scripts and pickles among the data are not run; rows beside a script are read."""
+    """Loading scripts and pickles in the data are not run; rows beside a script are read."""
     write, status = DATA[case]
     source = write(tmp_path, marker)
     finished = cli("text", "--dataset", source, "--model", bert, "--dry_run")
@@ -275,7 +275,7 @@ def test_a_data_set_runs_no_code(
 
 @pytest.mark.contract("F1")
 def test_a_config_file_runs_no_code(cli: Cli, tmp_path: Path, marker: Path, reviews: Path) -> None:
-    """A YAML tag that constructs a Python object is not followed."""
+    """A YAML tag for a Python object constructs none."""
     config = tmp_path / "options.yaml"
     config.write_text(f"max_length: !!python/object/apply:builtins.exec [{code(marker)!r}]\n")
     finished = cli("text", "--dataset", reviews, "--config", config, "--dry_run")
@@ -288,7 +288,7 @@ def test_a_config_file_runs_no_code(cli: Cli, tmp_path: Path, marker: Path, revi
 
 
 def name_file(run: Path, kind: str, short_run: finetune.Run, marker: Path) -> Path:
-    """Make a run name a recipe or metric with a payload, a file that was never imported."""
+    """Write a recipe or metric file with a payload, and its name into a run."""
     planted = marker.parent / "elsewhere" / f"{kind}.py"
     planted.parent.mkdir()
     source = {"recipe": RECIPE, "metric": METRIC}[kind]
@@ -303,7 +303,7 @@ def name_file(run: Path, kind: str, short_run: finetune.Run, marker: Path) -> Pa
 
 
 def verb_words(verb: str, run: Path, directory: Path) -> list[object]:
-    """Return the words of a verb over a run."""
+    """Return the words of a command on a run."""
     if verb == "predict":
         (directory / "in.csv").write_text("text\nthe food was fine\n", encoding="utf-8")
         return [verb, run, directory / "in.csv", "--output", directory / "out.csv"]
@@ -326,7 +326,7 @@ def verb_words(verb: str, run: Path, directory: Path) -> list[object]:
 def test_a_file_that_a_run_names_is_imported_if_it_is_trusted(
     kind: str, verb: str, needs_it: bool, cli: Cli, run: Path, short_run: finetune.Run, marker: Path
 ) -> None:
-    """Where a verb needs the file, it is refused; `--trust_recipe` prints path and sha256."""
+    """A verb that needs the file is refused; `--trust_recipe` prints its path and sha256."""
     planted = name_file(run, kind, short_run, marker)
     words = verb_words(verb, run, marker.parent)
     finished = cli(*words)
@@ -362,7 +362,7 @@ def test_a_file_is_trusted_in_python(run: Path, short_run: finetune.Run, marker:
 def test_a_recipe_name_of_a_run_imports_nothing(
     name: str, cli: Cli, run: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A module of the import path or of the current directory is no installed recipe."""
+    """Modules on the import path or in the current directory are not installed recipes."""
     directory = marker.parent / "cwd"
     (directory / "planted").mkdir(parents=True)
     for file in ("planted.py", "planted/__init__.py", "planted/inner.py"):
@@ -376,7 +376,7 @@ def test_a_recipe_name_of_a_run_imports_nothing(
     assert "run.json" in finished.stderr
 
 
-#: What is planted in the directory of a run, and the exit status of `predict`.
+#: A function that plants code in a run directory, and the exit status of `predict`.
 RUNS: dict[str, tuple[Write, int]] = {
     "weights-pickle": (plant_weights(write_pickle), 2),
     "weights-archive": (plant_weights(write_torch), 2),
@@ -402,7 +402,7 @@ def test_the_files_of_a_run_run_no_code(case: str, cli: Cli, run: Path, marker: 
 # ---- F1: checkpoints and caches ------------------------------------------------------------------
 
 
-#: What a checksum may be made with, the longest first: XXH3 of 64 bits is part of that of 128.
+#: Hash functions of checksums, the longest first: 64-bit XXH3 is a part of 128-bit XXH3.
 DIGESTS: list[Callable[[bytes], Any]] = sorted(
     [
         *(getattr(hashlib, name) for name in hashlib.algorithms_guaranteed if "shake" not in name),
@@ -413,7 +413,7 @@ DIGESTS: list[Callable[[bytes], Any]] = sorted(
 
 
 def substitute(value: Any, changes: dict[Any, Any]) -> Any:
-    """Return nested JSON with values replaced wherever they occur."""
+    """Return nested JSON with all occurrences of values replaced."""
     if isinstance(value, dict):
         return {name: substitute(inner, changes) for name, inner in value.items()}
     if isinstance(value, list):
@@ -422,7 +422,7 @@ def substitute(value: Any, changes: dict[Any, Any]) -> Any:
 
 
 def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
-    """Replace a file of a checkpoint and its size and checksum, as an attacker would."""
+    """Replace a file of a checkpoint, and its size and checksum, as an attacker would."""
     before = (checkpoint / name).read_bytes()
     manifest = checkpoint / "checkpoint.json"
     unchanged = text = manifest.read_text(encoding="utf-8")
@@ -442,7 +442,7 @@ def replace_file(checkpoint: Path, name: str, content: bytes) -> None:
 def test_a_checkpoint_runs_no_code(
     name: str, write: Write, cli: Cli, run: Path, short_run: finetune.Run, marker: Path
 ) -> None:
-    """A pickle in a checkpoint, its checksum corrected, is refused by name; the run stays as is.
+    """A pickle with the right checksum in a checkpoint is refused by name; the run stays as it is.
 
     `training_args.bin`, which the library writes, is not read at all.
     """
@@ -465,7 +465,7 @@ def test_a_checkpoint_runs_no_code(
 
 
 def is_pickle(path: Path) -> bool:
-    """Whether a file is a pickle, or an archive of `torch.save`."""
+    """Return whether a file is a pickle or an archive of `torch.save`."""
     if zipfile.is_zipfile(path):
         names = zipfile.ZipFile(path).namelist()
         return any(name.rpartition("/")[2] == "data.pkl" for name in names)
@@ -479,7 +479,7 @@ def is_pickle(path: Path) -> bool:
 def test_no_cache_is_a_pickle_and_none_is_unpickled(
     tmp_path: Path, marker: Path, bert: Path
 ) -> None:
-    """Cached rows, tokens and baselines that were replaced by pickles are made again, not run."""
+    """Cached rows, tokens and baselines replaced by pickles are created again, not loaded."""
     write_pickle(tmp_path / "a.pkl", marker)
     write_torch(tmp_path / "b.pkl", marker)
     assert is_pickle(tmp_path / "a.pkl")
@@ -492,7 +492,7 @@ def test_no_cache_is_a_pickle_and_none_is_unpickled(
     assert written
     assert [path for path in written if is_pickle(path)] == []
     for path in written:
-        path.unlink()  # the first training may have mapped it
+        path.unlink()  # the first training may have mapped it into memory
         write_pickle(path, marker)
     second = finetune.train("text", output_dir=str(tmp_path / "second"), **options)
     assert not marker.exists()
@@ -502,7 +502,7 @@ def test_no_cache_is_a_pickle_and_none_is_unpickled(
 
 @pytest.mark.contract("F1")
 def test_the_pickles_of_a_run_are_those_of_the_library(short_run: finetune.Run) -> None:
-    """No file of a run is a pickle but the four of a checkpoint that `Trainer` writes."""
+    """The only pickles in a run are the four files of a checkpoint that `Trainer` writes."""
     names = {path.name for path in files_below(short_run.path) if is_pickle(path)}
     assert names <= {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"}
     assert "optimizer.pt" in names
@@ -516,15 +516,15 @@ ADDRESS = f"{USER}:{PASSWORD}@127.0.0.1:1"
 
 @pytest.fixture
 def proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proxies and an endpoint with a password in the environment, and no token."""
+    """The environment with a password in proxies and endpoint, and without a token."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "https_proxy", "HF_ENDPOINT"):
         monkeypatch.setenv(name, f"http://{ADDRESS}")
-    monkeypatch.setenv("HF_TOKEN", "")  # so that it is as before after the test
+    monkeypatch.setenv("HF_TOKEN", "")  # so that the test restores it
     monkeypatch.delenv("HF_TOKEN")
 
 
 def secrets_in(*places: Path | str) -> list[str]:
-    """Return what shows a secret: files, by content or name, and lines of outputs."""
+    """Return files with a secret in content or name, and lines of output with one."""
     secrets = (TOKEN, PASSWORD)
     paths = [path for place in places if isinstance(place, Path) for path in files_below(place)]
     lines = [line for place in places if isinstance(place, str) for line in place.splitlines()]
@@ -532,7 +532,7 @@ def secrets_in(*places: Path | str) -> list[str]:
     return leaks + [line for line in lines for secret in secrets if secret in line]
 
 
-#: Words, content of a config file, and environment that pass the token.
+#: Words, config file and environment variables that pass the token.
 TOKENS: dict[str, tuple[list[str], str, dict[str, str]]] = {
     "flag": (["--hub_token", TOKEN], "", {}),
     "flag-with-dash": ([f"--hub-token={TOKEN}"], "", {}),
@@ -547,7 +547,7 @@ TOKENS: dict[str, tuple[list[str], str, dict[str, str]]] = {
 def test_a_training_writes_no_secret(
     case: str, cli: Cli, tmp_path: Path, reviews: Path, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token and the password of a proxy are in no file, cache or output of any verb."""
+    """Token and proxy password are in no file, cache or output of any verb."""
     words, config, environment = TOKENS[case]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -562,10 +562,10 @@ def test_a_training_writes_no_secret(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     run, output = tmp_path / "out" / "run", tmp_path / "out" / "predicted.csv"
     verbs = [cli("predict", run, reviews, "--output", output), cli("evaluate", run)]
-    assert [done.status for done in verbs] == [0, 0], verbs
+    assert [result.status for result in verbs] == [0, 0], verbs
     assert output.exists()
     cache = Path(os.environ["HF_HOME"])
-    assert secrets_in(tmp_path / "out", cache, *(done.output for done in verbs)) == []
+    assert secrets_in(tmp_path / "out", cache, *(result.output for result in verbs)) == []
 
 
 @pytest.mark.contract("F2")
@@ -573,7 +573,7 @@ def test_a_training_writes_no_secret(
 def test_a_token_in_python_is_passed_on_and_not_written(
     tmp_path: Path, reviews: Path, bert: Path
 ) -> None:
-    """`hub_token=` reaches the arguments of the trainer, and is in no file, event or variable."""
+    """`hub_token=` reaches the trainer, and is in no file, event or variable."""
     events: list[Any] = []
     sources = dict(dataset=str(reviews), model=str(bert), output_dir=str(tmp_path / "run"))
     options = {**TWO_STEPS, **sources, "max_steps": 1, "hub_token": TOKEN, "baseline": False}
@@ -585,7 +585,7 @@ def test_a_token_in_python_is_passed_on_and_not_written(
     assert secrets_in(tmp_path, Path(os.environ["HF_HOME"]), *shown) == []
 
 
-#: Commands that are refused, and what the refusal names.
+#: Commands that are refused, and words of the message.
 REFUSED_WITH_SECRETS = {
     f"text --dataset https://{ADDRESS}/a.csv": "127.0.0.1:1",
     "text --dataset nobody/nothing --model nobody/nothing": "nobody/nothing",
@@ -601,9 +601,9 @@ REFUSED_WITH_SECRETS = {
 @pytest.mark.usefixtures("proxies")
 @pytest.mark.parametrize("case", REFUSED_WITH_SECRETS)
 def test_a_refusal_shows_no_secret(case: str, cli: Cli, tmp_path: Path, bert: Path) -> None:
-    """An error message names what is wrong without the token or password that was typed.
+    """An error message does not contain the token or password that was typed.
 
-    After a file was read, too: `datasets` lets the module of a builder open URLs.
+    That includes errors after a file was read: builders of `datasets` may open URLs.
     """
     rows = tmp_path / "rows.csv"
     lines = [f"text {number},{number % 2}" for number in range(40)]
@@ -644,7 +644,7 @@ def test_a_traceback_and_a_log_record_show_no_secret(
     with caplog.at_level(logging.ERROR):
         try:
             output = cli(tmp_path / "broken.py", "--model", bert).output
-        except RuntimeError as error:  # Python shows it by the hook that the command line sets
+        except RuntimeError as error:  # Python calls the hook that the command line sets
             sys.excepthook(type(error), error, error.__traceback__)
     output += capsys.readouterr().err
     assert "no answer from" in output
@@ -658,13 +658,13 @@ PACKAGES = ["torch", "transformers", "datasets", "evaluate", "accelerate", "nump
 PACKAGES += ["mlx", "wandb", "ray", "tensorboard", "optuna", "peft", "deepspeed", "tensorflow"]
 PACKAGES += ["accuracy", "f1", "recipes", "metrics", "yaml", "xxhash"]
 MODULES = ["csv", "json", "logging", "random", "dataclasses", "sklearn", "psutil", "comet_ml"]
-#: Folders without `__init__.py`: as packages of the current directory they would pass for these.
+#: Folders without `__init__.py`, which Python could import instead of the packages.
 FOLDERS = ["flax", "jax", "bitsandbytes", "apex", "clearml"]
 
 
 @pytest.fixture
 def poisoned(tmp_path: Path, marker: Path) -> Path:
-    """A directory with packages and modules that write their name into the marker."""
+    """A directory with packages and modules that write their name to the marker file."""
     folder = tmp_path / "poisoned"
     paths = [f"{name}/{file}.py" for name in PACKAGES for file in ("__init__", name)]
     paths += [f"{name}.py" for name in MODULES] + [f"{name}/inner.py" for name in FOLDERS]
@@ -680,7 +680,7 @@ def poisoned(tmp_path: Path, marker: Path) -> Path:
 def test_packages_in_the_current_directory_are_not_imported(
     command: Commands, poisoned: Path, tmp_path: Path, marker: Path, reviews: Path, bert: Path
 ) -> None:
-    """`python -m finetune` trains in such a directory, and runs no copy in the metrics' cache."""
+    """`python -m finetune` trains there, and runs no copy in the cache of metrics."""
     import evaluate
 
     evaluate.load(str(ROOT / "metrics" / "accuracy"))
@@ -703,7 +703,7 @@ def test_packages_in_the_current_directory_are_not_imported(
 
 # ---- F4: mistakes --------------------------------------------------------------------------------
 
-#: Files of the current directory; reviews.csv and model/ are there as well.
+#: Files in the current directory, which also has reviews.csv and model/.
 FILES = {
     "unknown.yaml": "learning_rte: 1e-4\n",
     "type.yaml": "seed: 3\nmax_length: long\n",
@@ -715,7 +715,7 @@ FILES = {
     "mine/letter.txt": "dear\n",
     "runs/reviews/run.json": "{}\n",
 }
-#: What is typed -> words in the line of each mistake. T stands for `text D M`, data and model.
+#: Typed words -> words in the line of each mistake. T stands for `text D M`, data and model.
 MISTAKES = """
 T --learning_rte 1e-3 -> --learning_rte --learning_rate
 T --learning-rte=1 -> --learning-rte --learning-rate
@@ -828,13 +828,13 @@ def directory(cli: Cli, tmp_path: Path, reviews: Path, bert: Path) -> Path:
 
 
 def listing(directory: Path) -> dict[Path, bytes]:
-    """Return the content of every file below a directory, and its folders."""
+    """Return the content of all files in a directory, and its folders."""
     paths = directory.rglob("*")
     return {path: path.read_bytes() if path.is_file() else b"" for path in paths}
 
 
 def assert_named(messages: list[str] | tuple[str, ...], mistakes: list[str]) -> None:
-    """Assert that there is one message for each mistake, which has the words that name it."""
+    """Assert that there is one message for each mistake with the words that name it."""
     assert len(messages) == len(mistakes), "\n".join(messages)
     for words in map(str.split, mistakes):
         patterns = [rf"(?<!\d){re.escape(word)}(?!\w)" for word in words]
@@ -845,7 +845,7 @@ def assert_named(messages: list[str] | tuple[str, ...], mistakes: list[str]) -> 
 @pytest.mark.contract("F4", "A4", "A5")
 @pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
 def test_a_mistake_is_named_and_leaves_nothing(case: str, cli: Cli, directory: Path) -> None:
-    """Each with the flag, the value and what to type; status 2; no new file."""
+    """Each message has the flag, the value and what to type; status 2; no new file."""
     typed, _, mistakes = case.partition(" -> ")
     before = listing(directory)
     finished = cli(*" ".join(TYPED.get(word, word) for word in typed.split()).split())
@@ -868,7 +868,7 @@ def test_a_mistake_is_named_and_leaves_nothing(case: str, cli: Cli, directory: P
 def test_mistakes_that_check_finds_are_named(
     flags: str, words: list[str], cli: Cli, directory: Path
 ) -> None:
-    """`check` lists all mistakes at once, ends with status 2 and leaves nothing."""
+    """`check` lists all mistakes at once, exits with status 2 and writes nothing."""
     before = listing(directory)
     finished = cli("check", *TYPED["T"].split(), *flags.split())
     assert finished.status == 2
@@ -878,7 +878,7 @@ def test_mistakes_that_check_finds_are_named(
     assert listing(directory) == before
 
 
-#: Keywords of `finetune.train`, and words of each of the mistakes.
+#: Keywords of `finetune.train`, and words of each mistake.
 KEYWORDS: list[tuple[dict[str, Any], str]] = [
     (dict(learning_rte=1e-3), "learning_rte learning_rate"),
     (dict(task="sentiment"), "--task sentiment multi_label"),
@@ -903,7 +903,7 @@ def test_mistakes_in_python_come_at_once(
     options: dict[str, Any], mistakes: str,
     tmp_path: Path, reviews: Path, bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    """A `UserError` of `train`, or the errors that `check` returns, has one line for each."""
+    """A `UserError` of `train` has a line for each, and `check` returns an error for each."""
     monkeypatch.chdir(tmp_path)
     options = {"dataset": str(reviews), "model": str(bert), **options}
     with pytest.raises(finetune.UserError) as error:
@@ -920,7 +920,7 @@ def test_mistakes_in_python_come_at_once(
 def test_mistakes_of_verbs_in_python(
     tmp_path: Path, short_run: finetune.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unknown options and values of `predict`, no run, a flag of the command line: `UserError`."""
+    """Unknown options and values, a missing run and a command-line flag are a `UserError`."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(finetune.UserError) as error:
         finetune.predict(short_run, ["fine"], batch_tokens=0, text_colum="a")
@@ -962,7 +962,7 @@ def hostile_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hostile_words(hostile_directory: Path, bert: Path) -> list[object]:
-    """The options of a training on that file."""
+    """Return the options of a training on that file."""
     words = ["--dataset", hostile_directory / FILE, "--model", bert]
     words += ["--task", "single_label"]
     return [*words, "--text_column", TEXT_COLUMN, "--label_column", LABEL_COLUMN]
@@ -972,7 +972,7 @@ def hostile_words(hostile_directory: Path, bert: Path) -> list[object]:
 def hostile_run(
     hostile_directory: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> finetune.Run:
-    """A run on that file, in a directory whose name has escapes as well."""
+    """A run on that file, in a directory with escapes in its name."""
     return finetune.train(
         "text",
         dataset=str(hostile_directory / FILE),
@@ -986,7 +986,7 @@ def hostile_run(
 
 
 def write_inputs(path: Path) -> Path:
-    """Write rows whose texts are formulas and others, a number below 0, and a hostile column."""
+    """Write rows with formulas and other texts, a negative number, and a hostile column."""
     rows = [{"text": text, "n": -5, "=1+1": "=2"} for text in FORMULAS + PLAIN]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     return path
@@ -1002,7 +1002,7 @@ def read_cells(path: Path) -> list[list[str]]:
 def test_csv_safe_escapes_formulas(
     suffix: str, cli: Cli, tmp_path: Path, hostile_run: finetune.Run
 ) -> None:
-    """An apostrophe before each cell that is a formula, header and labels included, no other."""
+    """Only formulas get an apostrophe, in header and labels too."""
     source = write_inputs(tmp_path / "in.jsonl")
     paths = [tmp_path / f"{name}{suffix}" for name in ("plain", "safe")]
     words = ["predict", hostile_run.path, source, "--text_column", "text", "--all_probabilities"]
@@ -1029,7 +1029,7 @@ def test_csv_safe_escapes_formulas(
 def test_csv_safe_is_for_spreadsheets(
     suffix: str, cli: Cli, tmp_path: Path, short_run: finetune.Run
 ) -> None:
-    """Other formats keep their texts; the flag is refused there."""
+    """The flag is refused for other formats, which keep their texts."""
     source, output = write_inputs(tmp_path / "in.jsonl"), tmp_path / f"out{suffix}"
     finished = cli("predict", short_run.path, source, "--output", output, "--csv_safe")
     assert finished.status == 2
@@ -1042,7 +1042,7 @@ def test_csv_safe_is_for_spreadsheets(
 
 
 def assert_no_formulas(suspects: Path) -> None:
-    """Assert that no cell is a formula, and that texts and labels are complete behind a mark."""
+    """Assert that no cell is a formula, and texts and labels are complete after the apostrophe."""
     with suspects.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) >= 3
@@ -1072,7 +1072,7 @@ def test_the_parser_of_pages_sees_what_a_browser_runs(tmp_path: Path) -> None:
 
 
 def assert_only_text(path: Path, *names: str) -> None:
-    """Assert that a page shows names with HTML as text, and that a browser would run none."""
+    """Assert that a page shows names with HTML as text, and a browser would not run them."""
     page = Page(path)
     assert_no_network(page)
     assert [tag for tag in page.tags if tag.startswith("xss")] == []
@@ -1090,7 +1090,7 @@ def test_html_in_the_report_is_text(hostile_run: finetune.Run) -> None:
 
 @pytest.mark.contract("F5")
 def test_html_in_the_model_card_is_text(hostile_run: finetune.Run) -> None:
-    """README.md has no HTML and no terminal escape outside of code."""
+    """README.md has no HTML and no terminal escapes outside of code."""
     card = (hostile_run.path / "README.md").read_text(encoding="utf-8")
     prose = re.sub(r"(?ms)\A---.*?^---$|^```.*?^```$|^    .*?$|`[^`]*`", "", card)
     assert re.search(r"(?<!\\)<xss", prose) is None
@@ -1102,7 +1102,7 @@ def escaped(text: str) -> str:
 
 
 def assert_visible(output: str, *names: str) -> None:
-    """Assert that the escapes in an output are shown, and that the terminal runs none."""
+    """Assert that escapes in an output are shown, and a terminal does not run them."""
     assert CONTROLS.search(output) is None
     for name in names:
         assert name in output
@@ -1119,7 +1119,7 @@ def assert_visible(output: str, *names: str) -> None:
 def test_escapes_in_check_are_shown(
     name: str, cli: Cli, tmp_path: Path, hostile_words: list[object]
 ) -> None:
-    """`check` prints labels, columns and files escaped, and writes no formula into suspects."""
+    """`check` prints labels, columns and files escaped; suspects have no formulas."""
     finished = cli("check", "text", *hostile_words, "--suspects", tmp_path / name)
     assert finished.status == 3
     assert_no_formulas(tmp_path / name)
@@ -1131,7 +1131,7 @@ def test_escapes_in_check_are_shown(
 def test_escapes_in_train_and_compare_are_shown(
     cli: Cli, tmp_path: Path, hostile_run: finetune.Run, hostile_words: list[object]
 ) -> None:
-    """A training and a comparison print names escaped; the page of the latter shows HTML."""
+    """Training and comparison print names escaped; the page of `compare` shows HTML as text."""
     run = tmp_path / "run\x1b[31m"
     options = {**TWO_STEPS, "max_steps": 8, "save_steps": 8, "eval_steps": 8, "output_dir": run}
     finished = cli("text", *hostile_words, "--no_baseline", *flags(**options))
@@ -1155,7 +1155,7 @@ def test_escapes_in_the_prediction_of_a_text_are_shown(hostile_run: finetune.Run
 def test_escapes_in_refusals_are_shown(
     cli: Cli, tmp_path: Path, hostile_directory: Path, hostile_words: list[object]
 ) -> None:
-    """A refusal that quotes columns, labels and files prints their escapes as text."""
+    """Errors that quote columns, labels and files show their escapes as text."""
     words = ["--dataset", hostile_directory / FILE, "--text_column", "none\x1b[31m"]
     finished = cli("text", *words, "--label_column", LABEL_COLUMN, *hostile_words[2:6])
     assert finished.status == 2
@@ -1172,7 +1172,7 @@ def test_escapes_in_refusals_are_shown(
 def test_escapes_in_predict_and_evaluate_are_shown(
     cli: Cli, tmp_path: Path, hostile_run: finetune.Run
 ) -> None:
-    """`predict` and `evaluate` print names of files and runs with the escapes as text."""
+    """`predict` and `evaluate` show escapes in names of files and runs as text."""
     output, source = tmp_path / "out\x1b[31m.csv", write_inputs(tmp_path / "in\x1b[31m.jsonl")
     words = [source, "--text_column", "text", "--output", output]
     finished = cli("predict", hostile_run.path, *words)
@@ -1185,7 +1185,7 @@ def test_escapes_in_predict_and_evaluate_are_shown(
 
 
 @pytest.mark.contract("F5")
-def test_a_terminal_is_shown_escapes_and_a_pipe_gets_the_data(
+def test_a_terminal_shows_escapes_and_a_pipe_gets_the_data(
     command: Commands, tmp_path: Path, hostile_run: finetune.Run
 ) -> None:
     """`predict` to a terminal prints texts and labels escaped."""

@@ -1,7 +1,7 @@
-"""Tasks (rows B1 to B8): which labels are which task, and what the model reads, learns and answers.
+"""Tasks (rows B1 to B8): the task of labels, and the inputs, training and outputs of the model.
 
-Right answers come from the tokenizer and the saved model called by hand, from torch's losses, from
-scikit-learn and scipy, and from the Python values that a file was written from.
+Expected values come from the tokenizer and the saved model called by hand, from torch's losses,
+from scikit-learn and SciPy, and from the Python values that a file was written from.
 """
 
 import functools
@@ -44,9 +44,9 @@ from tests.families import FAMILIES, write
 ROOT = Path(__file__).parents[2]
 Cli = Callable[..., Finished]
 Row = dict[str, Any]
-#: Tokens that a text is truncated to.
+#: The number of tokens that texts are truncated to.
 LENGTH = 16
-#: A training of a few steps without evaluations.
+#: Options of a training of a few steps without evaluations.
 SHORT: dict[str, Any] = {
     **TRAINING,
     "max_length": LENGTH,
@@ -57,7 +57,7 @@ SHORT: dict[str, Any] = {
     "load_best_model_at_end": False,
     "baseline": False,
 }
-#: Arguments of `recipe.trainer()`: plain gradient descent, an epoch of 32 rows in 4 steps.
+#: Arguments of `recipe.trainer()`: SGD, an epoch of 32 rows in 4 steps.
 STEP: dict[str, Any] = {
     **{name: value for name, value in SHORT.items() if name not in ("max_length", "baseline")},
     "optim": "sgd",
@@ -76,14 +76,14 @@ def classifier(path: Path | str, **options: Any) -> Any:
 
 
 def forward(model: Any, inputs: Row) -> np.ndarray:
-    """Return the logits of one input of token ids, shape `(outputs,)`."""
+    """Return the logits for one tokenized text, shape `(outputs,)`."""
     with torch.inference_mode():
         batch = {name: torch.tensor([ids]) for name, ids in inputs.items()}
         return np.asarray(model(**batch).logits[0], dtype=np.float64)
 
 
 def logits_of(model: Any, path: Path | str, texts: list[str]) -> np.ndarray:
-    """Return the logits of texts, one at a time, truncated as the saved tokenizer says."""
+    """Return the logits for texts, one at a time, truncated by the saved tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     return np.stack([forward(model, tokenizer(text, truncation=True)) for text in texts])
 
@@ -118,7 +118,7 @@ def table_rows() -> list[Row]:
 
 ROWS, GRADES = table_rows(), "low,middle,high"
 Encode = Callable[[Any, Row], list[Row]]
-#: Token type and mask of each token of a single text.
+#: The token type and the mask of each token of a single text.
 MASKS = {"token_type_ids": 0, "attention_mask": 1}
 
 
@@ -132,7 +132,7 @@ def tail(tokenizer: Any, row: Row) -> list[Row]:
 
 
 def head_tail(tokenizer: Any, row: Row) -> list[Row]:
-    """The first quarter of `LENGTH` and the rest from the end, between the special tokens."""
+    """Return the first quarter of `LENGTH` and the rest from the end, with special tokens."""
     ids = tokenizer(row["text"])["input_ids"]
     if len(ids) > LENGTH:
         ids = [*ids[: 1 + LENGTH // 4], *ids[-(LENGTH - 1 - LENGTH // 4) :]]
@@ -145,7 +145,7 @@ def pair(tokenizer: Any, row: Row) -> list[Row]:
 
 
 def joined(tokenizer: Any, row: Row) -> list[Row]:
-    """Three texts with the separator token between them; only the first is ever too long."""
+    """Return three texts with separator tokens between them; only the first is truncated."""
     parts = [
         tokenizer(row[name], add_special_tokens=False)["input_ids"]
         for name in ("text", "second", "title")
@@ -157,7 +157,7 @@ def joined(tokenizer: Any, row: Row) -> list[Row]:
 
 
 def windows(tokenizer: Any, row: Row) -> list[Row]:
-    """Windows that share 4 tokens with the next; the last one ends with the text and is full."""
+    """Return windows that overlap by 4 tokens; the last one is full and ends with the text."""
     overflow: Row = dict(stride=4, return_overflowing_tokens=True)
     tokenizer.truncation_side = "right"
     encoded = tokenizer(row["text"], truncation=True, max_length=LENGTH, **overflow)
@@ -169,7 +169,7 @@ def windows(tokenizer: Any, row: Row) -> list[Row]:
 ONE: Row = dict(text_column="text")
 PAIR: Row = dict(text_columns="text,second")
 SINGLE: Row = dict(label_column="verdict")
-#: The task, how a row is encoded by hand, and options.
+#: The task, a function that encodes a row by hand, and options.
 KINDS: dict[str, tuple[str, Encode, Row]] = {
     "head": ("single_label", head, ONE | SINGLE),
     "tail": ("single_label", tail, ONE | SINGLE | dict(truncation="tail")),
@@ -189,12 +189,12 @@ KINDS: dict[str, tuple[str, Encode, Row]] = {
     "ordinal-numbers": ("ordinal", head, ONE | dict(label_column="stars", task="ordinal")),
     "ordinal-names": ("ordinal", head, ONE | dict(label_column="grade", label_order=GRADES)),
 }
-#: Those that a test below trains; the others are read only.
+#: Those that a test below trains; the others are only read.
 TRAINED = ["pair", "three-texts", "windows-mean", "windows-max", "zero-one-columns", "head-tail"]
 
 
 def label_of(kind: str, row: Row) -> Any:
-    """Return the label that a row of the file was written with."""
+    """Return the label with which a row of the file was written."""
     task, _, options = KINDS[kind]
     if task == "multi_label" and "label_column" in options:
         return [] if row["tags"] == "[]" else row["tags"].split(";")
@@ -215,7 +215,7 @@ def write_kinds(directory: Path) -> None:
 
 @pytest.fixture(scope="session")
 def table(shared_directory: Path) -> Path:
-    """A CSV of `ROWS`; beside it lies the file of lists."""
+    """A CSV of `ROWS`; the file of lists is beside it."""
     return once(shared_directory / "kinds", write_kinds) / "kinds.csv"
 
 
@@ -224,7 +224,7 @@ def table(shared_directory: Path) -> Path:
 def test_the_labels_are_those_of_the_file_and_the_ids_those_of_the_tokenizer(
     kind: str, table: Path, bert: Path
 ) -> None:
-    """Token ids, token types and masks of every row, and its label."""
+    """Token ids, token types, masks and labels of all rows are compared."""
     task, encode, options = KINDS[kind]
     file = table.with_name("lists.jsonl") if kind == "lists" else table
     recipe = Text(dataset=str(file), model=str(bert), max_length=LENGTH, **options)
@@ -258,7 +258,7 @@ def test_the_labels_are_those_of_the_file_and_the_ids_those_of_the_tokenizer(
 def test_a_run_predicts_what_the_saved_model_returns(
     kind: str, table: Path, bert: Path, tmp_path: Path
 ) -> None:
-    """Of the inputs made by hand; windows are pooled by mean or maximum of their logits."""
+    """Inputs are made by hand; windows are pooled by the mean or maximum of their logits."""
     task, encode, options = KINDS[kind]
     place = dict(dataset=str(table), model=str(bert), output_dir=str(tmp_path / "run"))
     run = finetune.train("text", **SHORT, **place, **options)
@@ -298,7 +298,7 @@ def test_a_run_predicts_what_the_saved_model_returns(
 def test_two_columns_are_a_pair_where_the_tokenizer_has_pairs(
     family: str, table: Path, tmp_path: Path
 ) -> None:
-    """RoBERTa puts two separators between them; GPT-2 has no pairs, its end of text joins them."""
+    """RoBERTa puts two separators between them; GPT-2, without pairs, its end-of-text token."""
     base = write(family, tmp_path / family)
     options = dict(model=str(base), max_length=60, label_column="verdict", drop_invalid=True)
     recipe = Text(dataset=str(table), text_columns="second,title", **options)
@@ -314,7 +314,7 @@ def test_two_columns_are_a_pair_where_the_tokenizer_has_pairs(
             assert ids.count(tokenizer.eos_token_id) == 1
 
 
-#: Texts that are long in several ways: words, one word, white space, lines, deleted characters.
+#: Long texts of several kinds: words, one word, white space, lines, deleted characters.
 LONG = [
     "the food was great " * 4000,
     "food" * 9000,
@@ -333,7 +333,7 @@ LONG = [
 def test_long_texts_have_the_tokens_of_the_whole_text(
     family: str, cut: str, tmp_path: Path
 ) -> None:
-    """Pairs as `longest_first`."""
+    """Pairs are truncated as with `longest_first`."""
     base, size = write(family, tmp_path / "base"), 1500 if cut == "pair" else 40_000
     rows = [
         {"text": f"{text[:size]} {n}", "second": f"{n} {other[:size]}", "label": "ab"[n % 2]}
@@ -364,7 +364,7 @@ def test_long_texts_have_the_tokens_of_the_whole_text(
 def test_images_in_the_format_of_the_hub_are_those_of_the_image_processor(
     vit: Path, tmp_path: Path
 ) -> None:
-    """The pixels and labels of all images; class names keep their order."""
+    """Pixels and labels of all images are equal; class names keep their order."""
     photos = data.write_photos(tmp_path / "photos")
     paths = sorted(photos.rglob("*.png"))
     rows = {"image": [*map(str, paths)], "label": [path.parent.name for path in paths]}
@@ -389,7 +389,7 @@ def test_images_in_the_format_of_the_hub_are_those_of_the_image_processor(
 
 @pytest.mark.contract("B1")
 def test_images_are_upright_rgb_on_white(vit: Path, tmp_path: Path) -> None:
-    """The orientation of a camera, grey, transparency and 16 bits; hand-written pixels."""
+    """Camera orientation, gray, transparency and 16 bits, compared with hand-written pixels."""
     draw = np.random.default_rng(0)
     colors = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
     grey = draw.integers(0, 256, (8, 8), dtype=np.uint8)
@@ -423,7 +423,7 @@ def test_images_are_upright_rgb_on_white(vit: Path, tmp_path: Path) -> None:
 
 
 def lines_of(labels: list[Any]) -> str:
-    """Return JSON lines of 120 different texts with these labels in turn."""
+    """Return JSON lines with 120 different texts and these labels in turn."""
     rows = data.labelled_sentences(120)
     return "".join(
         json.dumps({"text": text, "label": labels[number % len(labels)]}) + "\n"
@@ -458,9 +458,9 @@ def test_the_task_is_printed_with_its_reason(
     labels, words, task, reason = DECIDED[case]
     (tmp_path / "rows.jsonl").write_text(lines_of(labels), encoding="utf-8")
     place = flags(dataset=tmp_path / "rows.jsonl", model=bert, max_length=32)
-    done = cli("text", *place, *words, "--dry_run")
-    assert done.status == 0, done.output
-    text = " ".join(done.stdout.split())
+    result = cli("text", *place, *words, "--dry_run")
+    assert result.status == 0, result.output
+    text = " ".join(result.stdout.split())
     printed = re.search(rf"\btask {task.replace(' ', '[ _]')}( \((.+?)\))?", text)
     assert printed, text
     if "--task" not in words:
@@ -480,7 +480,7 @@ CELLS: dict[str, tuple[list[Any], Row, list[str], list[list[str]]]] = {
 @pytest.mark.contract("B1")
 @pytest.mark.parametrize("case", CELLS)
 def test_cells_of_several_labels_are_read(case: str, tmp_path: Path) -> None:
-    """Lists in JSON and in Python syntax, numbers in their order, empty cells, merged labels."""
+    """Lists in JSON and Python syntax, numbers in their order, empty cells, merged labels."""
     labels, options, names, expected = CELLS[case]
     (tmp_path / "rows.jsonl").write_text(lines_of(labels), encoding="utf-8")
     place: Row = dict(dataset=str(tmp_path / "rows.jsonl"), model="none")
@@ -492,7 +492,7 @@ def test_cells_of_several_labels_are_read(case: str, tmp_path: Path) -> None:
 
 
 GAPS, NAMES = [4 * i for i in range(21)], ["bad", "good"]
-#: Labels in turn, flags, and what the message names.
+#: Labels in turn, flags, and words of the message.
 REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "many-integers": (GAPS, [], ["'label'", "21", "--task single_label", "--task regression"]),
     "words-among-fractions": (
@@ -550,15 +550,15 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "several-weights": (
         NAMES,
         ["--class_weights", "bda=2,good=3,good=4"],
-        ["bda=2: no class 'bda'; did you mean 'bad'?", "good=4: expected one weight", "of 'good'"],
+        ["bda=2: no class 'bda'; did you mean 'bad'?", "good=4: expected one weight", "for 'good'"],
     ),
     **{
         f"weight-{weight}": (
             NAMES,
             ["--class_weights", f"good={weight}"],
-            [f"--class_weights good={weight}: expected one weight from 1e-06 to 1000000 of 'good'"],
+            [f"--class_weights good={weight}: expected one weight for 'good', 1e-06 to 1000000"],
         )
-        for weight in ("-1", "0", "nan", "much", "1e60", "1e-300")  # float32 holds neither last
+        for weight in ("-1", "0", "nan", "much", "1e60", "1e-300")  # the last overflow float32
     },
     "weights-and-sampling": (
         NAMES,
@@ -587,13 +587,13 @@ REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
 def test_ambiguous_labels_and_unsuitable_options_are_refused(
     case: str, cli: Cli, bert: Path, tmp_path: Path
 ) -> None:
-    """The message names the column, the first such line and the flags that decide."""
+    """The message has the column, the first such line and the flags that decide."""
     labels, words, fragments = REFUSED[case]
     (tmp_path / "rows.jsonl").write_text(lines_of(labels), encoding="utf-8")
     place = flags(dataset=tmp_path / "rows.jsonl", model=bert, output_dir=tmp_path / "run")
-    done = cli("text", *place, *words, "--text_column", "text", "--label_column", "label")
-    assert done.status == 2, done.output
-    message = " ".join(done.stderr.split())
+    result = cli("text", *place, *words, "--text_column", "text", "--label_column", "label")
+    assert result.status == 2, result.output
+    message = " ".join(result.stderr.split())
     for fragment in fragments:
         assert re.search(rf"{re.escape(fragment)}(?!\w)", message), (fragment, message)
     assert "Traceback" not in message
@@ -604,7 +604,7 @@ def test_ambiguous_labels_and_unsuitable_options_are_refused(
 
 
 def rare_rows() -> list[Row]:
-    """Return 112 rows of which one in eight is good, with tags and a grade."""
+    """Return 112 rows, one in eight of them good, with tags and a grade."""
     texts = data.labelled_sentences(112, labels=["bad"] * 7 + ["good"], seed=5)
     rows = []
     for number, (text, label) in enumerate(texts):
@@ -615,12 +615,12 @@ def rare_rows() -> list[Row]:
 
 
 RARE = rare_rows()
-#: The outputs of a column of labels.
+#: The number of outputs for each column of labels.
 OUTPUTS = {"label": ["bad", "good"], "tags": ["bad", "good", "long"], "grade": GRADES.split(",")}
 
 
 def target(row: Row, column: str) -> Any:
-    """Return the number of the class, or 0 and 1 for every tag."""
+    """Return the class id, or 0 and 1 for each tag."""
     if column == "tags":
         return [float(name in row["tags"]) for name in OUTPUTS["tags"]]
     return OUTPUTS[column].index(row[column])
@@ -635,7 +635,7 @@ def write_rare(directory: Path) -> None:
 
 @pytest.fixture(scope="session")
 def rare(shared_directory: Path) -> Path:
-    """Splits as files: 32 training rows, 4 of them good."""
+    """A directory of splits with 32 training rows, 4 of them good."""
     return once(shared_directory / "rare", write_rare)
 
 
@@ -643,7 +643,7 @@ def recording(batches: list[list[Row]]) -> type[Text]:
     """Return a recipe that records the rows of every micro-batch."""
 
     class Recording(Text):
-        """Rows of a file, recorded."""
+        """A recipe that records its rows."""
 
         def data_collator(self) -> Any:
             collate = super().data_collator()
@@ -662,12 +662,12 @@ LABELS, HAS = (np.array([target(row, column) for row in RARE[:32]]) for column i
 BALANCED = torch.tensor(
     compute_class_weight("balanced", classes=np.arange(2), y=LABELS), dtype=torch.float32
 )
-#: Rows without a tag per row with it.
+#: The number of rows without a tag for each row with it.
 RARITY = torch.tensor((1 - HAS).sum(0) / HAS.sum(0), dtype=torch.float32)
 
 
 def focal(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The focal loss of every row with gamma 2 (Lin et al., 2017)."""
+    """Return the focal loss of each row with gamma 2 (Lin et al., 2017)."""
     right = logits.softmax(-1).gather(1, labels[:, None])[:, 0]
     return -((1 - right) ** 2) * right.log()
 
@@ -685,20 +685,20 @@ def weighted_focal(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def emd(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The squared earth mover's distance (Hou et al., 2016)."""
+    """Return the squared earth mover's distance of each row (Hou et al., 2016)."""
     true = functional.one_hot(labels, logits.shape[1])
     return ((logits.softmax(-1).cumsum(-1) - true.cumsum(-1)) ** 2).sum(-1)
 
 
 def soft(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The cross entropy to labels that fall off with the distance (Díaz and Marathe, 2019)."""
+    """Return the cross-entropy with soft labels by class distance (Díaz and Marathe, 2019)."""
     distance = (torch.arange(logits.shape[1])[None] - labels[:, None]).abs()
     return functional.cross_entropy(logits, (-distance.float()).softmax(-1), reduction="none")
 
 
 TAGS = dict(label_column="tags")
 GRADE = dict(label_column="grade", label_order=GRADES)
-#: Options of the recipe, of the training, and the loss of the whole global batch.
+#: Options of the recipe and of the training, and the loss of the whole global batch.
 LOSSES: dict[str, tuple[Row, Row, Loss]] = {
     "plain": ({}, {}, functional.cross_entropy),
     "balanced": (dict(class_weights="balanced"), {}, torch.nn.CrossEntropyLoss(BALANCED)),
@@ -739,12 +739,12 @@ LOSSES: dict[str, tuple[Row, Row, Loss]] = {
 @pytest.mark.contract("B3")
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("case", LOSSES)
-def test_a_step_is_that_of_the_loss_over_the_whole_global_batch(
+def test_a_step_uses_the_loss_of_the_whole_global_batch(
     case: str, accumulation: int, rare: Path, bert: Path, tmp_path: Path
 ) -> None:
-    """The losses that are logged, and every weight after four steps of gradient descent by hand.
+    """Logged losses and all weights equal those after four steps of gradient descent by hand.
 
-    The steps hold different shares of good rows, so a wrong divisor is seen.
+    The steps have different shares of good rows, so a wrong divisor would change them.
     """
     options, training, loss = LOSSES[case]
     options = {"label_column": "label", **options}
@@ -783,7 +783,7 @@ def test_a_step_is_that_of_the_loss_over_the_whole_global_batch(
 def test_balanced_sampling_draws_the_classes_equally_often(
     accumulation: int, rare: Path, bert: Path, tmp_path: Path
 ) -> None:
-    """Of both classes as many rows, and a row again only after all others of its class."""
+    """Both classes have as many rows; a row repeats only after all others of its class."""
     batches: list[list[Row]] = []
     options = dict(text_column="text", label_column="label", model=str(bert))
     trainer = recording(batches)(dataset=str(rare), **options).trainer(
@@ -820,10 +820,10 @@ def test_two_processes_train_a_focal_loss_with_balanced_sampling_as_one(
         "text", **options, gradient_accumulation_steps=2, output_dir=str(tmp_path / "one")
     )
     typed = {name: value for name, value in options.items() if name != "baseline"}
-    done = command(
+    result = command(
         "text", *flags(**typed, output_dir=tmp_path / "two"), "--no_baseline", launcher="torchrun"
     )
-    assert done.status == 0, done.output
+    assert result.status == 0, result.output
     two = load_file(tmp_path / "two" / "model.safetensors")
     for name, weight in load_file(one.path / "model.safetensors").items():
         torch.testing.assert_close(two[name], weight, rtol=0, atol=1e-6, msg=name)
@@ -839,7 +839,7 @@ def test_two_processes_train_a_focal_loss_with_balanced_sampling_as_one(
 def test_the_loss_of_an_evaluation_is_neither_weighted_nor_focal(
     has_metrics: bool, rare: Path, bert: Path, tmp_path: Path
 ) -> None:
-    """It is the mean over the rows, also where the last batch is smaller."""
+    """It is the mean over the rows, also if the last batch is smaller."""
     options = dict(text_column="text", label_column="label", class_weights="good=7")
     recipe = Text(dataset=str(rare), model=str(bert), loss_function="focal", **options)
     trainer = recipe.trainer(
@@ -866,7 +866,7 @@ def f1(logits: np.ndarray, labels: np.ndarray, threshold: float = 0.5) -> float:
 
 
 def thresholds_between(logits: np.ndarray) -> list[float]:
-    """Return every threshold that decides differently, between the probabilities."""
+    """Return a threshold between each two neighboring probabilities."""
     values = np.unique(scipy.special.expit(logits))
     return [0.0, *((values[1:] + values[:-1]) / 2), 1.0]
 
@@ -879,7 +879,7 @@ def thresholded(
     bert: Path,
     tmp_path: Path,
 ) -> tuple[str, finetune.Run]:
-    """A run with `--thresholds one`, `label` or `none`."""
+    """Runs with `--thresholds` `one`, `label` and `none`."""
     if request.param == "one":
         return "one", multi_label_run
     options = dict(dataset=str(shared_directory / "tags.jsonl"), model=str(bert))
@@ -893,7 +893,7 @@ def thresholded(
 def test_thresholds_are_the_best_of_validation_and_folded_into_the_bias(
     thresholded: tuple[str, finetune.Run],
 ) -> None:
-    """The saved model is a checkpoint but for its bias; 0.5 is then the best threshold."""
+    """The saved model differs from a checkpoint only in its bias; 0.5 is its best threshold."""
     kind, run = thresholded
     saved = load_file(run.path / "model.safetensors")
     bias = "classifier.bias"
@@ -929,7 +929,7 @@ def test_thresholds_are_the_best_of_validation_and_folded_into_the_bias(
 def test_numbers_are_learned_in_standard_deviations(
     loss: str, regression_run: finetune.Run, shared_directory: Path, bert: Path, tmp_path: Path
 ) -> None:
-    """Of the training rows, so that a target in hundreds weighs no more than one below five."""
+    """They are those of the training rows, so large targets do not dominate the loss."""
     options = dict(dataset=str(shared_directory / "scores.csv"), text_column="text")
     recipe = Text(**options, label_columns="stars,price", model=str(bert), loss_function=loss)
     trainer = recipe.trainer(output_dir=str(tmp_path / "run"), **STEP | dict(global_batch_size=173))
@@ -978,7 +978,7 @@ FAST = ("roberta", "gpt2", "t5", "xlnet")
 
 
 def write_places(path: Path) -> Path:
-    """Write 90 texts of 8 to 30 words that the tokenizers of the families know."""
+    """Write 90 texts of 8 to 30 words in the vocabularies of the families."""
     words = {"bad": ["awful", "dull", "bland"], "good": ["great", "lovely", "fine"]}
     rows = []
     for number in range(90):
@@ -994,7 +994,7 @@ def write_places(path: Path) -> Path:
     [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in FAMILIES],
 )
 def test_a_family_trains_resumes_and_predicts(family: str, tmp_path: Path) -> None:
-    """Resumed from the middle with the same weights to the bit; padding changes nothing."""
+    """A resumed run has bit-identical weights; padding does not change predictions."""
     base = write(family, tmp_path / "base")
     dataset = write_places(tmp_path / "places.csv")
     options: Row = {**SHORT, "dataset": str(dataset), "model": str(base), "max_length": 48}
@@ -1023,13 +1023,13 @@ def test_a_family_trains_resumes_and_predicts(family: str, tmp_path: Path) -> No
     assert model.config.pad_token_id == tokenizer.pad_token_id
     texts = ["the food was great", "awful and dull " * 9, "fine", "the food of place 7 was bland"]
     together = finetune.predict(run, texts, all_probabilities=True, precision="fp32")
-    alone = pd.concat(
+    one_by_one = pd.concat(
         [finetune.predict(run, [text], all_probabilities=True, precision="fp32") for text in texts]
     )
     columns = ["probability of bad", "probability of good"]
     expected = scipy.special.softmax(logits_of(model, run.path, texts), axis=1)
     assert np.ptp(expected[:, 0]) > 1e-3
-    for frame in (together, alone):
+    for frame in (together, one_by_one):
         np.testing.assert_allclose(frame[columns], expected, atol=2e-5)
 
 
@@ -1068,13 +1068,13 @@ class Mine(evaluate.Metric):
 
 @pytest.fixture
 def module(tmp_path: Path) -> Path:
-    """An `evaluate` module of two numbers, `share_right` and `minutes_lost`."""
+    """An `evaluate` module that returns `share_right` and `minutes_lost`."""
     path = tmp_path / "mine.py"
     path.write_text(MODULE, encoding="utf-8")
     return path
 
 
-#: What is replaced in the module, by what, and what the refusal names.
+#: Text in the module, its replacement, and words of the message.
 UNUSABLE = {
     "returns a list": ("return {", "return [0.5]  # {", ["mine.py returned [0.5]", "dict"]),
     "returns an array": ("right.mean()", "right", ["share_right", "number"]),
@@ -1092,7 +1092,7 @@ UNUSABLE = {
 def test_a_module_that_cannot_be_used_is_refused(
     case: str, module: Path, reviews: Path, bert: Path
 ) -> None:
-    """Before the training, with the file and what was expected."""
+    """The message comes before training, with the file and what was expected."""
     old, new, fragments = UNUSABLE[case]
     module.write_text(MODULE.replace(old, new) if old else MODULE, encoding="utf-8")
     best = {"metric_for_best_model": "share_right"} if case == "no direction" else {}
@@ -1108,7 +1108,7 @@ def test_a_module_that_cannot_be_used_is_refused(
 def test_whole_numbers_are_refused_as_predictions_of_a_regression(
     module: Path, bert: Path, tmp_path: Path
 ) -> None:
-    """`evaluate` would make 0 of 0.9; with float64 the module gets the numbers."""
+    """`evaluate` would convert 0.9 to 0; with float64 the module gets the numbers."""
     scores = data.write_scores(tmp_path / "scores.csv")
     options = dict(dataset=str(scores), model=str(bert), text_column="text", label_column="stars")
     options |= dict(metrics=f"rmse,{module}", task="regression")
@@ -1134,7 +1134,7 @@ def test_a_module_imports_what_is_beside_it(module: Path) -> None:
 
 
 def best_of(history: list[Row], metric: str, is_greater: bool) -> tuple[list[int], int]:
-    """Return the steps of the evaluations and the place of the best: of equal ones the first."""
+    """Return the steps of the evaluations, and the index of the first best one."""
     evaluations = [entry for entry in history if f"eval_{metric}" in entry]
     values = [entry[f"eval_{metric}"] for entry in evaluations]
     best = int(np.argmax(values) if is_greater else np.argmin(values))
@@ -1145,14 +1145,14 @@ def best_of(history: list[Row], metric: str, is_greater: bool) -> tuple[list[int
 def test_metrics_by_name_and_path_are_those_of_the_predictions(
     module: Path, bert: Path, tmp_path: Path, cli: Cli
 ) -> None:
-    """Of classes of unequal size; one of the module's numbers chooses the saved checkpoint."""
+    """Classes differ in size; a number of the module chooses the saved checkpoint."""
     reviews = data.write_reviews(tmp_path / "reviews.csv", labels=("bad", "bad", "good"))
     names = "f1_weighted,precision,recall_micro,matthews_correlation,roc_auc,average_precision"
     words = TRAINING | dict(metrics=f"{names},{module}", output_dir=tmp_path / "run")
     words |= dict(metric_for_best_model="share_right", greater_is_better="true")
     words |= dict(num_train_epochs=6, learning_rate=5e-3, save_total_limit=6)
-    done = cli("text", *flags(dataset=reviews, model=bert, **words), "--no_baseline")
-    assert done.status == 0, done.output
+    result = cli("text", *flags(dataset=reviews, model=bert, **words), "--no_baseline")
+    assert result.status == 0, result.output
     run = finetune.Run.load(tmp_path / "run")
     predictions, test = run.predictions, dict(run.metrics.test)
     assert run.labels == ["bad", "good"]
@@ -1199,7 +1199,7 @@ def test_the_best_checkpoint_is_kept_and_the_training_stops_after_patience(
     bert: Path,
     tmp_path: Path,
 ) -> None:
-    """As many evaluations after the best as `--early_stopping_patience` says, and no more."""
+    """There are exactly `--early_stopping_patience` evaluations after the best one."""
     options = dict(dataset=str(reviews), metrics=f"f1,{module}", max_length=64)
     if metric == "rmse":
         scores = data.write_scores(tmp_path / "scores.csv")
@@ -1223,7 +1223,7 @@ def test_the_best_checkpoint_is_kept_and_the_training_stops_after_patience(
 
 
 class Undefined(Text):
-    """A metric that is NaN at first, and better each time."""
+    """A metric that is NaN at first and then improves each time."""
 
     own_metrics = ("gain",)
 
@@ -1284,7 +1284,7 @@ def averaged(name: str) -> Score:
 
 
 def over_targets(function: Score) -> Score:
-    """Return the mean of a score over the columns."""
+    """Return a function for the mean of a score over the columns."""
     return lambda true, values: np.mean(
         [function(*both) for both in zip(true.T, values.T, strict=True)]
     )
@@ -1303,7 +1303,7 @@ OF_NUMBERS: dict[str, Score] = {
     "pearson": lambda *both: scipy.stats.pearsonr(*both).statistic,
     "spearman": lambda *both: scipy.stats.spearmanr(*both).statistic,
 }
-#: Module, configuration, predictions or scores, references, arguments, and the right function.
+#: Module, configuration, predictions or scores, references, arguments, reference function.
 MODULES: list[tuple[str, str | None, np.ndarray, np.ndarray, Row, Score]] = [
     *(
         (name, None, *MANY, {"average": average} | more, averaged(name))
@@ -1373,13 +1373,13 @@ def test_every_module_is_compared() -> None:
 
 
 def by_label(model: Any, text: str, tokenizer: Any) -> dict[str, float]:
-    """Return the logit of every label by its name."""
+    """Return the logits of each label by its name."""
     logits = forward(model.eval(), tokenizer(text, truncation=True))
     return {model.config.id2label[i]: value for i, value in enumerate(logits)}
 
 
 def write_permuted(run: finetune.Run, order: list[int], directory: Path) -> Path:
-    """Write the model of a run with its outputs in another order, names and rows alike."""
+    """Write the model of a run with outputs, names and weights, in another order."""
     model = classifier(run.path)
     names = [run.labels[i] for i in order]
     model.config.id2label = dict(enumerate(names))
@@ -1409,7 +1409,7 @@ def write_permuted(run: finetune.Run, order: list[int], directory: Path) -> Path
 def test_a_head_of_the_same_labels_is_continued_by_name(
     task: str, order: list[int], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Before the first step the model gives every label the logit that the base gives it."""
+    """Before the first step each label has the logits of the base model."""
     run: finetune.Run = request.getfixturevalue(f"{task}_run")
     base = write_permuted(run, order, tmp_path / "base")
     names = ("task", "label_order", "label_column")
@@ -1442,9 +1442,9 @@ def test_a_head_of_other_labels_is_replaced_and_that_is_printed(
     texts = data.labelled_sentences(120, labels=[*data.WORDS])
     rows = [[text, labels[number % len(labels)]] for number, (text, _) in enumerate(texts)]
     dataset = data.write_csv(tmp_path / "rows.csv", ["text", "label"], rows)
-    done = cli("text", *flags(dataset=dataset, model=base, max_length=64), "--dry_run")
-    assert done.status == 0, done.output
-    output = " ".join(done.output.split())
+    result = cli("text", *flags(dataset=dataset, model=base, max_length=64), "--dry_run")
+    assert result.status == 0, result.output
+    output = " ".join(result.output.split())
     assert all(word in output for word in ("awful-ish", "great-ish", str(base)))
     model = Text(dataset=str(dataset), model=str(base)).trainer_kwargs()["model"]
     assert list(model.config.id2label.values()) == sorted(labels)
@@ -1528,7 +1528,7 @@ def custom_run(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> finetune
 def test_load_prepare_and_data_collator_make_the_inputs(
     custom_run: finetune.Run, bert: Path
 ) -> None:
-    """The rows are those of `load`, their text that of `prepare`, in the collator's segment."""
+    """Rows come from `load`, their text from `prepare`, and their segment from the collator."""
     predictions = custom_run.predictions
     assert custom_run.labels == ["bad", "good"]
     assert len(predictions) == 19
@@ -1548,7 +1548,7 @@ def test_load_prepare_and_data_collator_make_the_inputs(
 
 @pytest.mark.contract("B8")
 def test_build_model_and_loss_make_the_first_loss(custom_run: finetune.Run) -> None:
-    """Logits of 0 from `build_model`, three times the cross entropy from `loss`."""
+    """`build_model` returns logits of 0, `loss` three times the cross-entropy."""
     losses = [entry["loss"] for entry in custom_run.manifest.history if "loss" in entry]
     assert losses[0] == pytest.approx(3 * np.log(2), rel=1e-5)
     assert losses[1] != pytest.approx(losses[0], rel=1e-5)
@@ -1580,14 +1580,14 @@ def test_compute_metrics_replaces_the_metrics(custom_run: finetune.Run) -> None:
 
 
 PREPARE = """def prepare(self, dataset):
-        made = super().prepare(dataset)
-        made["{0}"] = made["{0}"].select({1})
-        return made"""
+        prepared = super().prepare(dataset)
+        prepared["{0}"] = prepared["{0}"].select({1})
+        return prepared"""
 METRICS = "own_metrics = ('m',)\n    def compute_metrics(self, prediction):\n        return {}"
 
 
 def train_with_step(step: str, folder: Path, bert: Path, **options: Any) -> finetune.Run:
-    """Train a recipe with a step of its own."""
+    """Train a recipe with a custom step."""
     source = f"from finetune import TextRecipe\n\n\nclass Mine(TextRecipe):\n\n    {step}\n"
     (folder / "mine.py").write_text(source, encoding="utf-8")
     data.write_csv(folder / "a.csv", ["text", "label"], data.labelled_sentences(160))

@@ -1,8 +1,8 @@
-"""D: training is right, however it is launched, stopped, killed or damaged.
+"""Section D: training is right, however it is launched, stopped, killed or damaged.
 
-DataParallel and FSDP (D4) need accelerators: `make gpu-check`. Losses and weights are compared with
-the hand-written loop of `native_loop.py` and with scikit-learn; a launch with another launch, and a
-resumed run with one that was not stopped. `faulty.py` is a recipe in which things go wrong.
+`make gpu-check` tests DataParallel and FSDP (D4), which need accelerators. Losses and weights are
+compared with the loop in `native_loop.py` and with scikit-learn, launches with each other, and
+resumed runs with uninterrupted ones. `faulty.py` is a recipe that injects faults.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 Cli = Callable[..., Finished]
 HERE = Path(__file__).parent
 FAULTY = HERE / "faulty.py"
-#: Seconds in which a job ends that cannot go on (D9).
+#: The maximum time in seconds until a failing job ends (D9).
 MINUTE = 60
 
 
@@ -70,7 +70,7 @@ LAUNCHED: dict[str, Any] = dict(
     baseline=False,
     disable_tqdm=True,
 )
-#: Trained on consecutive rows, as the hand-written loop does.
+#: Options for training on consecutive rows, as in the hand-written loop.
 IN_ORDER = dict(train_sampling_strategy="sequential")
 RARE = dict(label_column="rare", **IN_ORDER)
 CASES: dict[str, dict[str, Any]] = {
@@ -97,11 +97,11 @@ CASES: dict[str, dict[str, Any]] = {
     "rows that divide": dict(label_column="verdict", train_samples=96),
     "images": dict(recipe="image", max_length=None, dataset="photos", model="vit"),
 }  # fmt: skip
-#: What several processes train: three of them one of every task, and steps of their own kind.
+#: Cases for several processes: three processes train one of each task, and other kinds of steps.
 IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
 IN_THREE = ["single label", "weights", "multi label", "regression", "ordinal", "windows"]
 IN_THREE += ["tokens", "rows", "images"]
-#: Processes: accumulation steps. One process with one is what the others are compared with.
+#: Processes: accumulation steps. The reference is one process with one step.
 LAUNCHES = {1: 3, 2: 2, 3: 1}
 #: Extra cases at the end of each job; the last one fails and ends it.
 #: Directory, options, environment.
@@ -112,7 +112,7 @@ LAST: dict[int, list[tuple[str, dict[str, Any], dict[str, str]]]] = {
 
 
 def write_table(directory: Path) -> Path:
-    """Write a directory of splits with a column of labels for every task."""
+    """Write a directory of splits with a column of labels for each task."""
     draw, first = random.Random(3), 0
     directory.mkdir()
     for split, size in ROWS.items():
@@ -156,7 +156,7 @@ Options = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def options(sources: dict[str, str]) -> Options:
-    """The keywords of `finetune.train` for a case."""
+    """Return a function from a case to its keywords of `finetune.train`."""
 
     def of_case(name: str, **more: Any) -> dict[str, Any]:
         chosen = {"dataset": "table", "model": "bert", **LAUNCHED, **CASES[name], **more}
@@ -171,7 +171,7 @@ Launched = Callable[[str, int, int], Run]
 
 @pytest.fixture(scope="session")
 def launched(shared_directory: Path, options: Options, jobs: Callable[[int], Path]) -> Launched:
-    """The run of a case with this number of processes and of accumulation steps."""
+    """Return a function from a case, processes and accumulation steps to a run."""
 
     def of_case(name: str, processes: int, accumulation: int) -> Run:
         if processes > 1:
@@ -195,7 +195,7 @@ def launched(shared_directory: Path, options: Options, jobs: Callable[[int], Pat
 def jobs(
     shared_directory: Path, options: Options, servers: Servers, faulty: dict[str, str]
 ) -> Callable[[int], Path]:
-    """The directory of a job of torchrun that has trained every case."""
+    """Return a function to the directory of a torchrun job that has trained all cases."""
 
     def train_all(directory: Path, processes: int) -> None:
         cases = []
@@ -231,31 +231,32 @@ def jobs(
 
 
 def numbers(run: Run) -> list[dict[str, float]]:
-    """Return what was logged at each step and evaluation, without the speed."""
+    """Return the logged numbers of each step and evaluation, without the speed."""
     speed = ("runtime", "per_second", "flos", "groups")
     return [
         {name: value for name, value in entry.items() if not name.endswith(speed)}
         for entry in run.manifest.history
-    ][:-1]  # the last entry is about the speed
+    ][:-1]  # the last entry has the speed
 
 
 def assert_close(run: Run, expected: Run) -> None:
     """Compare losses, weights, predictions and metrics of two runs.
 
-    AdamW moves weights whose true gradient is zero by rounding: there only their norm is compared.
+    AdamW moves weights with a true gradient of zero by rounding errors; their norms are compared.
     """
     assert len(numbers(run)) == len(numbers(expected)) >= 14
     for entry, other in zip(numbers(run), numbers(expected), strict=True):
         assert entry == pytest.approx(other, rel=1e-5, abs=1e-6)
         if "loss" in entry:
             assert entry["loss"] == pytest.approx(other["loss"], rel=1e-6, abs=1e-6)
-    weights, others = (load_file(path / "model.safetensors") for path in (run.path, expected.path))
-    assert weights.keys() == others.keys()
+    directories = (run.path, expected.path)
+    weights, reference = (load_file(path / "model.safetensors") for path in directories)
+    assert weights.keys() == reference.keys()
     if run.manifest.arguments["optim"] == "sgd":
         for name, value in weights.items():
-            torch.testing.assert_close(value, others[name], rtol=1e-5, atol=1e-6, msg=name)
-    gap = sum((value - others[name]).square().sum() for name, value in weights.items())
-    assert gap.sqrt() < 1e-4 * sum(value.square().sum() for value in others.values()).sqrt()
+            torch.testing.assert_close(value, reference[name], rtol=1e-5, atol=1e-6, msg=name)
+    gap = sum((value - reference[name]).square().sum() for name, value in weights.items())
+    assert gap.sqrt() < 1e-4 * sum(value.square().sum() for value in reference.values()).sqrt()
     pd.testing.assert_frame_equal(run.predictions, expected.predictions, rtol=1e-5, atol=1e-6)
     for split in ("validation", "test"):
         assert run.metrics[split] == pytest.approx(expected.metrics[split], rel=1e-5, abs=1e-6)
@@ -274,13 +275,13 @@ def test_processes_change_nothing(launched: Launched, processes: int, name: str)
 @pytest.mark.contract("D1")
 @pytest.mark.parametrize("name", ["weights", "focal", "multi label", "regression", "windows"])
 def test_accumulation_changes_nothing(launched: Launched, name: str) -> None:
-    """Three micro-batches a step, whose classes are not as frequent as those of the step."""
+    """A step has three micro-batches with different class frequencies."""
     assert_close(launched(name, 1, 3), launched(name, 1, 1))
 
 
 @pytest.mark.contract("D1")
 def test_the_cases_differ(launched: Launched) -> None:
-    """No option is ignored: no two cases have the same losses."""
+    """No option is ignored: all cases have different losses."""
     runs = [launched(name, 1, 1) for name in CASES]
     losses = [numbers(run)[3]["loss"] for run in runs]
     assert len({round(loss, 5) for loss in losses}) == len(CASES)
@@ -292,7 +293,7 @@ def class_ids(run: Run, rows: pd.DataFrame) -> torch.Tensor:
 
 
 def targets_of(name: str, run: Run, rows: pd.DataFrame, train: pd.DataFrame) -> torch.Tensor:
-    """Return the targets of rows: class ids, ones and zeros, or numbers without a unit."""
+    """Return the targets of rows: class ids, 0 and 1, or standardized numbers."""
     if name == "multi label":
         cells = [cell.split(";") for cell in rows["tags"]]
         return torch.tensor([[float(label in cell) for label in run.labels] for cell in cells])
@@ -303,7 +304,7 @@ def targets_of(name: str, run: Run, rows: pd.DataFrame, train: pd.DataFrame) -> 
     return class_ids(run, rows)
 
 
-#: Those of other losses are in test_tasks.py.
+#: test_tasks.py has the other losses.
 NATIVE: dict[str, native_loop.Loss] = {
     "single label": cross_entropy,
     "multi label": binary_cross_entropy_with_logits,
@@ -337,7 +338,7 @@ def test_a_hand_written_loop_gives_the_same(
 
 
 def rows_of_steps(run: Run, token_ids: list[list[int]]) -> list[list[list[int]]]:
-    """Return the rows of every step, by process and micro-batch."""
+    """Return the rows of each step, by process and micro-batch."""
     steps: dict[int, list[list[int]]] = {}
     for path in sorted(run.path.parent.glob("rank*.jsonl")):
         for line in path.read_text().splitlines():
@@ -348,7 +349,7 @@ def rows_of_steps(run: Run, token_ids: list[list[int]]) -> list[list[list[int]]]
 
 @pytest.fixture
 def token_ids(table: Path, bert: Path) -> list[list[int]]:
-    """The tokens of every training row."""
+    """The tokens of each training row."""
     tokenizer = AutoTokenizer.from_pretrained(bert)
     texts = pd.read_csv(table / "train.csv")["text"].tolist()
     return [tokenizer(text, truncation=True, max_length=LENGTH)["input_ids"] for text in texts]
@@ -359,7 +360,7 @@ def token_ids(table: Path, bert: Path) -> list[list[int]]:
 def test_a_step_has_the_same_rows_in_every_launch(
     launched: Launched, token_ids: list[list[int]], processes: int, accumulation: int
 ) -> None:
-    """Of 101 rows five are left out in each epoch, others each time; none comes twice."""
+    """Each epoch leaves out five of 101 rows, different ones each time, and repeats none."""
     steps = rows_of_steps(launched("rows", processes, accumulation), token_ids)
     assert len(steps) == STEPS
     share = BATCH // (processes * accumulation)
@@ -376,10 +377,10 @@ def test_a_step_has_the_same_rows_in_every_launch(
 
 @pytest.mark.contract("D1", "D2")
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_a_step_of_tokens_has_no_more_than_asked_for_and_every_row_is_used(
+def test_a_step_has_at_most_the_requested_tokens_and_every_row_is_used(
     launched: Launched, token_ids: list[list[int]], processes: int
 ) -> None:
-    """Padding included, over all processes and micro-batches."""
+    """The limit includes padding, over all processes and micro-batches."""
     steps = rows_of_steps(launched("tokens", processes, LAUNCHES[processes]), token_ids)
     for step in steps:
         assert sum(len(rows) * max(len(token_ids[row]) for row in rows) for rows in step) <= 400
@@ -433,16 +434,16 @@ def test_a_batch_that_does_not_divide_is_refused(
     cli: Cli, sources: dict[str, str], tmp_path: Path, words: str, fragments: list[str]
 ) -> None:
     source = flags(dataset=sources["table"], model=sources["bert"], label_column="verdict")
-    done = cli("text", *source, "--output_dir", tmp_path / "run", *words.split())
-    assert (done.status, done.stdout) == (2, "")
+    result = cli("text", *source, "--output_dir", tmp_path / "run", *words.split())
+    assert (result.status, result.stdout) == (2, "")
     for fragment in fragments:
-        assert re.search(rf"(?<!\d){fragment}(?!\d)", done.stderr), done.stderr
+        assert re.search(rf"(?<!\d){fragment}(?!\d)", result.stderr), result.stderr
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.contract("D2")
 def test_three_processes_cannot_share_32_rows(jobs: Callable[[int], Path]) -> None:
-    """The message, the same on each rank, names the nearest batches that can be divided."""
+    """The message is the same on each rank and names the nearest batch sizes that divide."""
     output = (jobs(3) / "output.txt").read_text(encoding="utf-8")
     (message,) = set(re.findall(r"UserError: (?:rank 0: )?(.*batch_size 32 .*)", output))
     assert {"30", "33"} <= set(re.findall(r"\d+", message))
@@ -453,7 +454,7 @@ def test_three_processes_cannot_share_32_rows(jobs: Callable[[int], Path]) -> No
 
 
 def loss_by_hand(name: str, run: Run, rows: pd.DataFrame, predictions: pd.DataFrame) -> float:
-    """Return the mean of the rows' losses, of probabilities or numbers; it is never weighted."""
+    """Return the unweighted mean loss of rows, from probabilities or numbers."""
     train = rows.attrs["train"]
     targets = targets_of(name, run, rows, train).numpy()
     if name == "regression":
@@ -473,7 +474,7 @@ def loss_by_hand(name: str, run: Run, rows: pd.DataFrame, predictions: pd.DataFr
 def test_every_test_row_counts_once_in_its_order(
     launched: Launched, table: Path, name: str, processes: int
 ) -> None:
-    """Of 37 rows, which batches of four and two or three processes do not divide."""
+    """There are 37 rows, which batches of four on two or three processes do not divide."""
     run = launched(name, processes, 1 if processes == 1 else LAUNCHES[processes])
     test = pd.read_csv(table / "test.csv")
     test.attrs["train"] = pd.read_csv(table / "train.csv")
@@ -494,7 +495,7 @@ def test_every_test_row_counts_once_in_its_order(
 def test_the_loss_of_an_evaluation_in_training_is_that_of_its_rows(
     launched: Launched, table: Path, name: str, processes: int
 ) -> None:
-    """The evaluation after the last step is of the model that is saved; of 23 rows, by hand."""
+    """The last evaluation is that of the saved model on 23 rows, by hand."""
     run = launched(name, processes, 1)
     rows = pd.read_csv(table / "validation.csv")
     model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
@@ -513,7 +514,7 @@ def test_the_loss_of_an_evaluation_in_training_is_that_of_its_rows(
 def machines(
     shared_directory: Path, servers: Servers, options: Options
 ) -> Callable[[], tuple[Path, list[str]]]:
-    """Two ranks started as a cluster starts them, with directories of their own."""
+    """Return a function that starts two ranks as a cluster does, in separate directories."""
 
     def train_all(directory: Path) -> None:
         nodes = [str(directory / name) for name in ("first", "second")]
@@ -578,7 +579,7 @@ def test_machines_with_save_on_each_node_have_the_whole_run_each(
 def test_machines_with_other_flags_are_refused(
     machines: Callable[[], tuple[Path, list[str]]],
 ) -> None:
-    """By the name of the flag, on both, and before anything is written."""
+    """Both name the flag before anything is written."""
     directory, output = machines()
     for text in output:
         lines = " ".join(line for line in text.splitlines() if "--learning_rate" in line)
@@ -592,10 +593,10 @@ def test_machines_with_other_flags_are_refused(
 def test_fsdp_is_refused_on_a_cpu(
     cli: Cli, faulty: dict[str, str], tmp_path: Path, value: str
 ) -> None:
-    """The library would train by DDP and say nothing."""
-    done = cli("text", *flags(**faulty, output_dir=tmp_path / "run"), "--fsdp", *value.split())
-    assert done.status == 2
-    assert "--fsdp" in done.stderr
+    """`Trainer` would silently use DDP."""
+    result = cli("text", *flags(**faulty, output_dir=tmp_path / "run"), "--fsdp", *value.split())
+    assert result.status == 2
+    assert "--fsdp" in result.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -604,7 +605,7 @@ def test_fsdp_is_refused_on_a_cpu(
 def test_a_job_that_is_started_again_resumes_without_the_flag(
     train: "Train", tmp_path: Path, variable: str
 ) -> None:
-    """As SLURM starts one that was queued again, and `torchrun --max-restarts` its processes."""
+    """SLURM starts requeued jobs like this, and `torchrun --max-restarts` its processes."""
     assert train(tmp_path / "run", "--max_steps", 6, fault="step 4,SIGTERM").status == 75
     assert train(tmp_path / "run", "--max_steps", 6, environment={variable: "1"}).status == 0
     assert [path.name for path in tmp_path.glob("run*")] == ["run"]
@@ -616,7 +617,7 @@ def test_a_job_that_is_started_again_resumes_without_the_flag(
 def test_the_batch_script_of_slurm_starts_torchrun(
     tmp_path: Path, gpus: dict[str, str], processes: str
 ) -> None:
-    """With stand-ins for the programs that it calls, as on the second of two nodes."""
+    """The called programs are replaced, and variables are those of the second of two nodes."""
     programs = {
         "scontrol": 'test "$*" = "show hostnames node[8-9]" && printf "node8\nnode9\n"',
         "srun": 'while [[ $1 == -* ]]; do shift; done; SLURMD_NODENAME=node9 "$@"',
@@ -639,7 +640,7 @@ def test_the_batch_script_of_slurm_starts_torchrun(
 
 @pytest.mark.contract("D4")
 def test_the_kubernetes_file_starts_one_torchrun_on_each_pod(cli: Cli) -> None:
-    """Two pods of one job run the same command, on a volume that both can write."""
+    """Two pods of one job run the same command on a volume that both can write to."""
     file = HERE.parents[1] / "docs" / "cluster" / "pytorchjob.yaml"
     claim, job = yaml.safe_load_all(file.read_text("utf-8"))
     assert (claim["kind"], job["kind"]) == ("PersistentVolumeClaim", "PyTorchJob")
@@ -665,13 +666,13 @@ def test_the_kubernetes_file_starts_one_torchrun_on_each_pod(cli: Cli) -> None:
 
 # ---- D5: resumed as if it had never stopped ------------------------------------------------------
 
-#: Nine steps an epoch, eighteen in all, and a checkpoint after every third.
+#: 18 steps, nine in each epoch, and a checkpoint after every third step.
 EPOCH, LAST_STEP = 9, 18
 
 
 @pytest.fixture(scope="session")
 def faulty(shared_directory: Path) -> dict[str, str]:
-    """Splits of 144, 40 and 40 reviews, and a BERT with dropout, whose state a resume needs."""
+    """Splits of 144, 40 and 40 reviews, and a BERT with dropout, to test random states."""
 
     def write(directory: Path) -> None:
         directory.mkdir()
@@ -684,14 +685,14 @@ def faulty(shared_directory: Path) -> dict[str, str]:
 
 
 Train = Callable[..., Finished]
-#: Those that stop a training. Unless it is ignored each has a handler, whoever starts the tests;
-#: it does nothing, so that a signal that the training does not handle does not end the tests.
+#: The signals that stop a training. Tests give each a handler that does nothing, unless it is
+#: ignored, so that a signal that the training does not handle does not end the tests.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 @pytest.fixture
 def train(cli: Cli, faulty: dict[str, str]) -> Train:
-    """Type a training of the recipe `faulty.py` in this process, with a fault."""
+    """Return a function that trains the recipe `faulty.py` in this process with a fault."""
 
     def run(
         output_dir: Path, *words: object, fault: str = "",
@@ -714,7 +715,7 @@ def train(cli: Cli, faulty: dict[str, str]) -> Train:
 
 @pytest.fixture(scope="session")
 def whole(shared_directory: Path, faulty: dict[str, str]) -> Callable[..., Path]:
-    """An uninterrupted run with these training arguments."""
+    """Return a function from training arguments to an uninterrupted run."""
 
     def trained(**more: Any) -> Path:
         def train(path: Path) -> None:
@@ -737,9 +738,9 @@ def assert_identical(run: Path, expected: Path) -> None:
     for path in [expected / "model.safetensors", *last]:
         other = run / path.relative_to(expected)
         if path.suffix == ".safetensors":
-            weights, others = load_file(path), load_file(other)
-            assert weights.keys() == others.keys()
-            assert all(torch.equal(weights[name], others[name]) for name in weights), path
+            weights, reference = load_file(path), load_file(other)
+            assert weights.keys() == reference.keys()
+            assert all(torch.equal(weights[name], reference[name]) for name in weights), path
         elif path.suffix in (".pt", ".pth"):
             states = [torch.load(file, weights_only=False) for file in (path, other)]
             assert equal(*states), path
@@ -754,14 +755,14 @@ def equal(one: Any, other: Any) -> bool:
     return bool(np.array_equal(np.asarray(one), np.asarray(other)))
 
 
-def typed_again(done: Finished) -> list[str]:
-    """Return the command that was printed to resume a run, without `python -m finetune`."""
-    (command,) = re.findall(r"(?:python|torchrun) [^\n]* --resume\b[^\n]*", done.stdout)
+def typed_again(result: Finished) -> list[str]:
+    """Return the printed command that resumes a run, without `python -m finetune`."""
+    (command,) = re.findall(r"(?:python|torchrun) [^\n]* --resume\b[^\n]*", result.stdout)
     return shlex.split(command)[3:]
 
 
 def assert_resumed_from(step: int, output: str) -> None:
-    """Assert that this checkpoint and step are printed, and no other that was not set aside."""
+    """Assert that this checkpoint and step are printed, and no others but those set aside."""
     lines = [line for line in output.splitlines() if "damaged-" not in line]
     lines = [line for line in lines if "checkpoint-" in line]
     assert {*re.findall(r"\bcheckpoint-(\d+)", "\n".join(lines))} == {str(step)}
@@ -804,7 +805,7 @@ def test_a_signal_saves_a_checkpoint_and_the_printed_command_resumes(
     train: Train, cli: Cli, whole: Callable[..., Path], tmp_path: Path,
     fault: str, more: dict[str, Any], step: int,
 ) -> None:  # fmt: skip
-    """The exit status is 75, and the run becomes what it would have become."""
+    """The exit status is 75, and the resumed run ends like an uninterrupted one."""
     run = tmp_path / "run"
     stopped = train(run, *flags(**more), fault=fault)
     assert stopped.status == 75
@@ -825,7 +826,7 @@ def test_a_kill_while_a_step_is_saved_again_leaves_the_first_save(
     command: Commands, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """A signal stops the evaluation of step 3; resumed, it is evaluated and saved again."""
+    """A signal stops the evaluation of step 3, which a resume repeats, and saves again."""
     run = tmp_path / "run"
     assert train(run, fault="batch 2,SIGTERM").status == 75
     words = [FAULTY, *flags(**faulty, output_dir=run), "--resume"]
@@ -842,7 +843,7 @@ def test_a_kill_while_a_step_is_saved_again_leaves_the_first_save(
 def test_a_signal_after_thresholds_were_folded_saves_the_weights_before(
     train: Train, tmp_path: Path, faulty: dict[str, str]
 ) -> None:
-    """The validation rows are two batches, predicted twice; the fifth batch is of the test."""
+    """Validation has two batches and is predicted twice; the fifth batch is a test batch."""
     rows = {
         split: pd.read_csv(Path(faulty["dataset"]) / f"{split}.csv")
         for split in ("train", "validation", "test")
@@ -875,14 +876,14 @@ def test_a_signal_before_the_training_leaves_nothing(train: Train, tmp_path: Pat
 @pytest.mark.contract("D7")
 def test_a_hangup_that_nohup_ignores_stays_ignored(train: Train, tmp_path: Path) -> None:
     more = ("--max_steps", 5)
-    done = train(tmp_path / "run", *more, fault="step 4,SIGHUP", ignored=signal.SIGHUP)
-    assert done.status == 0
+    result = train(tmp_path / "run", *more, fault="step 4,SIGHUP", ignored=signal.SIGHUP)
+    assert result.status == 0
     assert Run.load(tmp_path / "run").manifest.steps == 5
 
 
 @pytest.fixture(scope="session")
 def broken_off(shared_directory: Path, faulty: dict[str, str]) -> Path:
-    """A run that failed in step 10, with the checkpoints of steps 3, 6 and 9. Not to be changed."""
+    """A run that failed in step 10, with checkpoints of steps 3, 6 and 9; tests copy it."""
 
     def train(path: Path) -> None:
         with (
@@ -937,12 +938,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     damage: Callable[[Path], object],
 ) -> None:  # fmt: skip
     damage(broken_copy / "checkpoint-9" / (name or "optimizer.pt"))
-    done = train(broken_copy, "--resume")
-    assert done.status == 0, done.stderr
-    (line,) = [line for line in done.output.splitlines() if "damaged-checkpoint-9" in line]
+    result = train(broken_copy, "--resume")
+    assert result.status == 0, result.stderr
+    (line,) = [line for line in result.output.splitlines() if "damaged-checkpoint-9" in line]
     assert name in line
     assert (broken_copy / "damaged-checkpoint-9").is_dir()
-    assert_resumed_from(6, done.output)
+    assert_resumed_from(6, result.output)
     assert_identical(broken_copy, whole())
 
 
@@ -950,26 +951,26 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 def test_a_whole_checkpoint_is_used(
     train: Train, whole: Callable[..., Path], broken_copy: Path
 ) -> None:
-    """Also beside one that was never finished, and files that a system leaves."""
+    """It is used also beside an unfinished one and files that an operating system leaves."""
     (broken_copy / "checkpoint-9" / ".DS_Store").touch()
-    done = train(broken_copy, "--resume")
-    assert done.status == 0, done.stderr
-    assert_resumed_from(9, done.output)
-    assert "damaged" not in done.output
+    result = train(broken_copy, "--resume")
+    assert result.status == 0, result.stderr
+    assert_resumed_from(9, result.output)
+    assert "damaged" not in result.output
     assert_identical(broken_copy, whole())
 
 
 @pytest.mark.contract("D5")
-def test_where_no_checkpoint_is_whole_nothing_is_used_or_changed(
+def test_without_a_whole_checkpoint_nothing_is_used_or_changed(
     train: Train, broken_copy: Path
 ) -> None:
     manifest = (broken_copy / "run.json").read_bytes()
     for path in broken_copy.glob("checkpoint-*"):
         flip(path / "rng_state.pth")
     for _ in range(2):
-        done = train(broken_copy, "--resume")
-        assert (done.status, done.stdout) == (2, "")
-        assert done.stderr.count("rng_state.pth") == 3
+        result = train(broken_copy, "--resume")
+        assert (result.status, result.stdout) == (2, "")
+        assert result.stderr.count("rng_state.pth") == 3
     assert (broken_copy / "run.json").read_bytes() == manifest
     assert checkpoints(broken_copy) == ["checkpoint-3", "checkpoint-6", "checkpoint-9"]
 
@@ -979,18 +980,18 @@ def test_a_path_to_a_damaged_checkpoint_is_refused_and_a_whole_one_named(
     train: Train, broken_copy: Path
 ) -> None:
     flip(broken_copy / "checkpoint-9" / "model.safetensors")
-    done = train(broken_copy, "--resume_from_checkpoint", broken_copy / "checkpoint-9")
-    assert done.status == 2
-    assert "model.safetensors" in done.stderr
-    assert str(broken_copy / "checkpoint-6") in done.stderr
+    result = train(broken_copy, "--resume_from_checkpoint", broken_copy / "checkpoint-9")
+    assert result.status == 2
+    assert "model.safetensors" in result.stderr
+    assert str(broken_copy / "checkpoint-6") in result.stderr
 
 
 @pytest.mark.contract("D5")
 def test_an_earlier_checkpoint_can_be_named_and_later_ones_are_set_aside(
     train: Train, whole: Callable[..., Path], broken_copy: Path
 ) -> None:
-    done = train(broken_copy, "--resume_from_checkpoint", broken_copy / "checkpoint-3")
-    assert done.status == 0, done.stderr
+    result = train(broken_copy, "--resume_from_checkpoint", broken_copy / "checkpoint-3")
+    assert result.status == 0, result.stderr
     assert {path.name for path in broken_copy.glob("later-*")} == {
         "later-checkpoint-6", "later-checkpoint-9"
     }  # fmt: skip
@@ -1004,23 +1005,23 @@ def test_an_earlier_checkpoint_can_be_named_and_later_ones_are_set_aside(
 def test_without_a_checkpoint_resume_starts_and_last_is_refused(
     train: Train, tmp_path: Path, words: str, status: int
 ) -> None:
-    done = train(tmp_path / "run", *words.split(), "--max_steps", 1)
-    assert done.status == status
+    result = train(tmp_path / "run", *words.split(), "--max_steps", 1)
+    assert result.status == status
     assert (tmp_path / "run").exists() == (status == 0)
     if status:
-        assert "--resume_from_checkpoint last" in done.stderr
+        assert "--resume_from_checkpoint last" in result.stderr
 
 
 @pytest.mark.contract("D5")
 @pytest.mark.parametrize(
     ("save", "step_before"),
-    [(1, 0), pytest.param(2, 3, marks=pytest.mark.slow)],  # ranks of torchrun are killed so, below
+    [(1, 0), pytest.param(2, 3, marks=pytest.mark.slow)],  # ranks of torchrun: see below
 )
 def test_a_kill_between_the_files_of_a_checkpoint_costs_only_that_one(
     command: Commands, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
     tmp_path: Path, save: int, step_before: int,
 ) -> None:  # fmt: skip
-    """Killed behind the weights and before the optimizer; nothing can be cleaned up."""
+    """The kill is after the weights and before the optimizer, and allows no cleanup."""
     run, name = tmp_path / "run", f"checkpoint-{3 * save}"
     words = [FAULTY, *flags(**faulty, output_dir=run)]
     killed = command(*words, env={"FAULT": f"save {save},SIGKILL"})
@@ -1036,7 +1037,7 @@ def test_a_kill_between_the_files_of_a_checkpoint_costs_only_that_one(
     assert checkpoints(run) == checkpoints(whole())
 
 
-#: Place, signal or error, rank and attempt.
+#: Place, signal or error, rank, and attempt.
 KILLS = "step 5,SIGKILL,1,0;save 3,SIGKILL,0,1;step 2,raise,0,2;step 2,raise,1,2"
 
 
@@ -1044,9 +1045,9 @@ KILLS = "step 5,SIGKILL,1,0;save 3,SIGKILL,0,1;step 2,raise,0,2;step 2,raise,1,2
 def test_ranks_that_are_killed_are_started_again_by_torchrun(
     command: Commands, jobs: Callable[[int], Path], faulty: dict[str, str], tmp_path: Path
 ) -> None:
-    """First rank 1 in step 5, then rank 0 between the files of the checkpoint of step 12.
+    """Rank 1 is killed in step 5, then rank 0 between the files of checkpoint 12.
 
-    Then both raise an error, which is shown once. The weights are those of an undisturbed job.
+    Then both raise an error, which is shown once. The weights equal those of a job without faults.
     """
     run = tmp_path / "run"
     words = [str(FAULTY), *flags(**faulty, output_dir=run)]
@@ -1065,7 +1066,7 @@ def test_ranks_that_are_killed_are_started_again_by_torchrun(
 
 # ---- D6: what may change in between --------------------------------------------------------------
 
-#: Option: another value, and under which name it is compared.
+#: Option: another value, and the name under which it is compared.
 OTHERS: dict[str, Any] = {
     "seed": 7,
     "data_seed": 7,
@@ -1094,23 +1095,23 @@ OTHERS: dict[str, Any] = {
 @pytest.mark.contract("D6")
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_setting_is_refused_by_name(train: Train, broken_off: Path, name: str) -> None:
-    """With the values, and with the flag that accepts it."""
+    """The message has both values and the flag that accepts the change."""
     before = (broken_off / "run.json").read_bytes()
-    done = train(broken_off, "--resume", "--dry_run", f"--{name}", OTHERS[name])
-    assert done.status == 2
-    lines = [line for line in done.stderr.splitlines() if re.search(rf"\b{name}\b", line)]
+    result = train(broken_off, "--resume", "--dry_run", f"--{name}", OTHERS[name])
+    assert result.status == 2
+    lines = [line for line in result.stderr.splitlines() if re.search(rf"\b{name}\b", line)]
     value = re.compile(rf"(?<![\w./-]){OTHERS[name]}(\.0)?(?!\w|\.\d|/)")  # not in a path
     assert any(value.search(line) for line in lines if "--allow_changed" not in line), lines
-    (allowed,) = re.findall(r"--allow_changed (\S+)", done.stderr)
+    (allowed,) = re.findall(r"--allow_changed (\S+)", result.stderr)
     assert name in allowed.split(",")
     assert (broken_off / "run.json").read_bytes() == before
 
 
 @pytest.mark.contract("D6")
-def test_all_changes_are_refused_at_once_and_only_those(train: Train, broken_off: Path) -> None:
+def test_all_changes_are_refused_at_once(train: Train, broken_off: Path) -> None:
     more = flags(learning_rate=1e-3, seed=7, logging_steps=3, early_stopping_patience=9)
-    done = train(broken_off, "--resume", "--dry_run", *more)
-    (allowed,) = re.findall(r"--allow_changed (\S+)", done.stderr)
+    result = train(broken_off, "--resume", "--dry_run", *more)
+    (allowed,) = re.findall(r"--allow_changed (\S+)", result.stderr)
     assert set(allowed.split(",")) == {"learning_rate", "seed"}
     assert train(broken_off, "--resume", "--dry_run", *more[4:]).status == 0
 
@@ -1131,7 +1132,7 @@ def test_other_data_another_model_and_another_recipe_are_refused(
     cli: Cli, faulty: dict[str, str], broken_copy: Path, tmp_path: Path,
     option: str, name: str, old: bytes, new: bytes, entry: str,
 ) -> None:  # fmt: skip
-    """Changed by one word, one weight or one line; the same in another place are accepted."""
+    """They differ by one word, one weight or one line; moved copies are accepted."""
     words = {"recipe": str(FAULTY), **faulty}
     source = Path(words[option])
     (tmp_path / "other").mkdir()
@@ -1146,9 +1147,9 @@ def test_other_data_another_model_and_another_recipe_are_refused(
     words[option] = str(copy)
     typed = flags(output_dir=broken_copy, dry_run=True, resume=True)
     before = (broken_copy / "run.json").read_bytes()
-    done = cli(words.pop("recipe"), *flags(**words), *typed)
-    assert done.status == 2
-    (allowed,) = re.findall(r"--allow_changed (\S+)", done.stderr)
+    result = cli(words.pop("recipe"), *flags(**words), *typed)
+    assert result.status == 2
+    (allowed,) = re.findall(r"--allow_changed (\S+)", result.stderr)
     assert entry in allowed.split(",")
     assert (broken_copy / "run.json").read_bytes() == before
 
@@ -1168,10 +1169,10 @@ def test_a_change_that_is_allowed_is_in_force_and_recorded(train: Train, broken_
     assert refused.status == 2
     assert "weight_decay" in refused.stderr
     allowed = ("--allow_changed", "learning_rate,weight_decay")
-    done = train(broken_copy, "--resume", *changed, *allowed)
-    assert done.status == 0, done.stderr
+    result = train(broken_copy, "--resume", *changed, *allowed)
+    assert result.status == 0, result.stderr
     names = {"learning_rate", "weight_decay"}
-    assert any(names <= set(re.findall(r"\w+", line)) for line in done.stdout.splitlines())
+    assert any(names <= set(re.findall(r"\w+", line)) for line in result.stdout.splitlines())
     rates = {entry["step"]: entry["learning_rate"] for entry in numbers(Run.load(broken_copy))
              if "learning_rate" in entry}  # fmt: skip
     assert rates[10] == pytest.approx(1e-4 * (1 - 9 / LAST_STEP))
@@ -1183,17 +1184,17 @@ def test_a_change_that_is_allowed_is_in_force_and_recorded(train: Train, broken_
 
 @pytest.mark.contract("D6")
 def test_an_unknown_name_is_not_allowed(train: Train, broken_off: Path) -> None:
-    done = train(broken_off, "--resume", "--dry_run", "--allow_changed", "learning_rat")
-    assert done.status == 2
-    assert "learning_rat'" in done.stderr
-    assert "learning_rate" in done.stderr
+    result = train(broken_off, "--resume", "--dry_run", "--allow_changed", "learning_rat")
+    assert result.status == 2
+    assert "learning_rat'" in result.stderr
+    assert "learning_rate" in result.stderr
 
 
 @pytest.mark.contract("D6")
 def test_accumulation_may_change_and_that_is_announced(train: Train, broken_copy: Path) -> None:
-    done = train(broken_copy, "--resume", "--gradient_accumulation_steps", 2)
-    assert done.status == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if "accumulation" in line]
+    result = train(broken_copy, "--resume", "--gradient_accumulation_steps", 2)
+    assert result.status == 0, result.stderr
+    lines = [line for line in result.stdout.splitlines() if "accumulation" in line]
     assert any({*re.findall(r"\d+", line)} == {"1", "2"} for line in lines), lines
     run = Run.load(broken_copy)
     assert run.manifest.status == "finished"
@@ -1204,14 +1205,14 @@ def test_accumulation_may_change_and_that_is_announced(train: Train, broken_copy
 def test_a_finished_run_is_returned_and_goes_on_with_more_epochs(
     train: Train, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """At the learning rate of the longer schedule; fewer epochs are refused then."""
+    """It has the learning rate of the longer schedule; fewer epochs are refused then."""
     run = shutil.copytree(whole(), tmp_path / "run")
     before = {path: path.read_bytes() for path in run.rglob("*.json")}
     assert train(run, "--resume", fault="step 1,raise").status == 0
     assert {path: path.read_bytes() for path in run.rglob("*.json")} == before
-    done = train(run, "--resume", "--num_train_epochs", 3)
-    assert done.status == 0, done.stderr
-    assert_resumed_from(18, done.stdout)
+    result = train(run, "--resume", "--num_train_epochs", 3)
+    assert result.status == 0, result.stderr
+    assert_resumed_from(18, result.stdout)
     logged = [entry for entry in numbers(Run.load(run)) if "learning_rate" in entry]
     assert [entry["step"] for entry in logged] == list(range(1, 3 * EPOCH + 1))
     rates = [entry["learning_rate"] for entry in logged]
@@ -1250,8 +1251,8 @@ def test_a_finished_run_that_cannot_go_on_is_shown_and_not_trained_longer(
 
 @pytest.mark.contract("D7")
 def test_no_command_is_printed_that_cannot_resume(train: Train, tmp_path: Path) -> None:
-    done = train(tmp_path / "run", "--save_only_model", "true", fault="step 5,SIGTERM")
-    assert (done.status, "to resume" in done.stdout) == (75, False)
+    result = train(tmp_path / "run", "--save_only_model", "true", fault="step 5,SIGTERM")
+    assert (result.status, "to resume" in result.stdout) == (75, False)
 
 
 @pytest.mark.contract("D5", "D6")
@@ -1282,7 +1283,7 @@ def test_ctrl_c_saves_and_a_second_run_in_the_directory_is_refused(
     command: Commands, cli: Cli, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """While the first is in its fifth step; its printed command then resumes it."""
+    """The first run is in its fifth step; its printed command resumes it."""
     run, ready = tmp_path / "run", tmp_path / "ready"
     words = [FAULTY, *flags(**faulty, output_dir=run)]
     first = command.start(*words, env={"FAULT": "step 5,wait", "READY": str(ready)})
@@ -1307,7 +1308,7 @@ def test_ctrl_c_saves_and_a_second_run_in_the_directory_is_refused(
 def test_sigterm_to_torchrun_saves_and_prints_the_command(
     command: Commands, faulty: dict[str, str], tmp_path: Path
 ) -> None:
-    """As a scheduler sends it; torchrun makes a 1 of the exit status."""
+    """A scheduler sends it; torchrun changes the exit status to 1."""
     run, ready = tmp_path / "run", tmp_path / "ready"
     words = [FAULTY, *flags(**faulty, output_dir=run)]
     environment = {"FAULT": "step 5,wait,1", "READY": str(ready)}
@@ -1328,12 +1329,12 @@ def test_sigterm_to_torchrun_saves_and_prints_the_command(
 def test_the_grace_period_ends_a_step_that_takes_too_long(
     command: Commands, faulty: dict[str, str], tmp_path: Path
 ) -> None:
-    """The step takes 12 s: saved within the default 20 s, not within 1 s."""
+    """The step takes 12 s: it is saved with the default of 20 s, but not with 1 s."""
     run = tmp_path / "run"
     words = [FAULTY, *flags(**faulty, output_dir=run, grace_seconds=1)]
-    done = command(*words, env={"FAULT": "step 5,hold"})
-    assert done.status == 75
-    assert "--grace_seconds" in done.stderr
+    result = command(*words, env={"FAULT": "step 5,hold"})
+    assert result.status == 75
+    assert "--grace_seconds" in result.stderr
     assert Run.load(run).manifest.status == "interrupted"
     assert checkpoints(run) == ["checkpoint-3"]
 
@@ -1345,16 +1346,16 @@ def test_a_grace_that_cannot_be_kept_is_refused(
 ) -> None:
     """Torchrun kills its processes after 30 seconds."""
     environment = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "1"} if launched else {}
-    done = train(tmp_path / "run", "--grace_seconds", seconds, environment=environment)
-    assert done.status == 2
-    assert f"--grace_seconds {seconds}" in done.stderr
+    result = train(tmp_path / "run", "--grace_seconds", seconds, environment=environment)
+    assert result.status == 2
+    assert f"--grace_seconds {seconds}" in result.stderr
 
 
 @pytest.mark.contract("D7")
 def test_a_run_is_not_trained_into_its_own_directory(
     train: Train, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Of `--model r --output_dir r`: the model would be moved aside, and no command find it."""
+    """`--model r --output_dir r` would move the model aside, and then not find it."""
     run = shutil.copytree(whole(), tmp_path / "run")
     for model in (run, run / "checkpoint-3"):
         refused = train(run, "--model", model)
@@ -1387,12 +1388,12 @@ def finite(path: Path) -> bool:
 def test_a_loss_or_gradient_that_is_not_finite_stops_before_the_weights_change(
     train: Train, whole: Callable[..., Path], tmp_path: Path, fault: str, more: dict[str, Any]
 ) -> None:
-    """The last checkpoint is good: resumed without the fault, the run is as if it never came."""
+    """The last checkpoint is good: resumed without the fault, the run ends like any other."""
     run = tmp_path / "run"
-    done = train(run, *flags(**more), fault=fault)
-    assert done.status == 1
-    (line,) = [line for line in done.stderr.splitlines() if "step 8" in line]
-    assert "Traceback" not in done.stderr
+    result = train(run, *flags(**more), fault=fault)
+    assert result.status == 1
+    (line,) = [line for line in result.stderr.splitlines() if "step 8" in line]
+    assert "Traceback" not in result.stderr
     assert "checkpoint-6" in line
     manifest = Run.load(run).manifest
     assert manifest.status == "diverged"
@@ -1433,9 +1434,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    result = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if result.returncode:
+        pytest.skip(f"no file system can be mounted here: {result.stderr.strip()}")
     yield place
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
@@ -1445,11 +1446,11 @@ def test_a_full_disk_keeps_earlier_checkpoints(
     train: Train, whole: Callable[..., Path], small_disk: Path
 ) -> None:
     run = small_disk / "run"
-    done = train(run, fault="step 6,fill", environment={"DISK": str(small_disk)})
-    assert done.status == 1
-    assert str(run) in done.stderr
-    assert done.stderr.count("--resume") == 1
-    assert "Traceback" not in done.stderr
+    result = train(run, fault="step 6,fill", environment={"DISK": str(small_disk)})
+    assert result.status == 1
+    assert str(run) in result.stderr
+    assert result.stderr.count("--resume") == 1
+    assert "Traceback" not in result.stderr
     assert Run.load(run).manifest.status == "failed"
     assert checkpoints(run) == ["checkpoint-3"]
     (small_disk / "filler").unlink()
@@ -1464,12 +1465,12 @@ def test_memory_that_runs_out_names_the_step_and_what_helps(
     train: Train, whole: Callable[..., Path], tmp_path: Path, action: str
 ) -> None:
     run = tmp_path / "run"
-    done = train(run, fault=f"step 5,{action}")
-    assert done.status == 1
-    assert done.stderr.count("step 5") == 1
-    assert re.search(r"\b16\b", done.stderr)  # rows
-    assert "--gradient_accumulation_steps" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = train(run, fault=f"step 5,{action}")
+    assert result.status == 1
+    assert result.stderr.count("step 5") == 1
+    assert re.search(r"\b16\b", result.stderr)  # rows
+    assert "--gradient_accumulation_steps" in result.stderr
+    assert "Traceback" not in result.stderr
     assert Run.load(run).manifest.status == "failed"
     assert train(run, "--resume").status == 0
     assert_identical(run, whole())
@@ -1479,10 +1480,10 @@ def test_memory_that_runs_out_names_the_step_and_what_helps(
 def test_memory_that_runs_out_in_an_evaluation_names_its_batch(
     train: Train, tmp_path: Path
 ) -> None:
-    done = train(tmp_path / "run", fault="batch 1,memory")
-    assert done.status == 1
-    assert done.stderr.count("--per_device_eval_batch_size") == 1
-    assert "Traceback" not in done.stderr
+    result = train(tmp_path / "run", fault="batch 1,memory")
+    assert result.status == 1
+    assert result.stderr.count("--per_device_eval_batch_size") == 1
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.contract("D6", "D9")
@@ -1492,8 +1493,8 @@ def test_memory_that_runs_out_in_an_evaluation_names_its_batch(
 def test_a_rank_that_is_killed_ends_the_job_and_one_process_resumes_it(
     command: Commands, train: Train, faulty: dict[str, str], tmp_path: Path, fault: str
 ) -> None:
-    """The launcher names the signal once; the other rank is quiet, whether it loses the connection
-    before or after the launcher's SIGTERM.
+    """The launcher names the signal once; the other rank prints nothing, whether it loses the
+    connection before or after the launcher's SIGTERM.
     """
     run = tmp_path / "run"
     words = [FAULTY, *flags(**faulty, output_dir=run)]
@@ -1532,7 +1533,7 @@ def test_a_rank_that_hangs_ends_the_job_after_the_timeout(
 
 
 class Watched(TextRecipe):
-    """Notes whose texts the model reads: those of the test set begin with `terrace`."""
+    """A recipe that records which texts the model reads; test texts begin with `terrace`."""
 
     marker: int = 0
 
@@ -1563,7 +1564,7 @@ DISAGREES: dict[str, Any] = dict(
 
 
 def write_disagreeing(directory: Path, *, flipped: bool) -> Path:
-    """Write splits of which validation, and the test set if asked for, has the labels swapped."""
+    """Write splits with swapped labels in validation and, optionally, in the test set."""
     directory.mkdir()
     swapped = {"bad": "good", "good": "bad"}
     rows = data.labelled_sentences(184)
@@ -1582,7 +1583,7 @@ def test_the_test_set_is_used_once_at_the_end_and_does_not_choose_the_model(
 ) -> None:
     """Validation gets worse while the test set gets better: the best epoch is not the last.
 
-    Other labels of the test set change nothing but the scores on it.
+    Other labels of the test set only change the scores on it.
     """
     marker = AutoTokenizer.from_pretrained(bert).convert_tokens_to_ids("terrace")
     runs = []
@@ -1624,7 +1625,7 @@ def test_the_test_set_is_used_once_at_the_end_and_does_not_choose_the_model(
 def test_predictions_are_those_of_the_library_alone(
     single_label_run: Run, choice: dict[str, Any], batch_tokens: int | None
 ) -> None:
-    """With kernels and without, padding or none: as a forward pass of each text alone."""
+    """With and without kernels and padding, they equal a forward pass on each text alone."""
     texts = single_label_run.predictions["text"].tolist()
     model = AutoModelForSequenceClassification.from_pretrained(single_label_run.path).eval()
     expected = native_loop.logits(model, single_label_run.path, texts, 64).softmax(dim=-1)
@@ -1637,7 +1638,7 @@ def test_predictions_are_those_of_the_library_alone(
 
 
 @pytest.mark.contract("D11")
-def test_bf16_is_near_and_not_the_same(single_label_run: Run) -> None:
+def test_bf16_is_close_but_not_equal(single_label_run: Run) -> None:
     texts = single_label_run.predictions["text"].tolist()
     names = [f"probability of {label}" for label in single_label_run.labels]
     exact, rounded = (
@@ -1649,8 +1650,8 @@ def test_bf16_is_near_and_not_the_same(single_label_run: Run) -> None:
 
 
 @pytest.mark.contract("D11")
-def test_short_rows_train_as_alone(bert: Path, tmp_path: Path) -> None:
-    """The kernels put several rows of a few tokens into one sequence; the losses stay the same."""
+def test_short_rows_train_as_without_kernels(bert: Path, tmp_path: Path) -> None:
+    """Kernels put several short rows into one sequence; the losses stay the same."""
     rows = [
         (" ".join(text.split()[: 3 + number % 5]), label)
         for number, (text, label) in enumerate(data.labelled_sentences(144))
@@ -1668,7 +1669,7 @@ def test_short_rows_train_as_alone(bert: Path, tmp_path: Path) -> None:
 def test_training_without_kernels_and_in_bf16(
     launched: Launched, options: Options, tmp_path: Path
 ) -> None:
-    """The library's own layers give the losses of the kernels; bf16 rounds them."""
+    """The layers of `transformers` have the losses of the kernels; bf16 rounds them."""
     expected = launched("pair", 1, 1)
     off = finetune.train("text", output_dir=f"{tmp_path}/off", **options("pair", cpu_kernels="off"))
     assert_close(off, expected)

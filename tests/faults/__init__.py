@@ -1,1 +1,1 @@
-"""What a run survives, each tried from outside."""
+"""Test that runs survive faults that are injected from outside."""

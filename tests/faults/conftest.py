@@ -1,4 +1,4 @@
-"""Trainings of `tests/acceptance/faulty.py` that are stopped, killed or damaged; see there."""
+"""Fixtures of trainings of `tests/acceptance/faulty.py` that are stopped, killed or damaged."""
 
 import os
 from pathlib import Path
@@ -13,12 +13,12 @@ __all__ = ["cli", "faulty", "servers", "shared_directory", "train", "whole"]
 
 @pytest.fixture(scope="session")
 def words(faulty: dict[str, str]) -> list[str]:
-    """What is typed in every test: recipe, data and model."""
+    """The words that every test types: recipe, data and model."""
     return [str(FAULTY), *flags(**faulty)]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table of `make faults`: how often each fault was survived, and how long it took."""
+    """Print the table of `make faults`: how often each fault was survived, and the time."""
     if "FAULT_TIMES" not in os.environ:
         return
     rows: dict[tuple[str, str], list[pytest.TestReport]] = {}

@@ -1,4 +1,4 @@
-"""One run, one directory: who has it is known by a lock, whatever a file says."""
+"""Test that a lock, not a file, decides which process uses a run directory."""
 
 import dataclasses
 import multiprocessing
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "without_report")
 
 @pytest.fixture
 def running(whole: Callable[..., Path], tmp_path: Path) -> Path:
-    """A run whose process ended without a word, or runs on a machine that this one cannot see."""
+    """A run with the status running, whose process has ended or is on another machine."""
     run = shutil.copytree(whole(), tmp_path / "run")
     elsewhere = dataclasses.replace(Run.load(run).manifest.process, host="another-machine", pid=1)
     Run.load(run).update(status="running", process=elsewhere)
@@ -50,13 +50,13 @@ def test_a_run_whose_process_is_gone_is_stale(running: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("writable", [False, True])
 def test_a_run_of_another_user_is_refused_and_not_moved(running: Path, writable: bool) -> None:
-    """In a directory for everybody: one that only its owner writes to, and one that all do."""
+    """The run is in a shared directory, and writable for its owner or for everybody."""
     with tempfile.TemporaryDirectory() as shared:
         os.chmod(shared, 0o777)
         run = Path(shutil.copytree(running, Path(shared, "run")))
         os.chmod(run, 0o777 if writable else 0o755)
 
-        sentence = of_nobody(take, run)
+        sentence = as_nobody(take, run)
 
         expected = "cannot be locked: " if writable else "cannot be written to"
         assert expected in sentence
@@ -68,29 +68,29 @@ def take(run: Path) -> None:
     occupy(run, moves_aside=True)
 
 
-def of_nobody(work: Callable[[Path], object], run: Path) -> str:
-    """What another user gets, or is told."""
+def as_nobody(work: Callable[[Path], object], run: Path) -> str:
+    """Return the result or the error message of a call by another user."""
     processes = multiprocessing.get_context("fork")
-    told = processes.Queue()
+    answers = processes.Queue()
 
     def child() -> None:
         os.setgroups([])
         os.setgid(65534)
         os.setuid(65534)
         try:
-            told.put(str(work(run)))
+            answers.put(str(work(run)))
         except UserError as error:
-            told.put(str(error))
+            answers.put(str(error))
 
     process = processes.Process(target=child)
     process.start()
-    sentence: str = told.get(timeout=60)
+    sentence: str = answers.get(timeout=60)
     process.join()
     return sentence
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(
+def test_a_checkpoint_without_permission_is_not_called_damaged(
     whole: Callable[..., Path],
 ) -> None:
     with tempfile.TemporaryDirectory() as shared:
@@ -99,12 +99,12 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(
         os.chmod(run, 0o777)
         newest = checkpoint.list_checkpoints(run)[0] / "optimizer.pt"
         newest.chmod(0o600)
-        told = of_nobody(lambda run: resumption.find("last", run, renames=True), run)
-        assert told == f"{newest} cannot be read: Permission denied"
+        message = as_nobody(lambda run: resumption.find("last", run, renames=True), run)
+        assert message == f"{newest} cannot be read: Permission denied"
         assert newest.exists()
 
 
-def test_a_run_that_is_removed_while_it_trains_is_told(train: Train, tmp_path: Path) -> None:
+def test_a_run_that_is_removed_in_training_is_reported(train: Train, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = train(run, fault="end of step 16,remove", environment={"DISK": str(run)})
     assert done.status == 1
@@ -127,7 +127,7 @@ def test_nothing_is_written_through_a_link_in_a_run(train: Train, tmp_path: Path
 
 
 @pytest.mark.faults
-def test_a_signal_while_the_report_is_written_is_told(
+def test_a_signal_while_the_report_is_written_is_reported(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(run: Run) -> None:
@@ -153,7 +153,7 @@ Machines = Callable[..., list[Finished]]
 
 @pytest.fixture
 def machines(servers: Servers, words: list[str], tmp_path: Path) -> Machines:
-    """Resume in two processes, each a machine with a run directory that is named by its rank."""
+    """Resume in two processes that act as machines, with run directories named by their ranks."""
 
     def resume(*flags: str) -> list[Finished]:
         port, ranks = free_port(), []
@@ -174,7 +174,7 @@ def machines(servers: Servers, words: list[str], tmp_path: Path) -> Machines:
 
 @pytest.mark.faults
 @pytest.mark.processes
-def test_machines_go_back_to_what_is_whole_on_all(
+def test_machines_resume_from_a_checkpoint_that_is_whole_on_all(
     machines: Machines, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
     runs = [shutil.copytree(whole(), tmp_path / str(rank)) for rank in range(2)]
@@ -200,7 +200,7 @@ def test_machines_go_back_to_what_is_whole_on_all(
 
 @pytest.mark.faults
 @pytest.mark.processes
-def test_a_machine_that_is_finished_goes_on_with_one_that_is_not(
+def test_a_finished_machine_continues_with_one_that_is_not(
     machines: Machines, tmp_path: Path
 ) -> None:
     runs = [tmp_path / "0", tmp_path / "1"]

@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint is the run that was not stopped, whatever its settings."""
+"""Test that a resumed run equals an uninterrupted one with various settings."""
 
 import shutil
 from collections.abc import Callable
@@ -41,7 +41,7 @@ STOPS: dict[str, Any] = dict(learning_rate=1e-5, metric_for_best_model="accuracy
 STOPS |= dict(early_stopping_patience=2, num_train_epochs=4)
 
 
-def test_a_run_that_stopped_early_and_was_killed_at_its_end_trains_no_further(
+def test_a_run_that_stopped_early_and_was_killed_does_not_train_further(
     train: Train, whole: Whole, tmp_path: Path
 ) -> None:
     run = shutil.copytree(whole(**STOPS), tmp_path / "run")
@@ -69,7 +69,7 @@ def test_a_finished_run_that_stopped_early_and_kept_only_its_best_is_shown(
 def test_a_finished_run_with_more_epochs_is_resumed_where_it_was_stopped_before_it_saved(
     train: Train, whole: Whole, tmp_path: Path
 ) -> None:
-    """By the same command, as a launcher or a queue starts it again."""
+    """The same command is started again, as by a launcher or a queue."""
     run = shutil.copytree(whole(), tmp_path / "run")
     more = ("--num_train_epochs", "3", "--resume")
     assert train(run, *more, fault="start,SIGTERM").status == 75
@@ -81,7 +81,7 @@ def test_a_finished_run_with_more_epochs_is_resumed_where_it_was_stopped_before_
 @pytest.mark.parametrize("step", [5, EPOCH])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_clean_resume(train: Train, whole: Whole, name: str, step: int, tmp_path: Path) -> None:
-    """From a checkpoint in the middle of an epoch, and from one at its end."""
+    """A run is resumed from a checkpoint in the middle and one at the end of an epoch."""
     options, run = CONFIGURATIONS[name], tmp_path / "run"
     assert train(run, *flags(**options), fault=f"step {step},SIGTERM").status == 75
     assert Run.load(run).manifest.status == "interrupted"
@@ -97,7 +97,7 @@ def test_clean_resume(train: Train, whole: Whole, name: str, step: int, tmp_path
 def test_an_evaluation_that_was_stopped_and_that_no_save_follows(
     train: Train, whole: Whole, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """It draws a random number, which no later checkpoint has; the masks of dropout follow."""
+    """It draws a random number that is in no checkpoint; dropout masks depend on it."""
     run = tmp_path / "run"
     assert train(run, *flags(**options), fault="batch 1,SIGTERM").status == 75
     assert train(run, *flags(**options), "--resume").status == 0

@@ -1,4 +1,4 @@
-"""A run that is killed, again and again, becomes what it would have become."""
+"""Test that a run that is killed again and again ends like an uninterrupted one."""
 
 import multiprocessing
 import os
@@ -21,8 +21,8 @@ from tests.acceptance.test_training import assert_identical
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.faults]
 TIMES = int(os.environ.get("FAULT_TIMES", "5"))
-PATIENCE = 120.0  # seconds, until a run that hangs fails the test
-#: Imported once, by the process that all others are forked from.
+PATIENCE = 120.0  # timeout in seconds of a run that hangs
+#: Modules that are imported once, in the process from which all others are forked.
 WARM = ["finetune.training.trainer", "finetune.cli.verbs", "finetune.pipeline.train", "datasets"]
 Start = Callable[[list[str], Path], BaseProcess]
 
@@ -51,7 +51,7 @@ def start() -> Start:
 
 
 def until(is_so: Callable[[], object], process: BaseProcess) -> None:
-    """Wait for something to be so, or for the process to end."""
+    """Wait until a condition holds or the process ends."""
     end = time.monotonic() + PATIENCE
     while not is_so() and process.is_alive():
         assert time.monotonic() < end, "it hangs"
@@ -67,7 +67,7 @@ def kill(process: BaseProcess) -> None:
 def test_kills_at_random_moments(
     start: Start, words: list[str], whole: Callable[..., Path], seed: int, tmp_path: Path
 ) -> None:
-    """Killed up to nine times, anywhere from the lock to the report."""
+    """The run is killed up to nine times, anywhere from the lock to the report."""
     generator, run, log = random.Random(seed), tmp_path / "run", tmp_path / "log"
     typed = [*words, "--output_dir", str(run), "--resume"]
     for _ in range(9):
@@ -79,7 +79,7 @@ def test_kills_at_random_moments(
     last.join(PATIENCE)
     assert last.exitcode == 0, log.read_text()
     assert_identical(run, whole())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "run"]  # nothing was moved
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "run"]  # nothing moved aside
 
 
 @pytest.mark.parametrize("seed", range(2 * TIMES))
@@ -105,7 +105,7 @@ def test_kills_within_50_ms_of_a_save(
 def test_two_at_once_in_one_directory(
     start: Start, words: list[str], whole: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Started in one instant, three times over: one trains, the other is refused, all is whole."""
+    """Of two runs that start together one trains, and the other is refused; three times."""
     for flags in ([], ["--resume"], ["--resume_from_checkpoint", "last"]):
         run = tmp_path / "run"
         typed = [*words, "--output_dir", str(run), *flags]
@@ -128,7 +128,7 @@ def test_two_at_once_in_one_directory(
 def test_a_rank_that_is_killed_is_restarted(
     words: list[str], two: Callable[..., Path], time_: int, tmp_path: Path
 ) -> None:
-    """By ``torchrun --max-restarts``: the weights are those of a job that nothing happened to."""
+    """``torchrun --max-restarts`` restarts it; the weights are those of a job without faults."""
     generator, run = random.Random(time_), tmp_path / "run"
     with launched(words, run, "--max-restarts", "1") as job:
         ready = run / f"checkpoint-{3 * generator.randint(1, 5)}"
@@ -168,7 +168,7 @@ def test_a_rank_that_is_stopped_ends_the_job(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The other one waits for ``--ddp_timeout``; torchrun kills what does not end in 30 s."""
+    """The other rank waits for ``--ddp_timeout``; torchrun kills ranks that run on after 30 s."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setenv("FAULT", f"step 5,SIGSTOP,{rank}")
@@ -188,7 +188,7 @@ def test_a_rank_that_is_stopped_ends_the_job(
 def test_kills_during_tokenization(
     start: Start, words: list[str], seed: int, tmp_path: Path
 ) -> None:
-    """Of 20,000 rows; the next start keeps the splits that are whole and makes the others."""
+    """The next start keeps the splits of 20,000 rows that are whole, and writes the others."""
     generator, log, many = random.Random(seed), tmp_path / "log", tmp_path / "many.csv"
     lines = [f"place {number} was {('bad', 'good')[number % 2]}" for number in range(20_000)]
     rows = "".join(f"{line},{line.split()[-1]}\n" for line in lines)
@@ -205,7 +205,7 @@ def test_kills_during_tokenization(
     resumed = start([*typed, str(tmp_path / "run")], log)
     resumed.join(PATIENCE)
     assert resumed.exitcode == 0, log.read_text()
-    for prepared in set(cached.glob("*")) - known:  # the other one makes it from the beginning
+    for prepared in set(cached.glob("*")) - known:  # the other run writes it from the beginning
         shutil.rmtree(prepared)
     whole = start([*typed, str(tmp_path / "whole")], log)
     whole.join(PATIENCE)
@@ -214,7 +214,7 @@ def test_kills_during_tokenization(
 
 @pytest.fixture(scope="module")
 def two(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The run of two processes that nothing happened to."""
+    """An uninterrupted run of two processes."""
     run = tmp_path_factory.mktemp("two") / "run"
     with launched(words, run) as job:
         output, _ = job.communicate(timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""A long training keeps its memory."""
+"""Test that the memory of a long training does not grow."""
 
 import re
 import subprocess

@@ -1,6 +1,6 @@
-"""Files of a run are written through no link, with the modes of the umask; shards run no code.
+"""Test that run files are not written through links, have umask modes, and shards run no code.
 
-What data, models, runs and checkpoints must not run is in `tests/acceptance/test_safety.py`.
+`tests/acceptance/test_safety.py` tests code in data, models, runs and checkpoints.
 """
 
 import os
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Hostile:
-    """What makes a file when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -63,7 +63,7 @@ def test_hostile_shards_run_nothing_and_those_of_torch_are_loaded(
 
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """That of a group that shares its files."""
+    """The umask of a group that shares its files."""
     before = os.umask(0o002)
     yield
     os.umask(before)

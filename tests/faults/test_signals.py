@@ -1,4 +1,4 @@
-"""Signals that only processes of their own can get; the others are in test_training.py."""
+"""Test signals that need a separate process; the others are in test_training.py."""
 
 import os
 import pty
@@ -17,7 +17,7 @@ MATRIX = pytest.mark.faults
 
 
 def test_a_second_signal_ends_at_once(words: list[str], tmp_path: Path) -> None:
-    """Sent by the process to itself, after the time in which a launcher may repeat the first."""
+    """The process sends it after the time in which a launcher may repeat the first one."""
     typed = [*words, "--output_dir", str(tmp_path / "run")]
     done = subprocess.run(
         [sys.executable, "-m", "finetune", *typed],
@@ -29,12 +29,12 @@ def test_a_second_signal_ends_at_once(words: list[str], tmp_path: Path) -> None:
 
 @MATRIX
 def test_a_closed_terminal_saves(words: list[str], tmp_path: Path) -> None:
-    """The system sends SIGHUP, and nothing can be printed any more."""
+    """Linux sends SIGHUP, and nothing can be printed any more."""
     run = tmp_path / "run"
     typed = [*words, "--output_dir", str(run), "--num_train_epochs", "500", "--save_steps", "3000"]
     shell, terminal = pty.fork()
     if shell == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup would have this process ignore
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup would make this process ignore it
         os.execv(sys.executable, [sys.executable, "-m", "finetune", *typed, "--eval_steps", "3000"])
     printed = b""
     while b"  loss " not in printed:
@@ -59,13 +59,13 @@ def test_ranks_agree_on_the_step(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A signal to one of two: both stop after the same step or batch, save, and go on."""
+    """After a signal to one of two ranks both stop at the same step or batch, save and resume."""
     flags = [*words, "--per_device_eval_batch_size", "2", "--output_dir"]
     whole = command(*flags, tmp_path / "whole", launcher="torchrun")
     assert whole.returncode == 0, whole.stderr
     monkeypatch.setenv("FAULT", f"{place},SIGUSR1,{rank}")
     stopped = command(*flags, tmp_path / "run", launcher="torchrun")
-    assert stopped.returncode == 1  # of torchrun; the manifest says it
+    assert stopped.returncode == 1  # the status of torchrun; the manifest has the real one
     assert f"to resume at step {step}: " in " ".join(stopped.stdout.split())
     assert Run.load(tmp_path / "run").manifest.status == "interrupted"
     monkeypatch.delenv("FAULT")

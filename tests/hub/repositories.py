@@ -1,9 +1,9 @@
-"""The repositories: the shapes of the real ones, filled from fixed seeds.
+"""Write the repositories: the files of the real ones with random content from fixed seeds.
 
-Below the root lie `datasets/OWNER/NAME` and `models/OWNER/NAME`.  Columns, features, file names,
-dataset cards, configuration fields and the names of the weights are those on the Hub; rows and
-weights are few and invented.  The words of a review depend on its label and the strokes of a digit
-on its class, so that a model can learn either.
+The root has `datasets/OWNER/NAME` and `models/OWNER/NAME`. Columns, features, file names, dataset
+cards, configuration fields and names of weights are those on the Hub; there are few rows and
+weights. The words of a review and the strokes of a digit depend on its class, so that models can
+learn both.
 """
 
 import csv
@@ -27,13 +27,13 @@ from transformers import BertConfig, BertForPreTraining
 
 YELP = "Yelp/yelp_review_full"
 YELP_ROWS = {"train": 400, "test": 100}
-YELP_DUPLICATES = 4  # rows of the train split that repeat an earlier one, label and text
+YELP_DUPLICATES = 4  # training rows that repeat text and label of an earlier one
 YELP_LABELS = ("1 star", "2 star", "3 stars", "4 stars", "5 stars")
 
 SENTIMENT = "davidberg/sentiment-reviews"
 SENTIMENT_ROWS = {"positive": 440, "negative": 150, "neutral": 90}
 
-#: One with several configurations, and splits of names of its own.
+#: A data set with several configurations and unusual split names.
 TICKETS = "team/tickets"
 TICKETS_ROWS = {"fit": 60, "held_out": 20}
 
@@ -42,7 +42,7 @@ MNIST_ROWS = {"train": 300, "test": 100}
 
 CASED = "google-bert/bert-base-cased"
 UNCASED = "google-bert/bert-base-uncased"
-UNCASED_DTYPE = torch.bfloat16  # the stored weights of this one; the cased one stores float32
+UNCASED_DTYPE = torch.bfloat16  # the dtype of its weights; the cased one has float32
 
 _SUBJECTS = [
     *("food", "service", "waiter", "burger", "pizza", "coffee"),
@@ -85,7 +85,7 @@ _BARS = (
 
 
 def build_repositories(root: Path) -> None:
-    """Write all repositories below `root`."""
+    """Write all repositories to `root`."""
     _build_yelp(root / "datasets" / YELP)
     _build_sentiment(root / "datasets" / SENTIMENT)
     _build_mnist(root / "datasets" / MNIST)
@@ -112,7 +112,7 @@ def _sentences(rng: random.Random, opinions: Sequence[str], count: int) -> str:
 def _parquet_dataset(
     directory: Path, config: str, pretty_name: str, features: Features, splits: dict[str, Any]
 ) -> None:
-    """Write the files that `Dataset.push_to_hub` makes: parquet by split, and a card."""
+    """Write the files of `Dataset.push_to_hub`: a parquet file for each split, and a card."""
     for split, columns in splits.items():
         path = directory / config / f"{split}-00000-of-00001.parquet"
         Dataset.from_dict(columns, features=features).to_parquet(path)
@@ -127,12 +127,12 @@ def _build_yelp(directory: Path) -> None:
     seen: set[str] = set()
 
     def review(label: int) -> str:
-        """A new review; a few are longer than BERT's 512 positions."""
+        """Return a new review; a few are longer than BERT's 512 positions."""
         while True:
             text = _sentences(
                 rng, _OPINIONS[label], 90 if rng.random() < 0.006 else rng.randint(2, 5)
             )
-            text = text.replace("! ", "!\\n\\n")  # the real texts keep their line ends escaped
+            text = text.replace("! ", "!\\n\\n")  # the real texts have escaped line breaks
             if text not in seen:
                 seen.add(text)
                 return text
@@ -181,7 +181,7 @@ def _build_tickets(directory: Path) -> None:
 
 
 def _digit(rng: np.random.Generator, label: int) -> bytes:
-    """A PNG of 28 x 28 grey pixels: the digit in seven segments, shifted a little, with noise."""
+    """Return a PNG of 28 x 28 gray pixels: a seven-segment digit, shifted a little, with noise."""
     pixels = np.zeros((28, 28))
     for bar, lit in zip(_BARS, _SEGMENTS[label], strict=True):
         if lit == "1":
@@ -205,7 +205,7 @@ def _build_mnist(directory: Path) -> None:
 
 
 def _vocabulary(lowercase: bool) -> list[str]:
-    """Words and characters, with the special tokens where the real vocabularies have them."""
+    """Return words and characters, with special tokens at the positions of the real ones."""
     frame = re.findall(r"[A-Za-z]+", " ".join(_FORMS))
     words = [*frame, *_SUBJECTS, *_FILLERS, *(word for row in _OPINIONS for word in row)]
     characters = [chr(code) for code in range(33, 127)]
@@ -246,7 +246,7 @@ def _build_bert(directory: Path, lowercase: bool, dtype: torch.dtype) -> None:
         torch.manual_seed(int(lowercase))
         model = BertForPreTraining(config)
     model.to(dtype=dtype)
-    # The real checkpoints are of the pre-training model and keep the old names of LayerNorm.
+    # The real checkpoints are of the pre-training model and have the old names of LayerNorm.
     weights = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
             "LayerNorm.bias", "LayerNorm.beta"

@@ -1,8 +1,8 @@
-"""The server: the part of the Hub's HTTP protocol that `huggingface_hub` speaks to load things.
+"""The server: the part of the Hub's HTTP protocol that `huggingface_hub` uses to download files.
 
-Covered, for data sets (`/api/datasets/ID`, `/datasets/ID/resolve`) and models (`/api/models/ID`,
+It covers, for data sets (`/api/datasets/ID`, `/datasets/ID/resolve`) and models (`/api/models/ID`,
 `/ID/resolve`): repository information with and without a revision, the tree, paths-info, and whole
-files (HEAD, GET). All files are plain git blobs. Everything else is a 404 in the Hub's manner.
+files (HEAD, GET). All files are plain git blobs. Other requests get a 404 like that of the Hub.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def _git_id(kind: str, content: bytes) -> str:
 
 
 class HubError(Exception):
-    """A refusal, with the code by which the clients tell one from another."""
+    """An HTTP error with the error code that clients check."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class HubError(Exception):
 
 
 class Repository:
-    """A folder served as a repository with the single branch `main` and a single commit."""
+    """A folder that is served as a repository with one branch, `main`, and one commit."""
 
     def __init__(self, kind: str, repo_id: str, directory: Path) -> None:
         self.kind = kind  # "datasets" or "models"
@@ -115,17 +115,17 @@ class Hub:
         self._server.server_close()
 
     def downloads(self, repo_id: str) -> Counter[str]:
-        """How many times each file of a repository was sent."""
+        """Return how many times each file of a repository was sent."""
         return Counter(self._downloads[repo_id])
 
     def record_download(self, repo_id: str, path: str) -> None:
         self._downloads[repo_id][path] += 1
 
     def environment(self, home: Path) -> dict[str, str]:
-        """The environment of a client that keeps its caches in `home` and knows no other Hub.
+        """Return the environment of a client that uses only this Hub and has its caches in `home`.
 
-        The server is also named as the proxy for every other host. It forwards nothing, so that
-        what would leave the machine shows in `requests` instead, as a CONNECT or with a full URL.
+        The server is also the proxy for all other hosts. It forwards nothing, so requests that
+        would leave the machine are in `requests`, as a CONNECT or with a full URL.
         """
         environment = {
             name: value
@@ -162,7 +162,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
-    # Headers and body leave in one packet: written apart, each answer waits 40 ms for an ACK.
+    # Headers and body are sent in one packet: sent separately, each answer waits 40 ms for an ACK.
     wbufsize = -1
     disable_nagle_algorithm = True
 
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET = do_POST = do_CONNECT = _answer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep quiet: the requests are recorded."""
+        """Print nothing: the requests are recorded."""
 
     def _api(self, body: bytes) -> bool:
         url = urlsplit(self.path)
@@ -234,5 +234,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def serve(root: Path) -> Hub:
-    """Serve the repositories in `root`, as `build_repositories` lays them out."""
+    """Serve the repositories in `root`, as written by `build_repositories`."""
     return Hub(root)

@@ -1,8 +1,8 @@
-"""What makes training and prediction fast on a CPU: attention, dropout, layers, memory.
+"""Fast training and prediction on a CPU: attention, dropout, linear layers and memory.
 
-Each kernel leaves what it does not support to torch and to ``transformers``. ``--cpu_kernels off``
-switches them off, with :mod:`finetune.models.cpu.exchange`, which the trainer sets up once DDP has
-wrapped the model. docs/performance.md has what each brings.
+A kernel falls back to torch or ``transformers`` for inputs it does not support. ``--cpu_kernels
+off`` disables all kernels, and also :mod:`finetune.models.cpu.exchange`, which the trainer sets up
+once DDP has wrapped the model. docs/performance.md has the measured gain of each.
 """
 
 from __future__ import annotations
@@ -14,36 +14,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-#: Values of ``--cpu_kernels``.
+#: The choices of ``--cpu_kernels``.
 CHOICES = ("auto", "off")
 
 
 def _keep_large_blocks() -> None:
-    """Let this process keep freed blocks of up to 1 GiB (32 MiB with an old glibc), unless the user
-    set a threshold.
+    """Let glibc reuse freed blocks of up to 1 GiB (32 MiB with an old glibc) in this process,
+    unless the user has set a threshold.
 
-    glibc maps a block of megabytes anew each time it is asked for, and the kernel fills its pages
-    with zeros at the first touch: a tensor of 3 MB costs more than the GELU that fills it. Kept
-    blocks are warm. Other C libraries have no such setting.
+    By default glibc maps a large block again for each allocation, and Linux fills new pages with
+    zeros: allocating a tensor of 3 MB takes longer than computing the GELU that fills it. Other C
+    libraries have no such setting.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     variables = {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"}
     if mallopt is not None and variables.isdisjoint(os.environ):
-        # M_MMAP_THRESHOLD of <malloc.h>; 2**25 is the most that glibc took before 2.35, on 64 bits
+        # -3 is M_MMAP_THRESHOLD in <malloc.h>; its maximum before glibc 2.35 is 2**25 on 64 bits
         any(mallopt(-3, size) for size in (2**30, 2**25))
-        mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+        mallopt(-1, 2**30)  # -1 is M_TRIM_THRESHOLD
 
 
 def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> None:
-    """Let ``model`` train and be evaluated with every kernel that supports it; in place.
+    """Make ``model`` use every kernel that supports it in training and evaluation, in place.
 
-    Results differ from the library's by rounding and by the dropout masks that are drawn.
+    Results differ from those of ``transformers`` by rounding and by the random dropout masks.
 
     Args:
-        model: On the CPU. Of a model that is not of ``transformers`` only the memory is kept.
+        model: On the CPU. If it is not a model of ``transformers``, only :func:`_keep_large_blocks`
+            applies.
         bf16: Whether matrix products are in bf16; in fp32 torch's attention is faster with padding.
-        recomputes: Whether activations are computed again in the backward pass, which may hand the
-            layers a mask that does not know where the sequences lie.
+        recomputes: Whether the backward pass computes activations again (gradient checkpointing);
+            it may then pass the layers a mask without the positions of the sequences.
     """
     from transformers import PreTrainedModel
 
@@ -56,14 +57,14 @@ def for_training(model: torch.nn.Module, *, bf16: bool, recomputes: bool) -> Non
     layers.use_dropout(model)
     if not recomputes and not model.is_activation_checkpointing:
         unpadded.use(model)
-    # only torch's kernel drops attention weights
+    # only torch's kernel supports attention dropout
     if bf16 and not any(families.dropouts(model.config, "attention_dropout").values()):
         attention.use(model)
 
 
 def for_inference(model: torch.nn.Module, *, bf16: bool) -> None:
-    """Let ``model``, on the CPU and perhaps in bf16, predict with every kernel that supports it; in
-    place, and for good. Where a CPU is slower in bf16, so is our attention.
+    """Make ``model``, on the CPU, use every kernel that supports it in prediction, in place. It
+    cannot be trained afterwards. Attention is only replaced in bf16, on CPUs that are faster in it.
     """
     from finetune.models.cpu import attention, layers
     from finetune.runtime import hardware

@@ -1,10 +1,10 @@
-"""Attention on a CPU: a few sequences at a time, by plain matrix products.
+"""Attention on a CPU: plain matrix products over a few sequences at a time.
 
-torch's fused kernel multiplies bf16 no faster than fp32 there. Products of a few whole sequences
-are faster, and their weights stay in the cache. Forward and backward over 8,192 tokens with 12
-heads of 32 took 39 ms in sequences of 256 on two cores with AVX512-BF16, where the fused kernel
-took 95; in sequences of 32 it was 17 and 93. In fp32 the fused kernel is the faster one, but it
-cannot do without the padding, see :mod:`finetune.models.cpu.unpadded`.
+torch's fused CPU kernel is no faster in bf16 than in fp32. Matrix products over a few whole
+sequences are faster, and their attention weights stay in the cache. On two cores with AVX512-BF16,
+forward and backward over 8,192 tokens with 12 heads of size 32 took 39 ms for sequences of 256
+tokens (fused kernel: 95 ms) and 17 ms for sequences of 32 (93 ms). In fp32 the fused kernel is
+faster, but it needs the padding, see :mod:`finetune.models.cpu.unpadded`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,24 +16,24 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-#: The name under which models know it.
+#: The value of ``attn_implementation``.
 NAME = "finetune_few_sequences"
-#: Attribute of a mask: the groups of sequences, where a batch is packed without its padding.
+#: Attribute of the mask of a batch without padding: the :class:`Group` list of its sequences.
 GROUPS = "finetune_groups"
-#: Attention weights of a head that are computed at a time.
+#: The maximum number of attention weights of a head in a group.
 WEIGHTS_AT_ONCE = 2 * 256 * 256
-#: What it multiplies, and in which of them it is faster than torch's kernel despite padding.
+#: The supported dtypes, and those in which padded batches are faster than in torch's kernel.
 DTYPES = (torch.float32, torch.bfloat16)
 FASTER_DTYPES = (torch.bfloat16,)
-#: Keyword arguments of layers and attention that change nothing in them: the positions of tokens
-#: are in the hidden states by then.
+#: Keyword arguments that do not change the result of a layer or an attention. The positions of
+#: tokens are already in the hidden states.
 WITHOUT_EFFECT = frozenset(
     {"position_ids", "use_cache", "return_dict", "output_hidden_states", "num_items_in_batch"}
 )
 
 
 def use(model: torch.nn.Module) -> None:
-    """Let ``model`` attend by :func:`forward` if it attends by torch's kernel now."""
+    """Make ``model`` use :func:`forward` for attention if it uses torch's kernel now."""
     if isinstance(model, PreTrainedModel) and model.config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, forward)
         AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -41,7 +41,7 @@ def use(model: torch.nn.Module) -> None:
 
 
 def used_by(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
-    """Return whether ``model`` attends by :func:`forward` now."""
+    """Return whether ``model`` uses :func:`forward` for attention."""
     return isinstance(model, PreTrainedModel) and model.config._attn_implementation == NAME
 
 
@@ -56,12 +56,12 @@ def forward(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as an ``AttentionInterface`` of ``transformers`` does; everything that is not of one
-    shape and dtype, and fp32 with padding, is left to torch's kernel.
+    """Compute attention, as a function for the ``AttentionInterface`` of ``transformers``.
 
-    Query, key and value have shape ``(sequences, heads, tokens, size)``, the mask is true where a
-    token is seen, of shape ``(sequences, 1, tokens, tokens)``. Returns no weights beside the output
-    of shape ``(sequences, tokens, heads, size)``.
+    Query, key and value have shape ``(sequences, heads, tokens, size)``. The mask is boolean, True
+    where a token is visible, shape ``(sequences, 1, tokens, tokens)``. Causal attention, dropout,
+    different shapes or dtypes, and fp32 with padding are left to torch's kernel. Returns the
+    output, shape ``(sequences, tokens, heads, size)``, and None for the attention weights.
     """
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     groups: list[Group] | None = getattr(attention_mask, GROUPS, None)
@@ -86,14 +86,14 @@ def forward(
 
 
 def has_no_effect(kwargs: Mapping[str, Any]) -> bool:
-    """Return whether keyword arguments of a layer or an attention change nothing in a result."""
+    """Return whether the keyword arguments leave the result of a layer or an attention as it is."""
     return all(
         value is None or value is False or name in WITHOUT_EFFECT for name, value in kwargs.items()
     )
 
 
 def _is_faster(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Return whether it is, with padding, and with a boolean mask for all heads or none."""
+    """Return whether :func:`forward` supports a padded batch and is faster than torch's kernel."""
     sequences, _, tokens, _ = query.shape
     return query.dtype in FASTER_DTYPES and (
         mask is None or (mask.dtype == torch.bool and mask.shape == (sequences, 1, tokens, tokens))
@@ -102,36 +102,37 @@ def _is_faster(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A few sequences whose weights are in memory at a time."""
+    """A few sequences whose attention weights are computed together."""
 
-    tokens: slice  # theirs, of those of all sequences
+    tokens: slice  # the tokens of the group among those of all sequences
     sequences: int
-    length: int  # of each, with what fills it up
-    #: Added to the products, shape ``(sequences, 1, length or 1, length)``.
+    length: int  # tokens of each sequence, with padding
+    #: Added to the attention scores, shape ``(sequences, 1, length or 1, length)``.
     bias: torch.Tensor | None = None
-    #: Where sequences are filled up: the index of each token, shape ``(sequences * length,)``, that
-    #: of a token in no group where it fills up, and the places that are not filled up.
+    #: If sequences are padded to ``length``: the index of each token among those of all sequences,
+    #: shape ``(sequences * length,)``; padding has the index of a token in no group. ``real`` are
+    #: the positions without padding.
     source: torch.Tensor | None = None
     real: torch.Tensor | None = None
 
     def take(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return ``(tokens of all sequences, heads, size)`` as ``(sequences * heads, length,
+        """Return the group's part of ``(all tokens, heads, size)`` as ``(sequences * heads, length,
         size)``.
         """
         rows = tokens[self.tokens] if self.source is None else tokens.index_select(0, self.source)
         return rows.view(self.sequences, -1, *rows.shape[1:]).transpose(1, 2).flatten(0, 1)
 
     def put(self, tokens: torch.Tensor, result: torch.Tensor) -> None:
-        """Write the other way, without what filled the sequences up."""
+        """Write a result of that shape, without padding, to the group's part of ``tokens``."""
         rows = result.view(self.sequences, -1, *result.shape[1:]).transpose(1, 2)
-        place = tokens[self.tokens]
+        target = tokens[self.tokens]
         if self.real is None:
-            place.view(rows.shape).copy_(rows)
+            target.view(rows.shape).copy_(rows)
         else:
-            torch.index_select(rows.flatten(0, 1), 0, self.real, out=place)
+            torch.index_select(rows.flatten(0, 1), 0, self.real, out=target)
 
     def weights(self, queries: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Return the softmax of the products, ``(sequences * heads, length, length)``."""
+        """Return the attention weights, shape ``(sequences * heads, length, length)``."""
         products = queries.new_empty(len(queries), self.length, self.length)
         if self.bias is not None:
             products.view(self.sequences, -1, *products.shape[1:]).copy_(self.bias)
@@ -141,24 +142,24 @@ class Group:
 
 
 def at_once(length: int) -> int:
-    """Return how many sequences of a length make a group."""
+    """Return the number of sequences of ``length`` tokens in a group."""
     return max(1, WEIGHTS_AT_ONCE // length**2)
 
 
 def as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what is added to the products for a boolean mask: next to nothing is left of these
-    exponentials, and a product can still be added.
+    """Return a boolean mask as a bias for the attention scores: 0 where it is True, else half the
+    lowest number of ``dtype``, to which a score can be added without overflow.
     """
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min / 2)
 
 
 def _groups(query: torch.Tensor, mask: torch.Tensor | None) -> list[Group]:
-    """Return the sequences of a padded batch, in groups of few enough weights."""
+    """Return the groups of a padded batch; the query has shape (sequences, heads, tokens, size)."""
     sequences, _, length, _ = query.shape
     size = at_once(length)
     bias = None
     if mask is not None:
-        row = mask[:, :, :1]  # for all, where every token sees the same
+        row = mask[:, :, :1]  # is enough if all tokens of a sequence see the same tokens
         bias = as_bias(row if torch.equal(mask, row.expand_as(mask)) else mask, query.dtype)
     return [
         Group(
@@ -172,8 +173,8 @@ def _groups(query: torch.Tensor, mask: torch.Tensor | None) -> list[Group]:
 
 
 class _FewSequences(torch.autograd.Function):
-    """Queries, keys and values have shape ``(tokens of all sequences, heads, size)``. The backward
-    pass computes the weights again: to keep them would take too much memory.
+    """Attention over queries, keys and values of shape ``(all tokens, heads, size)``. The backward
+    pass computes the attention weights again, because keeping them would take too much memory.
     """
 
     @staticmethod
@@ -200,27 +201,27 @@ class _FewSequences(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs = ctx.saved_tensors
         groups = ctx.groups
-        of_query, of_key, of_value = results = [_empty_like(tensor, groups) for tensor in inputs]
+        grad_query, grad_key, grad_value = grads = [_empty_like(saved, groups) for saved in inputs]
         empty = gradient.new_empty(())
         with torch.autocast("cpu", enabled=False):
             for group in groups:
                 queries, keys, values, gradients = map(group.take, (*inputs, gradient))
                 weights = group.weights(queries, keys, ctx.scaling)
-                group.put(of_value, torch.bmm(weights.transpose(1, 2), gradients))
+                group.put(grad_value, torch.bmm(weights.transpose(1, 2), gradients))
                 products = torch.bmm(gradients, values.transpose(1, 2))
                 torch.ops.aten._softmax_backward_data(
                     products, weights, -1, products.dtype, grad_input=products
                 )
                 result = torch.baddbmm(empty, products, keys, beta=0, alpha=ctx.scaling)
-                group.put(of_query, result)
+                group.put(grad_query, result)
                 products = products.transpose(1, 2)
                 result = torch.baddbmm(empty, products, queries, beta=0, alpha=ctx.scaling)
-                group.put(of_key, result)
-        return (*results, None, None)
+                group.put(grad_key, result)
+        return (*grads, None, None)
 
 
 def _empty_like(tokens: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
-    """Return memory for a result, 0 for the tokens in no group."""
+    """Return an uninitialized tensor for a result; tokens in no group are 0."""
     result = torch.empty_like(tokens)
     result[groups[-1].tokens.stop :] = 0
     return result

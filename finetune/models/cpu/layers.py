@@ -1,13 +1,13 @@
-"""Layers of a model that are replaced on a CPU: dropout, and linear layers for inference.
+"""Replacements for layers on a CPU: dropout, and linear layers for inference.
 
-**Dropout**: torch draws a number of its Mersenne Twister for every element, 4.6 ns each, which was
-11% of a training step of MiniLM. Here a mask takes 16 bits of numpy's SFC64 for every element; the
-seed of each mask comes from torch's generator, so that a run is as reproducible as before.
+**Dropout**: torch draws one number from its Mersenne Twister for each element, 4.6 ns each, which
+was 11% of a training step of MiniLM. Here a mask takes 16 bits from NumPy's SFC64 for each element.
+The seed of each mask comes from torch's generator, so a run is as reproducible as before.
 
-**Linear layers**: torch multiplies fp32 matrices with MKL, which does not use the full width of
-every processor: on an AMD EPYC with AVX-512 it reached 103 GFLOP/s a core, oneDNN with weights
-packed ahead 240 (``torch.compile`` with freezing takes the same operator). In bf16 torch itself
-takes oneDNN, which reached 460 so and 490 with weights packed. Results differ in the last bits.
+**Linear layers**: torch multiplies fp32 matrices with MKL, which does not use the full vector width
+of every processor. On an AMD EPYC with AVX-512, MKL reached 103 GFLOP/s per core, and oneDNN with
+prepacked weights 240 (the operator of ``torch.compile`` with freezing). In bf16 torch uses oneDNN
+itself: 460 GFLOP/s, or 490 with prepacked weights. Results differ in the last bits.
 """
 
 from typing import Any, TypeGuard
@@ -17,20 +17,20 @@ import torch
 from transformers import PreTrainedModel
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_STEPS = 2**16  # of the probability of a dropout
+_STEPS = 2**16  # a dropout probability is a multiple of 1 / _STEPS
 
 
 def is_of_library(model: torch.nn.Module) -> TypeGuard[PreTrainedModel]:
-    """Return whether a class of ``transformers`` is used as it is; a subclass may do anything."""
+    """Return whether the class of ``model`` is from ``transformers``, not a user's subclass."""
     from_library = type(model).__module__.startswith("transformers.")
     return from_library and isinstance(model, PreTrainedModel)
 
 
 class Dropout(torch.nn.Dropout):
-    """``torch.nn.Dropout``, its probability rounded to 1/65,536."""
+    """``torch.nn.Dropout`` with its probability rounded to a multiple of 1/65,536."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Drop elements of a tensor; elsewhere, or with a probability of 0 or 1, as torch does."""
+        """Drop elements at random; torch's own dropout handles what this does not support."""
         is_supported = (
             self.training
             and not self.inplace
@@ -64,14 +64,14 @@ class _Dropout(torch.autograd.Function):
 
 
 def use_dropout(model: torch.nn.Module) -> None:
-    """Let every ``torch.nn.Dropout`` of ``model`` be a :class:`Dropout`; hooks stay."""
+    """Make every ``torch.nn.Dropout`` of ``model`` a :class:`Dropout` in place; hooks are kept."""
     for layer in model.modules():
-        if type(layer) is torch.nn.Dropout:  # a subclass may do anything
+        if type(layer) is torch.nn.Dropout:  # not a subclass
             layer.__class__ = Dropout
 
 
 class PackedLinear(torch.nn.Module):
-    """``torch.nn.Linear``, for inference, with a copy of the weights that oneDNN has laid out."""
+    """``torch.nn.Linear`` for inference, with weights prepacked by oneDNN."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -81,20 +81,20 @@ class PackedLinear(torch.nn.Module):
         self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, input: torch.Tensor) -> Any:
-        """Map shape ``(..., inputs)`` to ``(..., outputs)``."""
+        """Return shape ``(..., outputs)`` for an input of shape ``(..., inputs)``."""
         return torch.ops.mkldnn._linear_pointwise(input, self._packed, self.bias, "none", [], "")
 
     @property
     def weight(self) -> Any:
-        """Shape ``(outputs, inputs)``, unpacked whenever it is asked for: some models read it."""
+        """The unpacked weights, shape ``(outputs, inputs)``; some models read them."""
         return self._packed.to_dense()
 
 
 def pack(model: torch.nn.Module) -> None:
-    """Replace every plain linear layer of a model of ``transformers``, for inference mode only.
+    """Replace the linear layers of a ``transformers`` model by :class:`PackedLinear`, in place.
 
-    Other models may hand the weights of a layer to torch's own kernels and not call it, as torch's
-    own transformer does, and a hook would be lost.
+    The model can then only be used for inference. Other models may pass a layer's weights to torch,
+    as ``torch.nn.TransformerEncoderLayer`` does. Layers with hooks are left as they are.
     """
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available or not is_of_library(model):

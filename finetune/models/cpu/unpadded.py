@@ -1,8 +1,7 @@
-"""The layers of a text model over the tokens of a batch, with next to none of its padding.
+"""Run the layers of a text model on the tokens of a batch with almost no padding.
 
-All that the layers compute, but for the attention, they compute for one token at a time. So on
-their way through the layers the rows of a batch follow each other as one sequence, and the
-attention is told where each of them lies.
+Apart from attention, a layer computes each token independently. So the rows of a batch pass through
+the layers as one long sequence, and attention gets the position of each row in it.
 """
 
 from itertools import groupby
@@ -15,10 +14,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from finetune.models.cpu import attention, layers
 
-#: Models whose layers are handed hidden states and a mask, and nothing else that depends on
-#: the positions of the tokens; no attribute of a configuration says so.
+#: Model types whose layers get hidden states and a mask, but nothing else that depends on the
+#: positions of the tokens. No attribute of a configuration shows this.
 KNOWN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-#: Where modules come from that compute for one token at a time, besides those of the library.
+#: The modules of torch that compute each token independently; all of ``transformers`` are allowed.
 _TORCH_MODULES = ("activation", "container", "dropout", "linear", "normalization")
 _TOKEN_BY_TOKEN = (
     *("transformers.", layers.__name__),
@@ -27,16 +26,16 @@ _TOKEN_BY_TOKEN = (
 
 
 def use(model: torch.nn.Module) -> bool:
-    """Let the layers of ``model`` see no padding from now on, and let it attend by
-    :mod:`finetune.models.cpu.attention`; return whether they did see it and compute the same now.
+    """Remove the padding from the layers of ``model``, in place, and return whether that was done.
 
-    They do if it is of a known class, attention weights are not dropped, and nobody has replaced a
-    module, or hung a hook on one that would see the states of all rows as one sequence.
+    This needs a type in :data:`KNOWN`, attention without dropout, and modules that were not
+    replaced and have no hooks, which would get the states of all rows as one sequence. Attention is
+    that of :mod:`finetune.models.cpu.attention` then. Results are the same but for rounding.
     """
     if not (
         layers.is_of_library(model)
         and model.config.model_type in KNOWN
-        # such a head reads the state of the first token; others may read those of padding
+        # these heads read the state of the first token; others may read those of padding
         and type(model).__name__.endswith("ForSequenceClassification")
         and not getattr(model.config, "is_decoder", False)
         and not getattr(model.config, "chunk_size_feed_forward", 0)
@@ -52,8 +51,8 @@ def use(model: torch.nn.Module) -> bool:
 
 
 def computed(lengths: np.ndarray, padded: int) -> int:
-    """Return the tokens that are computed of rows of these ``lengths``, shape ``(rows,)``: with
-    ``padded`` tokens each, or without padding.
+    """Return how many tokens the layers compute for rows of ``lengths`` tokens, shape ``(rows,)``:
+    with ``padded`` tokens for each row if removing the padding saves less than 5%.
     """
     tokens = int(lengths.sum()) + 1
     cells = len(lengths) * padded
@@ -65,29 +64,29 @@ def _stack(model: torch.nn.Module) -> torch.nn.ModuleList | None:
     stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     if len(stacks) != 1 or not len(stacks[0]):
         return None
-    layers_only = all(isinstance(layer, GradientCheckpointingLayer) for layer in stacks[0])
-    return stacks[0] if layers_only and all(map(_is_supported, stacks[0].modules())) else None
+    are_layers = all(isinstance(layer, GradientCheckpointingLayer) for layer in stacks[0])
+    return stacks[0] if are_layers and all(map(_is_supported, stacks[0].modules())) else None
 
 
 def _is_supported(module: torch.nn.Module) -> bool:
-    is_mixing = isinstance(module, torch.nn.MultiheadAttention)
-    if is_mixing or not type(module).__module__.startswith(_TOKEN_BY_TOKEN):
+    mixes_tokens = isinstance(module, torch.nn.MultiheadAttention)
+    if mixes_tokens or not type(module).__module__.startswith(_TOKEN_BY_TOKEN):
         return False
     if module._forward_hooks or module._forward_pre_hooks:
         return False
-    # of an attention: what the configuration says may have been changed in the model since
+    # an attention may have been changed since it was built from the configuration
     if getattr(module, "is_causal", None) is None:
         return True
-    is_plain = isinstance(module.dropout, torch.nn.Dropout) and not module.dropout.p
-    return not module.is_causal and is_plain
+    has_no_dropout = isinstance(module.dropout, torch.nn.Dropout) and not module.dropout.p
+    return not module.is_causal and has_no_dropout
 
 
 class _Hooks:
-    """Takes the padding out before the first layer, and puts it back after the last one."""
+    """Hooks that remove the padding before the first layer and restore it after the last one."""
 
     def __init__(self, model: PreTrainedModel, stack: torch.nn.ModuleList) -> None:
-        self.is_active = False  # inside a forward pass of the model that needs no hidden states
-        #: Rows and tokens of the padded batch, and the places there of what is computed.
+        self.is_active = False  # True in a forward pass that does not return hidden states
+        #: Rows and tokens of the padded batch, and the flat indices of the computed tokens.
         self.layout: tuple[int, int, torch.Tensor] | None = None
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         stack[0].register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -115,27 +114,27 @@ class _Hooks:
         lengths = is_token.sum(1).numpy()
         rows, tokens = is_token.shape
         total = computed(lengths, tokens)
-        # little is padded; a head may read the state of a row's first token, which is padding; or
-        # the mask says more than what is padding
+        # too little padding; or a first token, which a head may read, is padding; or the mask hides
+        # more than padding
         if (
             total == rows * tokens
             or not is_token[:, 0].all()
             or not torch.equal(mask, is_token[:, None, None].expand_as(mask))
         ):
             return None
-        # matrix products are of few shapes: oneDNN keeps half a megabyte of each
+        # few different shapes of matrix products: oneDNN caches half a megabyte for each
         order = np.argsort(-lengths, kind="stable")
         groups: list[attention.Group] = []
         for length, rows_of_length in groupby(lengths[order], _padded_length):
-            of_length = list(rows_of_length)
+            row_lengths = list(rows_of_length)
             size = attention.at_once(length)
-            for first in range(0, len(of_length), size):
+            for first in range(0, len(row_lengths), size):
                 first_token = groups[-1].tokens.stop if groups else 0
-                group = of_length[first : first + size]
+                group = row_lengths[first : first + size]
                 groups.append(_group(group, length, first_token, lengths.sum(), hidden))
         setattr(mask, attention.GROUPS, groups)
-        places = np.split(np.flatnonzero(is_token.numpy()), np.cumsum(lengths)[:-1])
-        real = np.concatenate([places[row] for row in order])
+        indices = np.split(np.flatnonzero(is_token.numpy()), np.cumsum(lengths)[:-1])
+        real = np.concatenate([indices[row] for row in order])
         self.layout = rows, tokens, torch.from_numpy(real)
         source = np.concatenate([real, np.repeat(real[:1], total - len(real))])
         return (hidden.flatten(0, 1)[None, torch.from_numpy(source)], mask, *rest), kwargs
@@ -149,7 +148,7 @@ class _Hooks:
 
 
 def _is_known_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a layer is handed hidden states and their mask, and nothing else of effect."""
+    """Return whether hidden states and their mask are the only arguments that have an effect."""
     if len(args) < 2 or not isinstance(args[1], torch.Tensor):
         return False
     hidden, mask, *encoder_states = args
@@ -169,16 +168,16 @@ def _dtype_of_products(hidden: torch.Tensor) -> torch.dtype:
 
 
 def _group(
-    lengths: list[int], length: int, first: int, no_row: int, hidden: torch.Tensor
+    lengths: list[int], length: int, first: int, padding: int, hidden: torch.Tensor
 ) -> attention.Group:
-    """Return rows as a group whose first token is ``first``, filled up with one of no row."""
+    """Return rows as a group whose first token is ``first``, padded with the token ``padding``."""
     count = len(lengths) if len(lengths) < 4 else _round_up(len(lengths), 4)
     is_token = np.arange(length) < np.resize([*lengths, 0, 0, 0], count)[:, None]
     real = np.flatnonzero(is_token)
     tokens = slice(first, first + len(real))
     if len(real) == is_token.size:
         return attention.Group(tokens, count, length)
-    source = np.full(is_token.size, no_row)
+    source = np.full(is_token.size, padding)
     source[real] = np.arange(tokens.start, tokens.stop)
     visible = torch.from_numpy(is_token | ~is_token[:, :1])[:, None, None]
     bias = attention.as_bias(visible, _dtype_of_products(hidden))
