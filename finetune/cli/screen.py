@@ -81,7 +81,7 @@ def _print_end(event: events.Finished) -> None:
     console.print_line(
         f"\ntrained {counted((manifest.steps or 0) - first_step, 'step')}{resumed} "
         f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {run.metrics.test['loss']:.4f}\n"
-        f"throughput: {tables.speed(manifest.speed)}\nsaved to {run.path}{report}{profile}"
+        f"throughput: {tables.format_speed(manifest.speed)}\nsaved to {run.path}{report}{profile}"
     )
 
 

@@ -172,7 +172,7 @@ def evaluate(words: Sequence[str]) -> int:
     if (statistics := result.statistics) is None:
         names = [name for name, value in result.metrics.items() if isinstance(value, float)]
         scores = {"now": result.metrics, "recorded": result.recorded or {}}
-        rows = [[tables.Cell(row), *tables.estimates(scores[row], names)] for row in scores]
+        rows = [[tables.Cell(row), *tables.to_cells(scores[row], names)] for row in scores]
         console.print_tables(tables.Table(f"test set of {source}", ["", *names], rows))
     else:
         console.print_tables(*tables.metrics(f"{source}, 95% confidence intervals", statistics))

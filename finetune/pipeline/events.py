@@ -167,9 +167,9 @@ def throttle(progress: Progress, kind: type[Event] = Advanced) -> Progress:
 
     def report(event: Event) -> None:
         nonlocal last_call
-        now = time.monotonic()
-        if not isinstance(event, kind) or now - last_call >= 30:
-            last_call = now
+        current_time = time.monotonic()
+        if not isinstance(event, kind) or current_time - last_call >= 30:
+            last_call = current_time
             progress(event)
 
     return report

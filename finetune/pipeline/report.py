@@ -18,7 +18,7 @@ from finetune.pipeline.events import Finished, Interrupted, Progress
 from finetune.recipe.scoring import without_counted
 from finetune.reporting import card, tables
 from finetune.reporting import page as report_page
-from finetune.reporting.tables import Cell, Table, estimates
+from finetune.reporting.tables import Cell, Table, to_cells
 from finetune.runs.run import Run
 from finetune.statistics import mistakes
 from finetune.statistics.estimates import holm
@@ -142,11 +142,11 @@ class Comparison:
 
     def scores(self, names: Sequence[str]) -> Table:
         """Return a table of metrics: each run, and its difference to the first run."""
-        rows = [[Cell(self.names[0]), *estimates(self.metrics[0], names)]]
+        rows = [[Cell(self.names[0]), *to_cells(self.metrics[0], names)]]
         columns = (self.names[1:], self.metrics[1:], self.differences)
         for name, metrics, differences in zip(*columns, strict=True):
-            rows.append([Cell(name), *estimates(metrics, names)])
-            gaps = estimates(differences, names, signed=True)
+            rows.append([Cell(name), *to_cells(metrics, names)])
+            gaps = to_cells(differences, names, signed=True)
             rows.append([Cell(f"difference to {self.names[0]}"), *gaps])
         caption = f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals"
         return Table(caption, ["", *names], rows)
