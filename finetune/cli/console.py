@@ -88,8 +88,8 @@ def print_tables(*tables: Table) -> None:
 def import_libraries(*names: str) -> None:
     """Import modules, and silence the messages of the libraries.
 
-    Garbage collection is paused meanwhile, which saves nearly a third of the time, and then skips
-    what was imported: not for notebooks. ``--log_level info`` shows the messages again.
+    Garbage collection is paused, which saves nearly a third of the time, and later skips all that
+    was imported: do not call this in a notebook. ``--log_level info`` shows the messages again.
     """
     gc.disable()
     import datasets

@@ -10,7 +10,7 @@ from finetune.errors import UserError, suggestion
 from finetune.recipe import ImageRecipe, TextRecipe, catalog
 from finetune.runtime.formats import QUOTING
 
-#: The arguments of all subcommands that read a run, and of those that also run its model.
+#: The flag of all subcommands that read a run; RUN has the arguments if they also run its model.
 TRUST = {
     "--trust_recipe": "import the recipe and metric files that the run names, which executes their "
     "code, and print their paths and sha256 (default: only installed recipes are imported)"

@@ -54,7 +54,10 @@ def predict(words: Sequence[str]) -> int:
     """
     parser = Parser(predict, _FLAGS, READING)
     parser.add_argument(
-        "input", metavar="INPUT", nargs="?", help="a file, a folder, or - for standard input"
+        "input",
+        metavar="INPUT",
+        nargs="?",
+        help="a file, an image, a folder of images or - (stdin)",
     )
     parser.add_argument(
         "--text",

@@ -63,8 +63,8 @@ def _write_suspects(run: Run) -> Path | None:
     """Write the test rows whose label may be wrong, then the most confident mistakes.
 
     Returns:
-        The path, also of a file that the user has edited, which is kept; None if no row is
-        suspicious, or if a row of this task does not have exactly one class.
+        The path, or None if no row is suspicious or the task is not to choose one class. A file
+        that the user has edited is kept.
     """
     table = run.predicted_rows
     path = run.path / corrections.FILE

@@ -112,24 +112,24 @@ def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
 
 def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     statistics = run.statistics
-    name = "expected_calibration_error"
-    errors = statistics.calibration
+    metric = "expected_calibration_error"
+    calibration = statistics.calibration
     pos_labels = (arguments.get("pos_label") for arguments in run.manifest.scoring.values())
     positive = next((int(label) for label in pos_labels if label is not None), 1)
     curves = plots.ranking(rows, statistics.classes or {}, positive)
-    if not errors:
+    if not calibration:
         return [curves]
     sentence = (
         "The expected calibration error (the mean gap between confidence and accuracy) is "
-        f"{errors[name]:.3f}. A calibrated model stays below {errors['calibrated']:.3f} on 95 of "
-        "100 test sets of this size."
+        f"{calibration[metric]:.3f}. A calibrated model stays below "
+        f"{calibration['calibrated']:.3f} on 95 of 100 test sets of this size."
     )
-    if "after" in errors:
+    if "after" in calibration:
         sentence += (
-            f" With the temperature {errors['temperature']:.2f}, fitted on the validation rows, it "
-            f"is {errors['after'][name]:.3f} (python -m finetune predict --calibrated)."
+            f" With the temperature {calibration['temperature']:.2f}, fitted on the validation "
+            f"rows, it is {calibration['after'][metric]:.3f} (predict --calibrated)."
         )
-    return [sentence, [*curves, *plots.reliability(errors)]]
+    return [sentence, [*curves, *plots.reliability(calibration)]]
 
 
 def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
