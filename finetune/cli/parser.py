@@ -63,7 +63,10 @@ class Parser(argparse.ArgumentParser):
             values = {"csv_quoting": "|".join(QUOTING), "drop_invalid": ""}
             form = f"--{name} {values.get(name, metadata.get('metavar', 'VALUE'))}".rstrip()
             description = metadata["help"].partition(" (unset")[0]
-            help_texts[form] = f"{description} (default: as in the run, or detected)"
+            is_reset = name.startswith("dataset_")  # other data has other splits
+            help_texts[form] = description + " (default: as in the run, or detected)" * (
+                not is_reset
+            )
         for form, help_text in help_texts.items():
             flag, _, metavar = form.partition(" ")
             options: dict[str, Any] = {"metavar": metavar, "type": int if metavar == "N" else str}

@@ -54,10 +54,7 @@ def predict(words: Sequence[str]) -> int:
     """
     parser = Parser(predict, _FLAGS, READING)
     parser.add_argument(
-        "input",
-        metavar="INPUT",
-        nargs="?",
-        help="a file, an image, a folder of images or - (stdin)",
+        "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
     )
     parser.add_argument(
         "--text",

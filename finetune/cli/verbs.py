@@ -59,8 +59,7 @@ def check(words: Sequence[str]) -> int:
 
     The command reads and checks data and options as a training with the same flags would. It writes
     no run, and without --deep it trains nothing and loads no weights. Exit status: 0 if training
-    would work, 3 if training would work but there are warnings, 2 if training would refuse to
-    start.
+    would work, 3 if it would work but there are warnings, 2 if it would refuse to start.
 
     The flags of a recipe: python -m finetune RECIPE --help
     """
@@ -249,7 +248,9 @@ def doctor(words: Sequence[str]) -> int:
         for title, facts in machine.describe_machine().items():
             console.print_block(title, facts)
     lines = machine.recommend_variables() or ["nothing needs to be set"]
-    console.print_block("\nfor several machines, type on each with its own interface:", {"": lines})
+    console.print_block(
+        "\nto set on several machines, on each with its own interface:", {"": lines}
+    )
     if world_size == 1:
         return 0
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
