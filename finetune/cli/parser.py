@@ -63,10 +63,8 @@ class Parser(argparse.ArgumentParser):
             values = {"csv_quoting": "|".join(QUOTING), "drop_invalid": ""}
             form = f"--{name} {values.get(name, metadata.get('metavar', 'VALUE'))}".rstrip()
             description = metadata["help"].partition(" (unset")[0]
-            is_reset = name.startswith("dataset_")  # other data has other splits
-            help_texts[form] = description + " (default: as in the run, or detected)" * (
-                not is_reset
-            )
+            default = " (default: as in the run, or detected)" * (not name.startswith("dataset_"))
+            help_texts[form] = description + default
         for form, help_text in help_texts.items():
             flag, _, metavar = form.partition(" ")
             options: dict[str, Any] = {"metavar": metavar, "type": int if metavar == "N" else str}

@@ -22,8 +22,8 @@ _FLAGS = {
     "--resume": "resume an interrupted prediction",
     "--all_probabilities": "add the probability of every class",
     "--calibrated": "divide the logits by the temperature that was fitted on the validation rows",
-    "--csv_safe": "put an apostrophe before texts that a spreadsheet would run as a formula in "
-    ".csv and .tsv output (they begin with = + - @, a tab or a line break)",
+    "--csv_safe": "in .csv and .tsv files, put an apostrophe before texts that a spreadsheet would "
+    "run as formulas (they begin with = + - @, a tab or a line break)",
     "--precision fp32|bf16": "precision of the computation (default: bf16 for text classification "
     "where the device supports it natively, else fp32)",
     "--batch_tokens N": "tokens per batch with padding (default: 1024 on a CPU, 65536 on a GPU)",

@@ -248,9 +248,7 @@ def doctor(words: Sequence[str]) -> int:
         for title, facts in machine.describe_machine().items():
             console.print_block(title, facts)
     lines = machine.recommend_variables() or ["nothing needs to be set"]
-    console.print_block(
-        "\nto set on several machines, on each with its own interface:", {"": lines}
-    )
+    console.print_block("\nto set on several machines, each with its own interface:", {"": lines})
     if world_size == 1:
         return 0
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
