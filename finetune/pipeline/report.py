@@ -110,13 +110,12 @@ def write_final_report(run: Run, progress: Progress) -> None:
     try:
         page = report(run).page
     except KeyboardInterrupt as stop:
-        stop.args = (f"the run is finished, but its report is not written; {hint}",)
+        stop.args = (f"the run is finished, but has no report; {hint}",)
         progress(Interrupted(*stop.args))
         raise
     except Exception as error:  # e.g. a plot that fails
         reason = f"{type(error).__name__}: {error}"
-        message = f"the run is finished, but its report is not written ({reason}); {hint}"
-        raise RunError(message) from error
+        raise RunError(f"the run is finished, but has no report ({reason}); {hint}") from error
     finally:
         progress(Finished(run, (run.path / "profile").exists(), page))
 
@@ -170,7 +169,8 @@ def compare(
             metric that is a number.
     """
     if isinstance(runs, (str, Path, Run)) or len(runs) < 2:
-        raise UserError(f"compare: expected a list of two or more runs, found {runs!r}")
+        count = "one" if runs else "none"
+        raise UserError(f"compare: expected a list of two or more runs, found {count}")
     loaded = [Run.load(run, trust_recipe=trust_recipe) for run in runs]
     path = None if page is None else Path(page).expanduser()
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
