@@ -159,7 +159,7 @@ def ranking(
         axes.set(aspect="equal", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
         figure.legend(loc="outside lower left")
         values = ", ".join(f"'{names[number]}' {areas[number]:.3f}" for number in lowest)
-        alt = f"One-vs-rest {measure}, at most the {_MOST_CURVES} lowest: {values}."
+        alt = f"One-vs-rest {measure} (at most the {_MOST_CURVES} lowest): {values}."
         plots.append(Plot("roc" if is_roc else "precision_recall", alt, figure))
     return plots
 
