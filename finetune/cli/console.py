@@ -1,4 +1,4 @@
-"""What a person sees: lines, blocks and tables, and no chatter of the libraries."""
+"""Print lines, blocks and tables, and silence the messages of the libraries."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from finetune.reporting.tables import Table
 
 
-def say(text: str = "") -> None:
+def print_line(text: str = "") -> None:
     """Print a line to standard output, from rank 0 only, above a progress bar if there is one."""
     if distributed.is_main_process():
         try:
             tqdm.write(visible(text), file=sys.stdout)
             sys.stdout.flush()
-        except OSError:  # a closed pipe or terminal: nobody reads any more; the training goes on
+        except OSError:  # the pipe or the terminal is closed: the training continues without it
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def tell(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Print a line to standard error, from rank 0 only."""
     if distributed.is_main_process():
         with contextlib.suppress(OSError):
@@ -40,56 +40,56 @@ def tell(text: str) -> None:
 
 
 class _Terminal(io.StringIO):
-    """Standard output on a terminal, where control characters are shown and not obeyed."""
+    """Standard output on a terminal; control characters are printed as escapes, e.g. ``\\x1b``."""
 
     def write(self, text: str) -> int:
         return sys.stdout.write(visible(text))
 
 
-def data_file() -> IO[str]:
-    """Return a file for rows on standard output, in UTF-8."""
+def open_stdout() -> IO[str]:
+    """Return standard output as a UTF-8 text file for rows."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="")
     return _Terminal() if sys.stdout.isatty() else sys.stdout
 
 
-def block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
-    """Print a title and its facts, a line each."""
-    say(title)
+def print_block(title: str, facts: Mapping[str, str | Iterable[str]]) -> None:
+    """Print a title, then each fact as its name and its lines."""
+    print_line(title)
     width = max(map(len, facts))
     for name, value in facts.items():
         for number, line in enumerate([value] if isinstance(value, str) else value):
-            say(f"  {'' if number else name:<{width}}  {visible(line, '')}")
+            print_line(f"  {'' if number else name:<{width}}  {visible(line, '')}")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print columns as wide as their widest cell; the first is aligned left, the others right."""
     lines = (header, *rows) if any(header) else rows
     cells = [[visible(cell, "") for cell in row] for row in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for first, *rest in cells:
         aligned = [f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True)]
-        say("  " + "  ".join([f"{first:<{widths[0]}}", *aligned]).rstrip())
+        print_line("  " + "  ".join([f"{first:<{widths[0]}}", *aligned]).rstrip())
 
 
-def show(*results: Table) -> None:
-    """Print tables of results: the caption, then the columns, each with one of its notes."""
-    for result in results:
-        say(f"\n{result.caption}")
+def print_tables(*tables: Table) -> None:
+    """Print each table under its caption; the notes of a column, if any, are a column after it."""
+    for table in tables:
+        print_line(f"\n{table.caption}")
         columns = []
-        for name, *cells in zip(result.header, *result.rows, strict=True):
+        for name, *cells in zip(table.header, *table.rows, strict=True):
             columns.append([name, *(cell.text for cell in cells)])
             if any(cell.note for cell in cells):
                 columns.append(["", *(cell.note for cell in cells)])
         header, *rows = zip(*columns, strict=True)
-        table(header, rows)
+        print_columns(header, rows)
 
 
 def import_libraries(*names: str) -> None:
-    """Import modules, with garbage collection paused in nearly a third less time, and silence what
-    of the libraries means nothing to the user, unless ``--log_level info`` asks for it.
+    """Import modules, and silence the messages of the libraries.
 
-    What is imported is taken to stay as long as the process, so this is not for a notebook.
+    Garbage collection is paused, which saves nearly a third of the time, and later skips all that
+    was imported: do not call this in a notebook. ``--log_level info`` shows the messages again.
     """
     gc.disable()
     import datasets

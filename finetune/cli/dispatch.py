@@ -1,4 +1,4 @@
-"""The command line: subcommands and recipes. It imports no torch until one of them needs it.
+"""``main``: run a subcommand or a recipe. torch is imported only when one of them needs it.
 
 python -m finetune RECIPE [flags]
 """
@@ -13,14 +13,14 @@ from finetune.recipe import catalog
 from finetune.runtime import __version__, distributed, stopping
 
 VERBS = {
-    "train": "fine-tune: the long form of `python -m finetune RECIPE`",
-    "check": "look for what is wrong or suspicious before training: check RECIPE",
+    "train": "fine-tune a recipe, the same as `python -m finetune RECIPE`: train RECIPE",
+    "check": "find errors and suspicious rows before training: check RECIPE",
     "evaluate": "evaluate the model of a run on its test set or on other data: evaluate RUN",
     "predict": "label new rows with the model of a run: predict RUN INPUT",
     "compare": "compare runs on the same test rows: compare RUN RUN",
     "report": "regenerate the report, plots and model card of a run: report RUN",
-    "doctor": "devices, network, versions; under torchrun, whether and how fast ranks connect",
-    "list": "list the recipes, one line each",
+    "doctor": "show devices, network and versions; under torchrun, also time an all-reduce",
+    "list": "list the recipes",
 }
 
 _USAGE = """\
@@ -28,7 +28,7 @@ usage: python -m finetune RECIPE [flags]
        torchrun --nproc_per_node=2 -m finetune RECIPE [flags]
        accelerate launch -m finetune RECIPE [flags]
 
-recipes (or the path of your own, path/to/mine.py)
+recipes (or the path of your own recipe, e.g. path/to/mine.py)
 {recipes}
 
 subcommands
@@ -42,25 +42,25 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        words: The arguments; those of the process if None.
+        words: The command-line arguments; ``sys.argv[1:]`` if None.
 
     Returns:
-        The exit status: 0, 1 for a run that failed, 2 for a mistake of the user, 3 for data that
-        `check` finds suspicious, 75 for a training that a signal stopped, 130 for Ctrl-C elsewhere.
+        The exit status: 0 for success, 1 if a run failed, 2 for a user's mistake, 3 if ``check``
+        found warnings, 75 if a signal stopped a training, 130 if Ctrl-C ended another command.
     """
     words = sys.argv[1:] if words is None else words
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stacks of C++ for a closed connection
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # "USDT: profiler_start", with --profile
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stacks of closed connections
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no "USDT: profiler_start" from --profile
     stopping.keep_secrets()
     try:
         return _run(list(words))
-    except BrokenPipeError:  # `| head` has read enough of a help text
+    except BrokenPipeError:  # e.g. `| head` closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (stopping.Stopped, Exception) as error:
         return stopping.stop(error)
     except KeyboardInterrupt as error:
-        if not error.args and distributed.ranks().rank == 0:  # else it was told how to resume
+        if not error.args and distributed.ranks().rank == 0:  # else the training has printed it
             print("interrupted", file=sys.stderr)
         return 130
 
@@ -77,7 +77,7 @@ def _run(words: list[str]) -> int:
         raise UserError(f"unknown option {verb}{hint}")
     if verb == "list":
         if rest and rest != ["--help"]:
-            raise UserError(f"list: unexpected words: {' '.join(rest)}")
+            raise UserError(f"list: expected no arguments, found {' '.join(rest)}")
         print(_table(catalog.summaries()))
         return 0
     if verb not in VERBS:
@@ -85,17 +85,17 @@ def _run(words: list[str]) -> int:
         if not (verb in names or verb.endswith(".py") or verb.startswith("-")):
             raise UserError(
                 f"unknown recipe or subcommand '{verb}'{suggestion(verb, [*VERBS, *names])} "
-                f"(available: {', '.join([*names, *VERBS])}, or the path of a recipe, a .py file)"
+                f"(available: {', '.join([*names, *VERBS])}, or the path of a recipe file, .py)"
             )
         verb = "train"
         rest = words
     if verb in ("check", "compare", "report") and distributed.under_launcher():
-        raise UserError(f"{verb} runs in one process: python -m finetune {verb} ...")
+        raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")
     module = importlib.import_module(f"finetune.cli.{'predict' if verb == 'predict' else 'verbs'}")
     return int(getattr(module, verb)(rest))
 
 
 def _table(descriptions: Mapping[str, str]) -> str:
-    """Return a line for each name, which scripts can read."""
+    """Return one line per name, indented by two spaces, with the descriptions aligned."""
     width = max(map(len, descriptions), default=0)
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in descriptions.items())

@@ -1,4 +1,4 @@
-"""The flags of the subcommands; those of a recipe are read by ``config/parser.py``."""
+"""The parser of the subcommands; ``config/parser.py`` parses the flags of a recipe."""
 
 import argparse
 import inspect
@@ -10,37 +10,37 @@ from finetune.errors import UserError, suggestion
 from finetune.recipe import ImageRecipe, TextRecipe, catalog
 from finetune.runtime.formats import QUOTING
 
-#: Flags of the subcommands that read a run, and of those that compute with its model.
+#: The flag of all subcommands that read a run; RUN has the arguments if they also run its model.
 TRUST = {
-    "--trust_recipe": "import the recipe file and the metric files that the run names, which runs "
-    "their code; path and sha256 are shown (default: only installed recipes are imported)"
+    "--trust_recipe": "import the recipe and metric files that the run names, which executes their "
+    "code, and print their paths and sha256 (default: only installed recipes are imported)"
 }
 RUN = {
-    "run": "directory of a run, like runs/yelp",
+    "run": "directory of a run, e.g. runs/yelp",
     **TRUST,
-    "--cpu_kernels auto|off": "on a CPU: auto for the kernels of this toolkit, off for those of "
-    "the libraries (default: as in training)",
+    "--cpu_kernels auto|off": "kernels on a CPU: auto for the fast ones of this toolkit, off for "
+    "the stock PyTorch ones (default: as in training)",
 }
 
 
 def recipe_and_flags(words: Sequence[str], verb: str = "") -> tuple[str, list[str]]:
-    """Return the name of the recipe, which comes first, and the flags."""
+    """Split words into the name of the recipe, which comes first, and its flags."""
     if not words or words[0].startswith("-"):
         raise UserError(
-            f"the name of a recipe comes first: python -m finetune {verb}RECIPE [flags] "
+            f"expected the name of a recipe first: python -m finetune {verb}RECIPE [flags] "
             f"(available: {', '.join(catalog.summaries())})"
         )
     return words[0], list(words[1:])
 
 
 class Parser(argparse.ArgumentParser):
-    """``argparse`` for a subcommand, whose mistakes are a ``UserError``.
+    """The argument parser of a subcommand. It raises a ``UserError`` instead of exiting.
 
     Args:
         verb: The function of the subcommand; its docstring is the description.
-        flags: What each flag does: ``--json`` is a switch, ``--output FILE`` takes a text,
-            ``--count N`` a whole number, ``--precision fp32|bf16`` one of these.
-        reading: Options of a recipe that say how other data is read.
+        flags: The help text of each flag. The flag ``--json`` is a switch, ``--output FILE`` takes
+            a string, ``--count N`` an integer, ``--precision fp32|bf16`` one of these choices.
+        reading: Names of the recipe options that say how to read other data.
     """
 
     def __init__(
@@ -56,31 +56,32 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.verb = verb.__name__
-        forms = dict(flags)
+        help_texts = dict(flags)
         fields = {**ImageRecipe.__dataclass_fields__, **TextRecipe.__dataclass_fields__}
         for name in reading:
             metadata = fields[name].metadata
             values = {"csv_quoting": "|".join(QUOTING), "drop_invalid": ""}
             form = f"--{name} {values.get(name, metadata.get('metavar', 'VALUE'))}".rstrip()
             description = metadata["help"].partition(" (unset")[0]
-            forms[form] = f"{description} (default: the run's, or detected)"
-        for form, help_text in forms.items():
+            default = " (default: as in the run, or detected)" * (not name.startswith("dataset_"))
+            help_texts[form] = description + default
+        for form, help_text in help_texts.items():
             flag, _, metavar = form.partition(" ")
-            kind: dict[str, Any] = {"metavar": metavar, "type": int if metavar == "N" else str}
+            options: dict[str, Any] = {"metavar": metavar, "type": int if metavar == "N" else str}
             if "|" in metavar:
-                kind = {"choices": metavar.split("|")}
+                options = {"choices": metavar.split("|")}
             elif not metavar:
-                kind = {"action": "store_true"} if flag.startswith("-") else {"metavar": "RUN"}
-            self.add_argument(flag, help=help_text, **kind)
+                options = {"action": "store_true"} if flag.startswith("-") else {"metavar": "RUN"}
+            self.add_argument(flag, help=help_text, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse words, in which a flag may be written with dashes, too."""
+        """Parse words; a flag may be spelled with dashes or underscores."""
         flag = re.compile(r"^--[\w-]+(?==|$)")
         words = [flag.sub(lambda m: f"--{m[0][2:].replace('-', '_')}", word) for word in args]
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ``UserError``, for unknown flags with the nearest ones."""
+        """Raise a ``UserError`` that suggests known flags for unknown ones."""
         _, _, unknown = message.partition("unrecognized arguments: ")
         flags = [word.partition("=")[0] for word in unknown.split() if word[:2] == "--"]
         hint = "".join(suggestion(flag, self._option_string_actions) for flag in flags)

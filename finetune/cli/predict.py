@@ -17,16 +17,16 @@ from finetune.runtime import distributed, hub
 
 _FLAGS = {
     **RUN,
-    "--output FILE": "a .csv, .tsv, .jsonl or .parquet file, written or replaced when all rows are "
-    "done (default: lines to the standard output)",
+    "--output FILE": "a .csv, .tsv, .jsonl or .parquet file, written or replaced once all rows are "
+    "predicted (default: standard output, as .csv, .tsv or .jsonl like INPUT)",
     "--resume": "resume an interrupted prediction",
     "--all_probabilities": "add the probability of every class",
-    "--calibrated": "divide logits by the temperature of the run",
-    "--csv_safe": "in .csv and .tsv output put an apostrophe before texts that a spreadsheet would "
-    "run as a formula (those that begin with = + - @, a tab or a line break)",
+    "--calibrated": "divide the logits by the temperature that was fitted on the validation rows",
+    "--csv_safe": "in .csv and .tsv files, put an apostrophe before texts that a spreadsheet would "
+    "run as formulas (they begin with = + - @, a tab or a line break)",
     "--precision fp32|bf16": "precision of the computation (default: bf16 for text classification "
     "where the device supports it natively, else fp32)",
-    "--batch_tokens N": "tokens per batch, with padding (default: 1024 on a CPU, 65536 on a GPU)",
+    "--batch_tokens N": "tokens per batch with padding (default: 1024 on a CPU, 65536 on a GPU)",
 }
 
 
@@ -40,18 +40,17 @@ def predict(words: Sequence[str]) -> int:
         cat sentences.txt | python -m finetune predict runs/yelp -
         python -m finetune predict runs/mnist folder/of/images --output digits.csv
 
-    INPUT is one file that training reads (text may be compressed: .gz, .bz2, .zst, .zip), a .txt
-    file, an image, a folder with images at any depth, or - for the lines of the standard input.
-    Paths of images in a table are relative to its folder.
+    INPUT is a file in any format that training reads (text files may be compressed: .gz, .bz2,
+    .zst, .zip), a .txt file with one text per line, an image, a folder of images (searched
+    recursively), or - for standard input. Image paths in a table are relative to its folder.
 
-    All columns and the order of the rows are kept; the columns label and probability are added (in
-    a regression, prediction). Where INPUT has a label already, the added one is "predicted label".
-    Where the text is missing (an empty field of a .csv or .tsv, as in training, or a null) the
-    added fields are empty. An empty text in JSON lines or parquet, and a blank line of a .txt or
-    the standard input, are predicted.
+    The output has the rows and columns of INPUT in the same order, and the new columns label and
+    probability (prediction for a regression). If INPUT has a column label, the new one is called
+    "predicted label". A missing text (an empty field of a .csv or .tsv file, or a null) gets empty
+    predictions. Empty texts in JSON lines or Parquet are predicted, as are blank lines.
 
-    A run that was trained with --text_columns reads these columns of INPUT; from the standard input
-    the texts of a line, separated by tabs. A row is predicted if none of its texts is missing.
+    A run that was trained with --text_columns reads the same columns of INPUT. On standard input,
+    the texts of a line are separated by tabs. A row is predicted if none of its texts is missing.
     """
     parser = Parser(predict, _FLAGS, READING)
     parser.add_argument(
@@ -61,64 +60,65 @@ def predict(words: Sequence[str]) -> int:
         "--text",
         metavar="SENTENCE",
         action="append",
-        help="predict one sentence instead of INPUT; once for each column that the run reads",
+        help="predict this text instead of INPUT; give one --text per text column of the run",
     )
     typed = parser.parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
-    to_file = typed.output or typed.resume or distributed.under_launcher()
-    if bool(typed.text) == bool(typed.input) or (typed.text and to_file):
+    needs_input = typed.output or typed.resume or distributed.under_launcher()
+    if bool(typed.text) == bool(typed.input) or (typed.text and needs_input):
         raise UserError(
-            "expected INPUT (a file, a folder of images, or - for the standard input), or --text "
-            '"one sentence" without --output, --resume and several processes'
+            "expected INPUT (a file, a folder of images, or - for standard input), or --text "
+            '"one sentence" (in one process, without --output and --resume), not both'
         )
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.tell)
-    hub.go_offline()  # everything is in the run
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
+    hub.go_offline()  # the run has everything that predict needs
     console.import_libraries("finetune.predicting.request")
     if typed.text:
         _predict_text(run, typed.text, options)
         return 0
     from finetune.pipeline.predict import predict_file
 
-    lines = throttle(lambda event: console.tell(str(event)), Predicted)
-    # on a terminal; the delay keeps it back until there is an event, which rank 0 alone gets
+    print_event = throttle(lambda event: console.print_stderr(str(event)), Predicted)
+    # shown on a terminal only; with the delay it appears at the first event, so on rank 0 only
     with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
 
-        def show(event: Any) -> None:
+        def show_progress(event: Any) -> None:
             if bar.disable:
-                lines(event)
+                print_event(event)
             else:
                 bar.total = event.total
                 bar.update(event.rows - bar.n)
 
-        output = typed.output or console.data_file()
+        output = typed.output or console.open_stdout()
         prediction = predict_file(
-            run, typed.input, output, resume=typed.resume, progress=show, **options
+            run, typed.input, output, resume=typed.resume, progress=show_progress, **options
         )
-    say = console.say if typed.output else console.tell  # standard output is for the rows alone
+    print_note = console.print_stderr  # standard output has the rows, unless there is a file
     if typed.output:
-        before = f" ({prediction.rows_before:,} of them before resuming)"
-        say(
+        print_note = console.print_line
+        earlier_rows = f" ({prediction.rows_before:,} of them before resuming)"
+        print_note(
             f"{counted(prediction.rows, 'row')} saved to {prediction.output}"
-            f"{before * bool(prediction.rows_before)}; throughput: "
+            f"{earlier_rows * bool(prediction.rows_before)}; throughput: "
             f"{prediction.samples_per_second:,.1f} samples/s in {prediction.precision}"
         )
     for note in prediction.notes:
-        say(note)
+        print_note(note)
     return 0
 
 
 def _predict_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
-    """Print the prediction of one row, with the five most probable labels."""
+    """Print the prediction of one row, and the five most probable other labels."""
     from finetune.pipeline.predict import predict as predict_rows
 
     recipe = run.recipe(scores=False)
     names = recipe.columns_read() if isinstance(recipe, TextRecipe) else []
     if len(texts) != len(names):
         raise UserError(
-            f"--text: the model of {run.path} reads {counted(len(names), 'text')} "
+            f"--text: expected {counted(len(names), 'text')} for the model of {run.path} "
             f"({', '.join(names)}), found {len(texts)}"
         )
-    most = None if options["all_probabilities"] else 5
+    most_labels = None if options["all_probabilities"] else 5
     options["all_probabilities"] = run.kind.has_probabilities
     predictions = predict_rows(run, [tuple(texts)] if len(texts) > 1 else texts, **options)
-    console.say(run.kind.sentence(predictions.iloc[0], most))
+    console.print_line(run.kind.sentence(predictions.iloc[0], most_labels))

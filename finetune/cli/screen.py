@@ -1,4 +1,4 @@
-"""The block at the start of a run, the collated batch of a dry run, and the table at its end."""
+"""Print the events of a training: the start block, log lines and the final table."""
 
 import sys
 
@@ -14,28 +14,28 @@ from finetune.runtime import distributed
 from finetune.training.arguments import FinetuneArguments
 
 
-def show(event: events.Event) -> None:
-    """Print an event of a training."""
+def print_event(event: events.Event) -> None:
+    """Print an event of a training, unless the progress bar or the final table shows it."""
     match event:
         case events.Started():
-            _start(event)
+            _print_start(event)
         case events.Collated():
-            console.say(f"{event}\n\ndry run: nothing was trained, nothing was written")
+            console.print_line(f"{event}\n\ndry run: nothing was trained, nothing was written")
         case events.Logged() if "train_runtime" in event.values:
-            pass  # the table at the end tells it
+            pass  # shown after the final table
         case events.Advanced() if sys.stderr.isatty():
-            pass  # the bar tells it
+            pass  # shown by the progress bar
         case events.Finished():
-            _end(event)
+            _print_end(event)
         case events.Interrupted(has_run=False):
-            console.tell(str(event))
+            console.print_stderr(str(event))
         case events.MovedAside() | events.Interrupted():
-            console.say(f"\n{event}\n")
+            console.print_line(f"\n{event}\n")
         case _:
-            console.say(str(event))
+            console.print_line(str(event))
 
 
-def _start(event: events.Started) -> None:
+def _print_start(event: events.Started) -> None:
     settings = event.settings
     arguments = event.arguments
     recipe = settings.recipe
@@ -43,9 +43,9 @@ def _start(event: events.Started) -> None:
     epochs = arguments.num_train_epochs
     length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if arguments.max_steps <= 0 else "--max_steps"
     base = getattr(recipe, "model", None)
-    described = sources.Source(base).describe() if base else "built by the recipe"
+    model = sources.Source(base).describe() if base else "built by the recipe"
     if event.model is not None:
-        described += f", {sum(map(torch.numel, event.model.parameters())):,} parameters"
+        model += f", {sum(map(torch.numel, event.model.parameters())):,} parameters"
     facts: dict[str, str | list[str]] = {
         "data": [sources.Source(recipe.dataset).describe(), *recipe.notes],
         "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()),
@@ -55,7 +55,7 @@ def _start(event: events.Started) -> None:
         "labels": recipe.kind.balance(targets.values(splits["train"])),
         "texts": ", ".join(recipe.columns_read()) if getattr(recipe, "text_columns", "") else "",
         "long texts": _long_texts(recipe) if isinstance(recipe, TextRecipe) else "",
-        "model": described,
+        "model": model,
         "device": _device(arguments, settings.command),
         "batch": _batch_sizes(arguments),
         "precision": results.precision(arguments),
@@ -64,47 +64,48 @@ def _start(event: events.Started) -> None:
         "directory": str(settings.output_dir),
     }
     title = catalog.display_name(type(recipe))
-    console.block(title, {name: fact for name, fact in facts.items() if fact})
-    console.say()
+    console.print_block(title, {name: fact for name, fact in facts.items() if fact})
+    console.print_line()
 
 
-def _end(event: events.Finished) -> None:
+def _print_end(event: events.Finished) -> None:
     run = event.run
     manifest = run.manifest
-    console.show(tables.scores(run), *tables.targets(run.statistics))
+    console.print_tables(tables.scores(run), *tables.targets(run.statistics))
     for sentence in tables.verdicts(run):
-        console.say(f"\n{sentence}")
-    before = manifest.steps_before
-    resumed = f" (resumed at step {before:,})" if before else ""
+        console.print_line(f"\n{sentence}")
+    first_step = manifest.steps_before
+    resumed = f" (resumed at step {first_step:,})" if first_step else ""
     report = f"; report: {event.page}" if event.page else ""
     profile = f"; trace: {run.path}/profile" if event.profiled else ""
-    console.say(
-        f"\ntrained {counted((manifest.steps or 0) - before, 'step')}{resumed} "
+    console.print_line(
+        f"\ntrained {counted((manifest.steps or 0) - first_step, 'step')}{resumed} "
         f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {run.metrics.test['loss']:.4f}\n"
-        f"throughput: {tables.speed(manifest.speed)}\nsaved to {run.path}{report}{profile}"
+        f"throughput: {tables.format_speed(manifest.speed)}\nsaved to {run.path}{report}{profile}"
     )
 
 
 def _device(arguments: FinetuneArguments, command: str) -> list[str]:
-    kind = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
-    name = torch.cuda.get_device_name() if kind is not None and kind.type == "cuda" else str(kind)
+    device = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
+    is_cuda = device is not None and device.type == "cuda"
+    name = torch.cuda.get_device_name() if is_cuda else str(device)
     line = f"{name}, {results.parallel_mode(arguments)}, {counted(arguments.world_size, 'process')}"
     if distributed.machines() > 1:
         line += f" on {distributed.machines()} machines"
-    if kind is None or kind.type == "cpu":
+    if device is None or device.type == "cpu":
         line += f", {counted(torch.get_num_threads(), 'thread')} each"
     devices = distributed.devices_in_training(arguments.use_cpu)
     if arguments.world_size > 1 or devices == 1:
         return [line]
     torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
-    return [line, f"faster: {torchrun}; on one GPU only: CUDA_VISIBLE_DEVICES=0"]
+    return [line, f"faster: {torchrun}; to use one GPU only: CUDA_VISIBLE_DEVICES=0"]
 
 
 def _long_texts(recipe: TextRecipe) -> str:
     if recipe.windows is not None or recipe.token_sample is None:
         return ""
     share = float((recipe.token_sample.lengths > recipe.max_length).mean())
-    return f"{share:.1%} of the training texts are cut at --max_length {recipe.max_length}"
+    return f"{share:.1%} of the training texts are truncated at --max_length {recipe.max_length}"
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:

@@ -1,6 +1,6 @@
-"""The subcommands but ``predict``, a function each: it parses, calls the pipeline and prints.
+"""All subcommands except ``predict``: each function parses, calls the pipeline and prints.
 
-Its docstring is what ``--help`` shows. Under a launcher it runs on every rank, and rank 0 prints.
+Its docstring is shown by ``--help``. Under a launcher every rank runs it; rank 0 prints.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def train(words: Sequence[str]) -> int:
-    """Fine-tune: python -m finetune train RECIPE [flags], where the word `train` may be left out.
+    """Fine-tune a recipe: python -m finetune train RECIPE [flags]. The word `train` is optional.
 
     The flags of a recipe: python -m finetune RECIPE --help
     """
@@ -42,34 +42,33 @@ def train(words: Sequence[str]) -> int:
         return 0
     require_hub(recipe_class, flags)
     console.import_libraries("finetune.training.trainer")
-    from finetune.cli.screen import show
+    from finetune.cli.screen import print_event
     from finetune.pipeline.train import run_training
 
     with stopping.handled():
-        run_training(Settings.from_command_line(recipe, flags), show)
+        run_training(Settings.from_command_line(recipe, flags), print_event)
     return 0
 
 
 def check(words: Sequence[str]) -> int:
-    """Look for what is wrong or suspicious, before training.
+    """Find errors and suspicious rows before training.
 
         python -m finetune check text --dataset tickets.csv --model NAME
         python -m finetune check text --dataset tickets.csv --model NAME --deep
         python -m finetune check text --dataset tickets.csv --model NAME --json
 
-    The data and the options are read and checked as a training with these flags would. Without
-    --deep nothing is trained and no weights are loaded; no run is written. Exit status: 0, training
-    would work; 2, training would refuse to start; 3, training would work, and something is
-    suspicious.
+    The command reads and checks data and options as a training with the same flags would. It writes
+    no run, and without --deep it trains nothing and loads no weights. Exit status: 0 if training
+    would work, 3 if it would work but there are warnings, 2 if it would refuse to start.
 
     The flags of a recipe: python -m finetune RECIPE --help
     """
     flags_of_check = {
-        "--deep": "also near duplicates, words and columns that reveal the label, labels that are "
-        "probably wrong, and languages; about two minutes for 25,000 long texts",
-        "--json": "one JSON document instead of the page",
-        "--suspects FILE.csv": "write the rows that are suspected, to be corrected in a "
-        "spreadsheet and given back to a training: --relabel FILE.csv, --exclude FILE.csv",
+        "--deep": "also find near duplicates, words and columns that reveal the label, probably "
+        "wrong labels, and other languages; about two minutes for 25,000 long texts",
+        "--json": "print one JSON document instead of text",
+        "--suspects FILE.csv": "write the suspicious rows; correct them in a spreadsheet, then "
+        "train with --relabel FILE.csv or --exclude FILE.csv",
     }
     typed, other_words = Parser(check, flags_of_check).parse_known_args(words)
     recipe, flags = recipe_and_flags(other_words, "check ")
@@ -80,24 +79,24 @@ def check(words: Sequence[str]) -> int:
         console.import_libraries("finetune.training.arguments")
         suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
         if suspects is not None:
-            checking.refuse_suspects(suspects)
+            checking.refuse_suspects_path(suspects)
         settings = Settings.from_command_line(recipe, flags)
-        result = checking.examine(settings, deep=typed.deep)
+        result = checking.check_settings(settings, deep=typed.deep)
         if suspects is not None:
             count = checking.write_suspects(suspects, result.findings, settings.recipe)
-            console.tell(f"{suspects}: {counted(count, 'row')} to look at")
+            console.print_stderr(f"{suspects}: {counted(count, 'suspicious row')}")
     except UserError as error:
         if not typed.json:
             raise
-        result = checking.refused(error.mistakes)
+        result = checking.refused_check(error.mistakes)
     if typed.json:
         print(json.dumps(checking.as_json(result), indent=2, ensure_ascii=False))
     else:
-        _show_check(result)
+        _print_check(result)
     return result.status
 
 
-def _show_check(result: Check) -> None:
+def _print_check(result: Check) -> None:
     if result.splits:
         total = sum(facts.rows for facts in result.splits.values())
         rows = []
@@ -107,13 +106,13 @@ def _show_check(result: Check) -> None:
                 values = facts.classes.values()
                 counts = f"{len(values):,} classes of {min(values):,} to {max(values):,} rows"
             rows.append([split, f"{facts.rows:,}", f"{facts.rows / max(1, total):.0%}", counts])
-        console.say(f"task: {result.task.replace('_', ' ')}")
-        console.table(["", "rows", "share", "classes"], rows)
-        console.say(f"splits: {result.split_how}\n" if result.split_how else "")
+        console.print_line(f"task: {result.task.replace('_', ' ')}")
+        console.print_columns(["", "rows", "share", "classes"], rows)
+        console.print_line(f"splits: {result.split_how}\n" if result.split_how else "")
     for finding in result.findings:
-        console.say(f"{finding.severity:<8} {finding.message}")
+        console.print_line(f"{finding.severity:<8} {finding.message}")
         if finding.fix:
-            console.say(f"{'':<8} -> {finding.fix}")
+            console.print_line(f"{'':<8} -> {finding.fix}")
     steps = f", {counted(result.steps, 'step')}" if result.steps is not None else ""
     severities = [finding.severity for finding in result.findings]
     errors, warnings = (severities.count(severity) for severity in ("error", "warning"))
@@ -122,9 +121,9 @@ def _show_check(result: Check) -> None:
         2: f"training would refuse: {counted(errors, 'error')}",
         3: f"training would work{steps}; {counted(warnings, 'warning')} to look at first",
     }[result.status]
-    console.say("\n" * bool(result.findings) + verdict)
+    console.print_line("\n" * bool(result.findings) + verdict)
     if result.status != 2:
-        console.say(f"to train: {result.command}")
+        console.print_line(f"to train: {result.command}")
 
 
 def evaluate(words: Sequence[str]) -> int:
@@ -134,17 +133,17 @@ def evaluate(words: Sequence[str]) -> int:
         python -m finetune evaluate runs/yelp --data new.csv       # other data
         torchrun --nproc_per_node=2 -m finetune evaluate runs/yelp
 
-    The test set is loaded, split and tokenized as for the training, and refused if its rows are not
-    the same. Other data needs the columns that the run was trained on; its labels are matched by
-    name. Of a directory or a data set on the Hub the test split is evaluated, without one the
-    validation split, else train.
+    The test set is loaded, split and tokenized as for the training; the command refuses if its rows
+    have changed. Other data needs the columns that the run was trained on; its labels are matched
+    by name. If --data is a directory or a data set on the Hub, its test split is evaluated; if it
+    has none, its validation split, or else its train split.
     """
     reading = [*READING, "label_column", "label_separator", "label_map", "drop_invalid"]
     reading += ["dataset_config", "dataset_splits"]
     flags = {
         **RUN,
-        "--data FILE": "evaluate on this file or directory instead",
-        "--per_device_eval_batch_size N": "rows of a batch on one device (default: 32)",
+        "--data FILE": "evaluate on this file, directory or data set on the Hub instead",
+        "--per_device_eval_batch_size N": "rows per batch and device (default: 32)",
     }
     typed = Parser(evaluate, flags, reading).parse_args(words)
     names = [*reading, "per_device_eval_batch_size", "cpu_kernels"]
@@ -152,7 +151,7 @@ def evaluate(words: Sequence[str]) -> int:
     options = {
         name: value for name, value in values.items() if value is not None and value is not False
     }
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.tell)
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
     sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
     if not hub.missing(sources):
         hub.go_offline()
@@ -162,7 +161,7 @@ def evaluate(words: Sequence[str]) -> int:
     result = evaluate_run(
         run,
         typed.data,
-        progress=lambda event: None if sys.stderr.isatty() else console.tell(str(event)),
+        progress=lambda event: None if sys.stderr.isatty() else console.print_stderr(str(event)),
         **options,
     )
     from finetune.reporting import tables
@@ -172,60 +171,62 @@ def evaluate(words: Sequence[str]) -> int:
     if (statistics := result.statistics) is None:
         names = [name for name, value in result.metrics.items() if isinstance(value, float)]
         scores = {"now": result.metrics, "recorded": result.recorded or {}}
-        rows = [[tables.Cell(row), *tables.estimates(scores[row], names)] for row in scores]
-        console.show(tables.Table(f"test set of {source}", ["", *names], rows))
+        rows = [[tables.Cell(row), *tables.to_cells(scores[row], names)] for row in scores]
+        console.print_tables(tables.Table(f"test set of {source}", ["", *names], rows))
     else:
-        console.show(*tables.metrics(f"{source}, 95% confidence intervals", statistics))
-        console.show(*tables.targets(statistics), *tables.classes(statistics))
+        console.print_tables(*tables.metrics(f"{source}, 95% confidence intervals", statistics))
+        console.print_tables(*tables.targets(statistics), *tables.classes(statistics))
         notes = [*statistics.notes, *notes]
     for note in notes:
-        console.say(f"\n{note}")
+        console.print_line(f"\n{note}")
     return 0
 
 
 def compare(words: Sequence[str]) -> int:
-    """Compare runs on the same test rows, each with the first.
+    """Compare each run with the first one, on the same test rows.
 
         python -m finetune compare runs/yelp runs/yelp.1
         python -m finetune compare runs/a runs/b runs/c --output comparison.html
 
-    The page has the rows on which they differ.
+    The page shows the rows on which their predictions differ.
     """
     page = "page to write or replace (default: comparison.html, or comparison.1.html and so on)"
     parser = Parser(compare, {"--output PAGE": page, **TRUST})
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of runs, two or more")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of two or more runs")
     typed = parser.parse_args(words)
     from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
 
     names = (f"comparison{f'.{n}' * (n > 0)}.html" for n in itertools.count())
     page = typed.output or next(name for name in names if not Path(name).exists())
-    load = functools.partial(Run.load, trust_recipe=typed.trust_recipe, tell=console.tell)
+    load = functools.partial(Run.load, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
     comparison = compare_runs([*map(load, typed.runs)], page)
-    console.show(comparison.scores(comparison.headline))
+    console.print_tables(comparison.scores(comparison.headline))
     for sentence in comparison.verdicts:
-        console.say(f"\n{sentence}")
-    console.show(*tables.settings(comparison.names, comparison.settings))
+        console.print_line(f"\n{sentence}")
+    console.print_tables(*tables.settings(comparison.names, comparison.settings))
     count = counted(len(comparison.disagreements), "row")
-    console.say(f"\npredictions differ on {count}: see {page}")
+    console.print_line(f"\npredictions differ on {count}: see {page}")
     return 0
 
 
 def report(words: Sequence[str]) -> int:
     """Write the report, the plots and the model card of a run again.
 
-    python -m finetune report runs/yelp
+        python -m finetune report runs/yelp
+
+    It also writes suspects.csv, the test rows whose label may be wrong, unless you have edited it.
     """
     typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
     from finetune.pipeline.report import report as write_report
 
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.tell)
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
     written = write_report(run)
-    console.say(f"report: {written.page}; model card: {written.card}")
+    console.print_line(f"report: {written.page}; model card: {written.card}")
     if written.suspects:
-        console.say(
-            f"suspected rows: {written.suspects}; copy it, write the right labels into new_label, "
-            "and train with --relabel COPY"
+        console.print_line(
+            f"suspicious rows: {written.suspects}; to correct them, copy the file, fill in its "
+            "column new_label, and train with --relabel COPY"
         )
     return 0
 
@@ -233,37 +234,38 @@ def report(words: Sequence[str]) -> int:
 def doctor(words: Sequence[str]) -> int:
     """Show devices, network and versions before a job.
 
-    Under a launcher the ranks also connect to each other and time an all-reduce:
+    Under a launcher, the ranks also connect to each other and time an all-reduce:
 
         python -m finetune doctor
         torchrun --nproc_per_node=2 -m finetune doctor
         torchrun --nnodes=2 --node_rank=0 --master_addr=ADDRESS -m finetune doctor   # on each
     """
     Parser(doctor, {}).parse_args(words)
-    from finetune.pipeline import doctor as examination
+    from finetune.pipeline import doctor as machine
 
-    total = distributed.ranks().world_size
+    world_size = distributed.ranks().world_size
     if distributed.is_main_process():
-        for title, facts in examination.describe_machine().items():
-            console.block(title, facts)
-    lines = examination.recommend() or ["nothing needs to be set"]
-    console.block("\nfor a job on several machines, on each with its own interface:", {"": lines})
-    if total == 1:
+        for title, facts in machine.describe_machine().items():
+            console.print_block(title, facts)
+    lines = machine.recommend_variables() or ["nothing needs to be set"]
+    console.print_block("\nto set on several machines, each with its own interface:", {"": lines})
+    if world_size == 1:
         return 0
-    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
         distributed.join_process_group(None, 60, use_cpu=False)
         hosts = distributed.gather(os.uname().nodename)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        raise RunError(f"not every rank connected to {place} within 60 s: {reason}") from error
-    console.say(f"\n{len(hosts)} of {total} ranks connected, on {', '.join(dict.fromkeys(hosts))}")
-    # as nccl-tests define the speed of a link (doc/PERFORMANCE.md there)
+        raise RunError(f"not every rank connected to {address} within 60 s: {reason}") from error
+    names = ", ".join(dict.fromkeys(hosts))
+    console.print_line(f"\n{len(hosts)} of {world_size} ranks connected, on {names}")
+    bus_factor = 2 * (world_size - 1) / world_size  # from nccl-tests, doc/PERFORMANCE.md
     rows = [
         [f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}"]
-        + [f"{size / seconds / 1e9 * factor:.2f}" for factor in (1, 2 * (total - 1) / total)]
-        for size, seconds in examination.time_all_reduces()
+        + [f"{size / seconds / 1e9 * factor:.2f}" for factor in (1, bus_factor)]
+        for size, seconds in machine.time_all_reduces()
     ]
-    console.table(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
+    console.print_columns(["all-reduce", "ms", "GB/s", "bus GB/s"], rows)
     distributed.leave()
     return 0

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -85,9 +86,7 @@ class RecipeParser(HfArgumentParser):
     def add_argument(
         self, *flags: str, group: str = "", default: Any = None, **options: Any
     ) -> argparse.Action:
-        """Add an option to its group of the help. It is spelled with underscores, and the parser
-        returns only options that are typed.
-        """
+        """Add an option, spelled with underscores, which is returned only if it is typed."""
         name = flags[0].removeprefix("--")
         if name in REFUSED:  # set by the launcher or the subcommand
             return argparse.Action(flags, name)
@@ -95,13 +94,14 @@ class RecipeParser(HfArgumentParser):
             options["help"] = argparse.SUPPRESS
             return super().add_argument(flags[0], default=argparse.SUPPRESS, **options)
         defaults = self.recipe.defaults()
+        sentence = " ".join(options.get("help", "").split())
         if name in self.option_names:
             group = group or f"options of {self.title}"
         elif name not in RUN_OPTIONS:
             used = (*_USED, *defaults, *inspect.get_annotations(FinetuneArguments))
             group = "training" if name in used else _REST
             default = defaults.get(name, default)
-        sentence = " ".join(options.get("help", "").split()).partition(". ")[0]
+            sentence = re.split(r"(?<!e\.g)(?<!i\.e)\. ", sentence)[0].removesuffix(".")
         choices = "|".join(map(str, options.get("choices", ())))
         type_name = getattr(options.get("type"), "__name__", "str")
         metavar = options.pop("metavar", "") or choices or _METAVARS.get(type_name, "VALUE")

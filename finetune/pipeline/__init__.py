@@ -1,5 +1,5 @@
-"""The path of a run as functions: values in, a run, a table or a result out.
+"""The steps of a run as functions: they take values, and return a run, a table or a result.
 
-Nothing here prints, and the logging and the progress bars of the libraries are left as they are.
-What happens meanwhile is reported to a callback, see :mod:`finetune.pipeline.events`.
+They print nothing, and leave the logging and progress bars of the libraries unchanged. They report
+progress to a callback; see :mod:`finetune.pipeline.events`.
 """

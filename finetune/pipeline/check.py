@@ -1,4 +1,4 @@
-"""What can be known of a training before it starts: ``check``."""
+"""``check``: find errors and suspicious rows before a training starts."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,36 +12,36 @@ from finetune.data import corrections, targets
 from finetune.data.prediction_columns import user_table, without_bytes
 from finetune.errors import Finding, Severity, Suspect, UserError
 from finetune.pipeline import preparation
-from finetune.pipeline.events import Progress, ignore, telling
+from finetune.pipeline.events import Progress, ignore, reporting_work
 from finetune.recipe import Recipe, TextRecipe
 from finetune.runtime.importing import require_packages
 
-#: The exit status of ``check`` for the worst finding, from the worst.
+#: The exit status of ``check`` by the severity of the worst finding, the worst severity first.
 STATUS: dict[Severity, int] = {"error": 2, "warning": 3, "info": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFacts:
-    """What a split contains."""
+    """The size of a split."""
 
-    rows: int  # how many
-    classes: dict[str, int] = field(default_factory=dict)  # rows of each class; none for numbers
+    rows: int  # number of rows
+    classes: dict[str, int] = field(default_factory=dict)  # rows per class; empty for a regression
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """The result of a check."""
 
-    findings: Sequence[Finding]  # the worst first, with file and line in their messages
-    splits: dict[str, SplitFacts]  # that would be trained and evaluated on; empty if unreadable
-    task: str = ""  # empty likewise
-    steps: int | None = None  # of the optimizer; None if that depends on the lengths of all texts
-    command: str = ""  # that starts the training
-    split_how: str = ""  # how rows are split off; empty if the source has all splits
+    findings: Sequence[Finding]  # the worst first; their messages name file and line
+    splits: dict[str, SplitFacts]  # as a training would use them; empty if the data is unreadable
+    task: str = ""  # e.g. `single_label`; empty if the data is unreadable
+    steps: int | None = None  # optimizer steps; None if they depend on the lengths of all texts
+    command: str = ""  # the command that starts the training
+    split_how: str = ""  # how missing splits are made; empty if the source has all splits
 
     @property
     def status(self) -> int:
-        """The exit status: 0 if training would work, 3 if something is suspicious, 2 if not."""
+        """The exit status: 2 if training would refuse, 3 if there are warnings, else 0."""
         return STATUS[self.findings[0].severity] if self.findings else 0
 
 
@@ -52,11 +52,11 @@ def check(
     progress: Progress = ignore,
     **options: Any,
 ) -> Check:
-    """Look for what is wrong or suspicious in data and options; nothing is trained or written.
+    """Find errors and suspicious rows in data and options, without training or writing anything.
 
     Args:
-        recipe: A name, a path, a recipe class, or a recipe with its options.
-        deep: Whether to also look for near duplicates, words and columns that reveal the label,
+        recipe: The name of a recipe, the path of a recipe file, a recipe class, or an instance.
+        deep: Whether to also find near duplicates, words and columns that reveal the label,
             suspected labels and other languages. It takes longer.
         progress: Called with :class:`~finetune.pipeline.events.Advanced` while files are read.
         **options: As for :func:`finetune.train`.
@@ -67,19 +67,19 @@ def check(
     Raises:
         UserError: If there is no such recipe or config file.
     """
-    return examine(Settings.from_keywords(recipe, options), progress, deep=deep)
+    return check_settings(Settings.from_keywords(recipe, options), progress, deep=deep)
 
 
-def examine(settings: Settings, progress: Progress = ignore, *, deep: bool = False) -> Check:
-    """Return what there is to say of settings: see :func:`check`."""
+def check_settings(settings: Settings, progress: Progress = ignore, *, deep: bool = False) -> Check:
+    """Check settings that are resolved already; see :func:`check`."""
     recipe = settings.recipe
     report = settings.report
     steps = None
     if deep:
         with report.collect():
             require_packages("--deep", "datasketch", "py3langid")
-    with telling(progress):
-        values = preparation.look(settings)
+    with reporting_work(progress):
+        values = preparation.load_and_check(settings)
         is_read = "splits" in vars(recipe)
         if is_read and values is not None and not report.sentences("error"):
             with report.collect():
@@ -94,7 +94,7 @@ def examine(settings: Settings, progress: Progress = ignore, *, deep: bool = Fal
             plan = recipe.split_plan()
             check_deep(recipe.source, recipe.splits, recipe.input_column, columns, plan, report)
         elif deep:
-            report.info("--deep looked no further: first fix what training refuses", name="deep")
+            report.info("--deep was skipped: first fix the errors", name="deep")
     severities = [*STATUS]
     findings = [
         replace(finding, message=report.text(finding, fix=False))
@@ -115,42 +115,43 @@ def examine(settings: Settings, progress: Progress = ignore, *, deep: bool = Fal
     )
 
 
-def refuse_suspects(path: Path) -> None:
-    """Refuse a path that is no .csv in a directory, and to replace a person's work."""
+def refuse_suspects_path(path: Path) -> None:
+    """Refuse a path that is not a .csv file in a directory, or a file that the user has edited."""
     if path.suffix.lower() != ".csv" or path.is_dir() or not path.absolute().parent.is_dir():
-        raise UserError(f"--suspects {path}: expected the name of a .csv in an existing directory")
+        raise UserError(f"--suspects {path}: expected a .csv file in an existing directory")
     if path.exists() and corrections.has_new_labels(path):
-        raise UserError(f"--suspects {path}: 'new_label' was edited: name another file")
+        raise UserError(f"--suspects {path}: 'new_label' was edited: type another file name")
 
 
 def write_suspects(path: Path, findings: Sequence[Finding], recipe: Recipe) -> int:
-    """Write the rows that findings suspect, each once, with all reasons; return how many.
+    """Write each suspicious row once, with all reasons, and return the number of rows.
 
-    A file that is there is replaced, or removed if no row is suspected.
+    An existing file is replaced, or removed if no row is suspicious.
     """
     suspects: dict[str, dict[int, list[tuple[str, Suspect]]]] = defaultdict(dict)
-    for finding in findings:  # by split and row
+    for finding in findings:  # grouped by split and row
         for suspect in finding.suspects:
             reason = f"{finding.name}: {suspect.reason}"
             suspects[finding.split].setdefault(suspect.row, []).append((reason, suspect))
     written = []
     user_columns: dict[str, None] = {}
-    for split, of_split in suspects.items():
+    for split, split_suspects in suspects.items():
         rows = recipe.source[split]
-        positions = {row: place for place, row in enumerate(targets.source_rows(rows).tolist())}
-        numbers = [row for row in of_split if row in positions]  # the others were not loaded
+        positions = {row: index for index, row in enumerate(targets.source_rows(rows).tolist())}
+        numbers = [row for row in split_suspects if row in positions]  # without rows not loaded
         rows = rows.select([positions[row] for row in numbers])
-        user = without_bytes(user_table(rows, recipe.input_column))
-        user_columns |= dict.fromkeys(user.column_names)
-        own_values = user.to_pylist() or [{}] * len(rows)
-        texts = rows["text"] if "text" in rows.column_names else [v.get("file") for v in own_values]
+        table = without_bytes(user_table(rows, recipe.input_column))
+        user_columns |= dict.fromkeys(table.column_names)
+        user_rows = table.to_pylist() or [{}] * len(rows)
+        texts = rows["text"] if "text" in rows.column_names else [r.get("file") for r in user_rows]
         keys = corrections.row_digests(rows, recipe.input_column)
         places = [f"row {number + 1}" for number in numbers]
         if recipe.row_source is not None:
             places = recipe.row_source.list_places(split, numbers)
-        values = zip(numbers, texts, rows["label"], own_values, keys, places, strict=True)
-        for row, text, label, own, digest, place in values:
-            best = next((suspect for _, suspect in of_split[row] if suspect.suggested), None)
+        values = zip(numbers, texts, rows["label"], user_rows, keys, places, strict=True)
+        for row, text, label, user_row, digest, place in values:
+            row_suspects = split_suspects[row]
+            best = next((suspect for _, suspect in row_suspects if suspect.suggested), None)
             written.append(
                 {
                     "split": split,
@@ -159,9 +160,9 @@ def write_suspects(path: Path, findings: Sequence[Finding], recipe: Recipe) -> i
                     "label": corrections.label_text(rows, label),
                     "suggested": best and best.suggested,
                     "probability": best and best.score,
-                    "why": "; ".join(dict.fromkeys(reason for reason, _ in of_split[row])),
+                    "why": "; ".join(dict.fromkeys(reason for reason, _ in row_suspects)),
                     "digest": digest,
-                    "user": own,
+                    "user": user_row,
                 }
             )
     path.unlink(missing_ok=True)
@@ -170,13 +171,13 @@ def write_suspects(path: Path, findings: Sequence[Finding], recipe: Recipe) -> i
     return len(written)
 
 
-def refused(mistakes: Sequence[str]) -> Check:
-    """Return the check of something that training refuses, for these reasons."""
+def refused_check(mistakes: Sequence[str]) -> Check:
+    """Return a check whose findings are these errors, without any data."""
     findings = [Finding(name="refused", severity="error", message=text) for text in mistakes]
     return Check(findings=findings, splits={})
 
 
 def as_json(result: Check) -> dict[str, Any]:
-    """Return a check as values for JSON; its schema is 2."""
+    """Return a check as a dict for JSON, in version 2 of the schema."""
     verdict = {0: "ok", 2: "error", 3: "warning"}[result.status]
     return {"schema": 2, "status": result.status, "verdict": verdict, **asdict(result)}

@@ -14,7 +14,7 @@ from finetune.data.digests import fingerprint, seen_in
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
 from finetune.data.sources import Source, number_rows
 from finetune.errors import UserError, counted
-from finetune.pipeline.events import Progress, ignore, telling
+from finetune.pipeline.events import Progress, ignore, reporting_work
 from finetune.pipeline.results import assess, scores
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
@@ -23,8 +23,8 @@ from finetune.statistics.metrics import Statistics
 from finetune.training.arguments import argument_values
 from finetune.training.trainer import build_trainer
 
-#: Options of a recipe that other data does not share: nothing is split or corrected, and another
-#: file may be written in another way.
+#: Recipe options that are reset for other data: it is not split or corrected, and the format of its
+#: file may differ.
 _UNSET = (
     *("dataset_revision", "dataset_config", "dataset_splits", "group_column", "time_column"),
     *("relabel", "exclude", "csv_separator", "encoding", "sheet"),
@@ -33,16 +33,16 @@ _UNSET = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an evaluation: of the test rows of the run, or of other data."""
+    """The result of an evaluation on the test set of the run, or on other data."""
 
-    source: str  # what was evaluated: the directory of the run, or the data
-    rows: int  # how many
-    metrics: dict[str, Any]  # of the recipe, by name
-    recorded: Mapping[str, Any] | None = None  # the metrics in `metrics.json`, of the test rows
-    statistics: Statistics | None = None  # with 95% confidence intervals, of other data
-    #: How many rows of other data the model was trained on, by their content; None if unknown.
+    source: str  # the run directory for its test set, else the data
+    rows: int  # number of evaluated rows
+    metrics: dict[str, Any]  # the metrics of the recipe, by name
+    recorded: Mapping[str, Any] | None = None  # test metrics in `metrics.json`; None for other data
+    statistics: Statistics | None = None  # 95% confidence intervals; None for the test set
+    #: Rows of other data whose content is also in the training set; None if unknown.
     rows_trained_on: int | None = None
-    #: What the user should know, a sentence each: rows that were left out, how a file was read.
+    #: Sentences for the user, e.g. about rows that were left out, or how a file was read.
     notes: list[str] = field(default_factory=list)
 
 
@@ -56,21 +56,21 @@ def evaluate(
     progress: Progress = ignore,
     **reading: Any,
 ) -> Evaluation:
-    """Evaluate the model of a run; in a job of several processes every rank calls it.
+    """Evaluate the model of a run; under a launcher every rank calls this.
 
     Args:
-        run: A finished run, or its directory.
-        data: A file, a directory, a data set on the Hub, or rows in memory, as
-            :func:`finetune.train` takes them; the test rows of the run if None.
-        per_device_eval_batch_size: Rows of a batch on one device.
-        cpu_kernels: ``auto`` or ``off``; as in the training if None.
+        run: A run that has a model, or its directory.
+        data: A file, a directory, a data set on the Hub, or rows in memory, as for
+            :func:`finetune.train`; None for the test set of the run.
+        per_device_eval_batch_size: Rows per batch and device.
+        cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
-        progress: Is given :class:`~finetune.pipeline.events.Advanced`, on rank 0.
-        **reading: Options of the recipe that say how to read ``data``, like ``text_column``.
+        progress: Called with each :class:`~finetune.pipeline.events.Advanced`, on rank 0.
+        **reading: Recipe options that say how to read ``data``, e.g. ``text_column``.
 
     Raises:
-        UserError: if the test rows are not those of the run any more, or if other data has labels
-            that the model does not know.
+        UserError: If the test set has changed since the training, or if other data has labels that
+            the model does not know.
     """
     run = Run.load(run, trust_recipe=trust_recipe)
     run.require_model()
@@ -79,7 +79,7 @@ def evaluate(
         data = memory.store(data)
         source = Source(data).describe() if data.startswith(memory.PREFIX) else data
     elif reading:
-        raise UserError(f"--{next(iter(reading))}: needs --data FILE")
+        raise UserError(f"--{next(iter(reading))} says how to read other data: add --data FILE")
     recipe = run.recipe()
     manifest = run.manifest
     precision = manifest.launch.precision
@@ -110,9 +110,9 @@ def evaluate(
             raise UserError(*(f"{source}: {mistake}" for mistake in error.mistakes)) from error
         return evaluated, _count_trained_on(run, recipe, evaluated.splits["test"], notes), notes
 
-    with telling(progress):
+    with reporting_work(progress):
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-        evaluated, trained_on, notes = distributed.main_process_first(prepare)
+        evaluated, rows_trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(
             lambda: evaluated.trainer_kwargs(evaluated.load_model(run.path, run.labels)),
             values.build(),
@@ -125,60 +125,60 @@ def evaluate(
     if data is None:
         return Evaluation(source, rows, metrics, recorded=run.metrics.test, notes=notes)
     statistics = evaluated.kind.statistics(*assess(evaluated, output))
-    return Evaluation(source, rows, metrics, None, statistics, trained_on, notes)
+    return Evaluation(source, rows, metrics, None, statistics, rows_trained_on, notes)
 
 
 def _require_same_data(run: Run, recipe: Recipe) -> None:
     recorded = run.manifest.data
     if (current := fingerprint(recipe.splits, recipe.input_column)) != recorded.fingerprint:
         raise UserError(
-            f"the data has changed since the training: fingerprint {current}, the run has "
-            f"{recorded.fingerprint} ({recorded.source})"
+            f"the data has changed since the training: expected fingerprint {recorded.fingerprint} "
+            f"({recorded.source}), found {current}"
         )
 
 
 def _read_rows(
     run: Run, data: str, recipe: Recipe, reading: dict[str, Any], notes: list[str]
 ) -> Recipe:
-    """Return the recipe over the rows of ``data``: its test split, else validation, else train."""
+    """Return the recipe with the rows of ``data``: its test, else validation, else train split."""
     from datasets import DatasetDict
 
     defaults = {option.name: option.default for option in dataclasses.fields(recipe)}
     if unknown := [f"--{name}: not an option of this recipe" for name in reading.keys() - defaults]:
         raise UserError(*unknown)
     if isinstance(recipe, TextRecipe):
-        names = [reading.get(name) for name in ("text_column", "text_columns")]
-        recipe.refuse_other_columns(run.path, *names)
+        text_columns = [reading.get(name) for name in ("text_column", "text_columns")]
+        recipe.refuse_other_columns(run.path, *text_columns)
     options: dict[str, Any] = {name: defaults[name] for name in _UNSET if name in defaults}
     if formats.suffix(data) not in formats.SEPARATORS:
         options["csv_quoting"] = "auto"
     if "label_column" in reading:
         options["label_columns"] = None
     if isinstance(recipe, ImageRecipe) and Path(data).expanduser().is_dir():
-        options |= {"image_column": "image", "label_column": "label"}  # of a folder
+        options |= {"image_column": "image", "label_column": "label"}  # columns of an image folder
     options |= {"dataset": data, **reading}
     source = replace(recipe, **options)
-    only = ""
+    other_split = ""
     try:
         dataset = source.load()
-    except NoTrainSplit as error:  # read as a training split what it has instead
-        splits = {guess_split(name): name for name in error.splits}
-        only = splits.get("test") or splits.get("validation") or ""
-        if not only or options.get("dataset_splits"):
+    except NoTrainSplit as error:  # read the test or validation split as the train split
+        names = {guess_split(name): name for name in error.splits}
+        other_split = names.get("test") or names.get("validation") or ""
+        if not other_split or options.get("dataset_splits"):
             raise
-        options["dataset_splits"] = f"train={only},validation={NONE},test={NONE}"
+        options["dataset_splits"] = f"train={other_split},validation={NONE},test={NONE}"
         source = replace(recipe, **options)
         dataset = source.load()
     dataset = number_rows(dataset)
     columns.require_labelled(dataset, recipe.input_column, source.report)
     split = next(name for name in SPLITS[::-1] if name in dataset)
     notes += source.notes
-    if only or len(dataset) > 1:
-        notes.append(f"evaluated the {only or split} split")
+    if other_split or len(dataset) > 1:
+        notes.append(f"evaluated the {other_split or split} split")
     if not len(rows := dataset[split]):
-        raise UserError("no rows")
+        raise UserError("expected one labelled row or more, found no rows")
     rows = run.kind.match_labels(rows, split, source.report)
-    # nothing is trained on them, and they may lack classes that have a weight
+    # weights are for training, and the data may lack a class that has one
     evaluated = replace(recipe, class_weights="none")
     evaluated.splits = DatasetDict(dict.fromkeys(SPLITS, rows))
     prepared = evaluated.prepare(DatasetDict(test=rows))["test"]
@@ -188,19 +188,19 @@ def _read_rows(
 
 
 def _count_trained_on(run: Run, recipe: Recipe, rows: Dataset, notes: list[str]) -> int | None:
-    """Return how many of the rows are training rows of the run too, whatever their label."""
+    """Return how many rows are also in the training set of the run, with any label."""
     try:
         if missing := hub.missing({**run.manifest.options, "model": None}):
             raise UserError(f"{missing['dataset']} is not in the cache")
         _require_same_data(run, recipe)
     except (UserError, OSError) as error:
         reason = str(error).partition("\n")[0]
-        notes.append(f"whether the model was trained on some of these rows is unknown: {reason}")
+        notes.append(f"cannot check whether the model was trained on some of these rows: {reason}")
         return None
     count = int(seen_in(rows, recipe.splits["train"], recipe.input_column).sum())
     if count:
         notes.append(
-            f"the model was trained on {count:,} of {counted(len(rows), 'row')} evaluated: the "
-            "scores are too good; remove these rows from the file, or use other data"
+            f"the model was trained on {count:,} of the {counted(len(rows), 'row')} evaluated, so "
+            "the scores are too good: remove these rows from the file, or use other data"
         )
     return count

@@ -1,9 +1,9 @@
-"""What a function of the pipeline reports while it works, to the callback that it is given.
+"""The events that functions of the pipeline report to their ``progress`` callback.
 
     finetune.train("yelp", embedded=True, progress=print)
 
-Only rank 0 reports. There are three kinds of message: a sentence (:class:`Noted`), progress of work
-that takes a while, and the milestones of a training. ``str()`` of each is a line for people.
+Only rank 0 reports. There are three kinds of event: a sentence (:class:`Noted`), the progress of
+long work, and the milestones of a training. ``str()`` of an event is one line of text.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from finetune.runs.run import Run
     from finetune.training.arguments import FinetuneArguments
 
-#: How a logged value is shown, where that is not its name and four digits.
+#: The format of each logged value that is not shown as its name and four digits.
 _FORMATS = {
     "epoch": "epoch {:.2f}",
     "learning_rate": "lr {:.3g}",
     "grad_norm": "grad_norm {:.3g}",
     "rows_per_second": "{:,.0f} samples/s",
 }
-#: The speed of an evaluation, as the library names it, which a line leaves out.
+#: How ``Trainer`` names the speeds of an evaluation; lines and scores leave them out.
 SPEED = ("runtime", "samples_per_second", "steps_per_second", "preparation_time")
 
 
@@ -43,7 +43,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Noted(Event):
-    """A sentence that the user should know."""
+    """A sentence for the user."""
 
     sentence: str
 
@@ -52,26 +52,24 @@ class Noted(Event):
 
 
 class MovedAside(Noted):
-    """A run that was in the directory is now in another."""
+    """The earlier run in the output directory was moved to another directory."""
 
 
 @dataclass(frozen=True)
 class Interrupted(Noted):
-    """A signal ended the work: the sentence says how to go on."""
+    """A signal ended the work. The sentence says how to continue."""
 
-    has_run: bool = True  # whether a run had begun
+    has_run: bool = True  # whether a run directory was started
 
 
 @dataclass(frozen=True)
 class Advanced(Event):
-    """So much of some ``work`` is done, in units like rows, bytes or steps; ``total`` is None if it
-    is unknown. Reported when there was no event for 30 seconds.
-    """
+    """Progress of long work, reported after 30 seconds without another event."""
 
     work: str
     done: int
-    total: int | None
-    unit: str
+    total: int | None  # None if unknown
+    unit: str  # e.g. rows, bytes or steps
 
     def __str__(self) -> str:
         share = f" of {self.total:,} ({self.done / self.total:.0%})" if self.total else ""
@@ -80,10 +78,10 @@ class Advanced(Event):
 
 @dataclass(frozen=True)
 class Predicted(Event):
-    """So many ``rows`` of an input are predicted, of ``total``; None for standard input."""
+    """Progress of a prediction: ``rows`` of ``total`` are predicted."""
 
     rows: int
-    total: int | None
+    total: int | None  # None for standard input
 
     def __str__(self) -> str:
         return str(Advanced("predicted", self.rows, self.total, "rows"))
@@ -91,14 +89,14 @@ class Predicted(Event):
 
 @dataclass(frozen=True)
 class Logged(Event):
-    """The trainer logged or evaluated: the values by name, after ``step`` optimizer steps."""
+    """The trainer logged ``values`` by name, after ``step`` optimizer steps."""
 
     step: int
     max_steps: int
     values: Mapping[str, Any]
 
     def __str__(self) -> str:
-        """One line: ``step 120/480  epoch 0.50  loss 0.3421  lr 1.8e-05  152 samples/s``."""
+        """Return a line: ``step 120/480  epoch 0.50  loss 0.3421  lr 1.8e-05  152 samples/s``."""
         words = [f"step {self.step:>{len(str(self.max_steps))}}/{self.max_steps}"]
         for name in sorted(self.values, key=lambda name: name != "epoch"):
             if not name.endswith(SPEED):
@@ -115,14 +113,12 @@ def _format(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class Started(Event):
-    """Everything is checked and loaded; the training of so many optimizer ``steps`` begins, with
-    the arguments as resolved for this launch. In a dry run there is no model.
-    """
+    """Data and model are checked and loaded, and the training starts."""
 
     settings: Settings
-    arguments: FinetuneArguments
-    steps: int
-    model: torch.nn.Module | None
+    arguments: FinetuneArguments  # as resolved for this launch
+    steps: int  # of the optimizer, in total
+    model: torch.nn.Module | None  # None in a dry run
 
     def __str__(self) -> str:
         return f"training {self.settings.name}: {self.steps:,} steps"
@@ -130,7 +126,7 @@ class Started(Event):
 
 @dataclass(frozen=True)
 class Collated(Event):
-    """The end of a dry run: one collated batch, by the name of the model's input."""
+    """The last event of a dry run: one collated batch."""
 
     batch: Mapping[str, torch.Tensor]
 
@@ -141,11 +137,11 @@ class Collated(Event):
 
 @dataclass(frozen=True)
 class Finished(Event):
-    """The run has its model, metrics and predictions."""
+    """The run is finished: its model, metrics and predictions are written."""
 
     run: Run
-    profiled: bool  # whether steps were profiled
-    page: Path | None = None  # `report.html`; None if it could not be written
+    profiled: bool  # whether the run has a trace of --profile
+    page: Path | None = None  # ``report.html``; None if it could not be written
 
     def __str__(self) -> str:
         scores = ", ".join(_format(*score) for score in self.run.metrics.test.items())
@@ -157,7 +153,7 @@ Progress = Callable[[Event], object]
 
 
 def ignore(event: Event) -> None:
-    """Take an event and do nothing with it."""
+    """Ignore an event."""
 
 
 def on_rank_zero(progress: Progress) -> Progress:
@@ -166,22 +162,26 @@ def on_rank_zero(progress: Progress) -> Progress:
 
 
 def throttle(progress: Progress, kind: type[Event] = Advanced) -> Progress:
-    """Return ``progress``, which gets an event of ``kind`` only after 30 seconds without events."""
-    last = time.monotonic()
+    """Return ``progress``, called with an event of ``kind`` only 30 seconds after the last call."""
+    last_call = time.monotonic()
 
     def report(event: Event) -> None:
-        nonlocal last
-        seconds = time.monotonic()
-        if not isinstance(event, kind) or seconds - last >= 30:
-            last = seconds
+        nonlocal last_call
+        current_time = time.monotonic()
+        if not isinstance(event, kind) or current_time - last_call >= 30:
+            last_call = current_time
             progress(event)
 
     return report
 
 
 @contextlib.contextmanager
-def telling(progress: Progress) -> Iterator[Progress]:
-    """Give ``progress`` as rank 0 calls it, and report long work inside the block to it."""
+def reporting_work(progress: Progress) -> Iterator[Progress]:
+    """Report long work inside the block to ``progress``, from rank 0 only.
+
+    Yields:
+        The callback for other events; it does nothing on other ranks.
+    """
     report = on_rank_zero(throttle(progress))
     token = activity.listener.set(
         lambda *facts: report(Advanced(*facts) if len(facts) > 1 else Noted(*facts))

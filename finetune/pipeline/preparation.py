@@ -1,4 +1,4 @@
-"""Everything that can be refused before a model is loaded: options, data, directory, machines."""
+"""Check options, data, directory and machines, and tokenize, before a model is loaded."""
 
 import math
 from dataclasses import dataclass, replace
@@ -26,60 +26,60 @@ from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
-#: Flags that may differ from one machine to the next.
+#: Flags that may differ between machines.
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
-#: Steps below which a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
+#: With fewer steps a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
 _FEWEST_STEPS = 50
-_MOST_LOGGED = 500  # losses in the log
+_MOST_LOGGED = 500  # log lines of a training, unless the user sets --logging_steps
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Settings that can be trained: checked, their data loaded and tokenized."""
+    """Checked settings, with loaded and tokenized data."""
 
     settings: Settings
-    resumption: Resumption  # what to continue from
+    resumption: Resumption  # the checkpoint to continue from, if any
     configuration: dict[str, Any]  # what decides the result, see `resumption.configuration`
-    differences: str | None  # a sentence with what is not as before the resume
-    steps: int  # of the optimizer, in all
-    is_done: bool = False  # whether the run is finished, on every machine, and is only to be shown
+    differences: str | None  # a sentence about changes since the checkpoint
+    steps: int  # optimizer steps in total
+    is_done: bool = False  # whether the run is finished on every machine: nothing is trained
 
 
 def prepare_job(settings: Settings, progress: Progress) -> Prepared:
-    """Join the process group, and return on every rank what :func:`prepare` returns on rank 0.
+    """Join the process group, run :func:`prepare` on rank 0, and return its result on every rank.
 
     Raises:
-        UserError: On every rank, all errors in the report; or that the machines differ.
+        UserError: On every rank, with all errors in the report, or if the machines differ.
     """
     if (values := _check_values(settings)) is not None:
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    else:  # `prepare` raises what is wrong with them
+    else:  # the values have errors, which `prepare` raises
         distributed.join_process_group("gloo", 1800, use_cpu=True)
     prepared = distributed.main_process_first(lambda: prepare(settings, progress))
-    if prepared.settings.values.save_on_each_node:  # each machine has checkpoints of its own
-        resumed = prepared.resumption
+    if prepared.settings.values.save_on_each_node:  # each machine has its own checkpoints
+        common = prepared.resumption
         if not (is_done := all(distributed.gather(prepared.is_done))):
-            resumed = resumption.agree_on_checkpoint(resumed, settings.output_dir)
-        prepared = replace(prepared, resumption=resumed, is_done=is_done)
+            common = resumption.agree_on_checkpoint(common, settings.output_dir)
+        prepared = replace(prepared, resumption=common, is_done=is_done)
     if not prepared.is_done and distributed.machines() > 1:
         _refuse_different_machines(prepared)
     return prepared
 
 
 def prepare(settings: Settings, progress: Progress) -> Prepared:
-    """Refuse everything that can be refused, and tokenize, before any model is loaded.
+    """Check everything and tokenize, before any model is loaded.
 
-    A dry run changes nothing in the output directory, and does not need it for itself.
+    A dry run does not lock or change the output directory.
 
     Raises:
-        UserError: All errors in the report: options, data, directory and Hub.
+        UserError: With all errors in the report: about options, data, directory and Hub.
     """
     resumed = _check_directory(settings)
-    look(settings)
+    load_and_check(settings)
     settings.report.raise_errors()
     for note in resumed.notes:
         progress(Noted(note))
-    settings = replace(settings)  # the task, which the data decides, has defaults too
+    settings = replace(settings)  # again, with the defaults of the task, which the data decides
     recipe = settings.recipe
     values = settings.values
     configuration = resumption.configuration(settings)
@@ -89,40 +89,40 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
         resumed.require_state()
     if differences and not is_done and not settings.dry_run:
         progress(Noted(differences))
-    if is_done and not values.save_on_each_node:  # another machine may have to go on
+    if is_done and not values.save_on_each_node:  # then another machine may have to continue
         return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
     steps = count_steps(values, recipe.prepared["train"])
     if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
         training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
         settings = replace(settings, training=training)
     report_few_steps(recipe, values, steps)
-    vars(recipe).pop("source", None)  # or its rows, and their hashes, stay in memory
+    vars(recipe).pop("source", None)  # frees its rows and their hashes
     return Prepared(settings, resumed, configuration, differences, steps, is_done)
 
 
-def look(settings: Settings) -> ArgumentValues | None:
-    """Load the data and check it, which adds to the report; nothing is tokenized or written.
+def load_and_check(settings: Settings) -> ArgumentValues | None:
+    """Load the data, and add findings about data and options to the report.
 
     Returns:
-        The training arguments; None if they contradict each other.
+        The training arguments; None if they have errors.
     """
     recipe = settings.recipe
     values = _check_values(settings)
     _check_sources(settings, values)
     if settings.report.sentences("error") or "splits" not in vars(recipe):
         return values
-    values = _check_values(replace(settings))  # the task, which the data decides, has defaults too
+    values = _check_values(replace(settings))  # with the defaults of the task
     if values is not None and not recipe.known_scoring and not values.include_for_metrics:
         with settings.report.collect():
             _try_metrics(recipe, str(values.metric_for_best_model or "loss"))
     return values
 
 
-def _try_metrics(recipe: Recipe, chosen: str) -> None:
-    """Call a recipe's own ``compute_metrics`` before the training, with random outputs.
+def _try_metrics(recipe: Recipe, metric_for_best_model: str) -> None:
+    """Call a recipe's own ``compute_metrics`` on random outputs.
 
     Raises:
-        UserError: If it fails, or returns no numbers, or not the one that chooses checkpoints.
+        UserError: If it fails, or if it does not return numbers with ``metric_for_best_model``.
     """
     targets = recipe.targets("validation")
     shape = (len(targets), recipe.kind.width)
@@ -136,20 +136,20 @@ def _try_metrics(recipe: Recipe, chosen: str) -> None:
         raise UserError(describe_error(error, Path(origin(type(recipe))), step)) from error
     if not isinstance(scores, dict) or not all(isinstance(s, Real) for s in scores.values()):
         raise UserError(f"{step} returned {scores!r:.200}: expected a dict of numbers by name")
-    if (name := chosen.removeprefix("eval_")) not in {*scores, "loss"}:
+    if (name := metric_for_best_model.removeprefix("eval_")) not in {*scores, "loss"}:
         names = ", ".join(scores)
-        raise UserError(f"{step} returned {names}: --metric_for_best_model {name} is not among it")
+        raise UserError(f"{step} returned {names}: expected {name}, the --metric_for_best_model")
 
 
 def count_steps(values: ArgumentValues, rows: Dataset) -> int:
-    """Return the optimizer steps of a training on these rows."""
-    steps_of_epoch = len(training_steps.GlobalBatchSampler(values, rows).sizes)
+    """Return the number of optimizer steps of a training on these rows."""
+    epoch_steps = len(training_steps.GlobalBatchSampler(values, rows).sizes)
     max_steps: int = values.max_steps
-    return max_steps if max_steps > 0 else math.ceil(values.num_train_epochs * steps_of_epoch)
+    return max_steps if max_steps > 0 else math.ceil(values.num_train_epochs * epoch_steps)
 
 
 def report_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> None:
-    """Report a training that is too short for a pretrained model of texts."""
+    """Warn if a training is too short for a pretrained text model."""
     if steps >= _FEWEST_STEPS or not isinstance(recipe, TextRecipe):
         return
     flag = f"--max_steps {_FEWEST_STEPS} or more"
@@ -162,19 +162,19 @@ def report_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> None
 
 
 def writes_run(values: ArgumentValues | None) -> bool:
-    """Return whether this process writes: rank 0, or one of each machine that shares no disk."""
+    """Return whether this process writes: rank 0, or local rank 0 with ``--save_on_each_node``."""
     ranks = distributed.ranks()
     per_machine = values is not None and values.save_on_each_node
     return (ranks.local_rank if per_machine else ranks.rank) == 0
 
 
 def _refuse_different_machines(prepared: Prepared) -> None:
-    """Refuse what torchrun does not compare: flags, data and disk of each machine."""
+    """Refuse machines that differ in flags, data or disk, which torchrun does not compare."""
     settings = prepared.settings
     facts = {**prepared.configuration, **settings.training}
     facts["the checkpoint of step"] = prepared.resumption.step
     if Path(str(facts.get("model") or "-")).expanduser().exists():
-        del facts["model"]  # a path may be another on each machine; its files are compared
+        del facts["model"]  # its path may differ between machines; its files are compared
     flags = {**vars(settings.recipe), **vars(settings.values)}.keys()
     distributed.refuse_disagreement(
         {
@@ -189,7 +189,7 @@ def _refuse_different_machines(prepared: Prepared) -> None:
 
 
 def _check_values(settings: Settings) -> ArgumentValues | None:
-    """Return the training arguments; None if they contradict each other, which is reported."""
+    """Return the training arguments; None if they have errors, which are added to the report."""
     values = None
     with settings.report.collect():
         values = settings.values
@@ -197,7 +197,7 @@ def _check_values(settings: Settings) -> ArgumentValues | None:
 
 
 def _check_directory(settings: Settings) -> Resumption:
-    """Check the output directory, and return what is to be resumed."""
+    """Check the output directory, and return the checkpoint to continue from, if any."""
     directory = settings.output_dir
     resumed = resumption.find(None, directory)
     values = _check_values(settings)
@@ -208,7 +208,7 @@ def _check_directory(settings: Settings) -> Resumption:
             refuse_foreign(directory)
         request = resumption.requested(values, directory) if values is not None else None
         if request and is_locked and directory.is_dir():
-            occupy(directory)  # or a running training might be writing what is verified
+            occupy(directory)  # else another training could write while checkpoints are verified
         resumed = resumption.find(request, directory, renames=is_locked)
         if resumed.path is not None:
             refuse_code(resumed.path)
@@ -217,17 +217,17 @@ def _check_directory(settings: Settings) -> Resumption:
         for path in (Path(name).expanduser() for name in names if name):
             if path.exists() and path.resolve().is_relative_to(directory.resolve()):
                 settings.report.error(
-                    f"--{flag} {path}: is in --output_dir {directory}, which is moved aside; use "
-                    "another --output_dir, or a copy elsewhere"
+                    f"--{flag} {path}: expected a path outside of --output_dir {directory}, which "
+                    "is moved aside; type another --output_dir, or copy the file elsewhere"
                 )
     return resumed
 
 
 def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
-    """Collect what is wrong with model and data; nothing is downloaded for a run with mistakes."""
+    """Add errors in model and data to the report, and download nothing if there are any."""
     recipe = settings.recipe
     report = settings.report
-    # an unknown option may be meant to say where data and model are
+    # an unknown option may be a misspelled --dataset or --model: then do not look for them
     has_unknown = any(finding.name == "unknown_option" for finding in report.findings)
     options = {} if has_unknown else vars(recipe)
     with report.collect():
@@ -242,18 +242,18 @@ def _check_sources(settings: Settings, values: ArgumentValues | None) -> None:
         has_one_class = recipe.kind.has_one_class
         if values is not None:
             training_steps.refuse_options(values, has_one_class, recipe.weights is not None)
-        if not has_model:  # the library would ask for it for half a minute
+        if not has_model:  # transformers would try to download it for half a minute
             return
         if isinstance(recipe, TextRecipe) and (sample := recipe.token_sample) is not None:
             sample.report_unknown(recipe.model, report)
         if isinstance(recipe, (TextRecipe, ImageRecipe)) and recipe.model_config is not None:
-            trained = outputs_of_head(recipe.model_config)
+            head_labels = outputs_of_head(recipe.model_config)
             labels = recipe.labels or ["LABEL_0"]
-            order = match_outputs(trained, labels)
-            if trained and order is None:
+            order = match_outputs(head_labels, labels)
+            if head_labels and order is None:
                 recipe.note(
                     f"the head of {recipe.model} is replaced by a new one: it was trained for "
-                    f"{list_names(trained)}, and these labels are {list_names(labels)}"
+                    f"{list_names(head_labels)}, and the labels here are {list_names(labels)}"
                 )
             elif order is not None and order != sorted(order):
-                recipe.note(f"the head of {recipe.model} is continued, outputs matched by name")
+                recipe.note(f"the head of {recipe.model} is kept, outputs matched by name")

@@ -1,6 +1,4 @@
-"""The report and the model card of a run, written from its directory; and the comparison of several
-runs on the same test rows, each against the first: is it better, and where do they differ?
-"""
+"""``report`` writes the report and model card of a run; ``compare`` compares several runs."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -20,7 +18,7 @@ from finetune.pipeline.events import Finished, Interrupted, Progress
 from finetune.recipe.scoring import without_counted
 from finetune.reporting import card, tables
 from finetune.reporting import page as report_page
-from finetune.reporting.tables import Cell, Table, estimates
+from finetune.reporting.tables import Cell, Table, to_cells
 from finetune.runs.run import Run
 from finetune.statistics import mistakes
 from finetune.statistics.estimates import holm
@@ -28,48 +26,50 @@ from finetune.statistics.metrics import estimate, estimate_difference, recipe_me
 from finetune.statistics.scored import ScoredRows, distances
 from finetune.tasks.base import Task
 
-#: The most confident mistakes beside the labels that may be wrong.
-_MISTAKES = 50
+#: Confident mistakes in ``suspects.csv``, besides the labels that may be wrong.
+_MOST_MISTAKES = 50
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was written: ``report.html`` with its plots beside it, the model card, and
-    ``suspects.csv``, None if no row is suspected.
-    """
+    """The files that :func:`report` has written."""
 
-    page: Path
-    card: Path
-    suspects: Path | None = None
+    page: Path  # ``report.html``, with its plots in the folder ``plots``
+    card: Path  # the model card, ``README.md``
+    suspects: Path | None = None  # ``suspects.csv``; None if no row is suspicious
 
 
 def report(run: Run | str | Path, *, trust_recipe: bool = False) -> Report:
-    """Write the report, the plots and the model card of a run; those that are there are replaced.
+    """Write the report, the plots and the model card of a run; existing files are replaced.
 
     Args:
         run: A run, or its directory.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
 
+    Returns:
+        The paths of the files.
+
     Raises:
-        UserError: If the training did not end.
+        UserError: If the training is not finished.
     """
     run = Run.load(run, trust_recipe=trust_recipe)
     if run.unfinished:
         raise UserError(run.unfinished)
-    written = card.write(run)  # first: a plot may fail
-    return Report(page=report_page.write(run), card=written, suspects=_write_suspects(run))
+    card_path = card.write(run)  # first, because a plot may fail
+    return Report(page=report_page.write(run), card=card_path, suspects=_write_suspects(run))
 
 
 def _write_suspects(run: Run) -> Path | None:
-    """Write the test rows of a run that may have a wrong label, then its most confident mistakes.
+    """Write the test rows whose label may be wrong, then the most confident mistakes.
 
-    Return the file in its directory, which stays as it is if a person has written into it; None
-    where no row is suspected, or the task has no classes.
+    Returns:
+        The path, or None if no row is suspicious or the task is not to choose one class. A file
+        that the user has edited is kept.
     """
     table = run.predicted_rows
     path = run.path / corrections.FILE
     if path.exists() and corrections.has_new_labels(path):
-        return path  # a person's work
+        return path
     path.unlink(missing_ok=True)
     if not run.kind.has_one_class:
         return None
@@ -77,8 +77,8 @@ def _write_suspects(run: Run) -> Path | None:
     suspicion = report_page.suspicion(run, rows)
     suspected = suspicion.rows[:MOST_SUSPECTS].tolist() if suspicion else []
     reasons = dict.fromkeys(suspected, "label may be wrong")
-    further = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
-    reasons |= dict.fromkeys(further[:_MISTAKES], "confident mistake")
+    wrong = [row for row in mistakes.most_confident(rows).tolist() if row not in reasons]
+    reasons |= dict.fromkeys(wrong[:_MOST_MISTAKES], "confident mistake")
     user = without_bytes(run.user_rows)
     suspects = []
     for number, reason in reasons.items():
@@ -99,23 +99,23 @@ def _write_suspects(run: Run) -> Path | None:
     return corrections.write_suspects(path, suspects, user.column_names) if suspects else None
 
 
-def write_last(run: Run, progress: Progress) -> None:
-    """Write the report at the end of a training, which is finished whatever becomes of it.
+def write_final_report(run: Run, progress: Progress) -> None:
+    """Write the report at the end of a training; the run is finished even if this fails.
 
     Raises:
-        RunError: If it cannot be written, with the command that writes it.
+        RunError: If the report cannot be written; the message has the command that writes it.
     """
     page = None
     hint = f"to write it: python -m finetune report {run.path}"
     try:
         page = report(run).page
     except KeyboardInterrupt as stop:
-        stop.args = (f"the run is finished, but not its report; {hint}",)
+        stop.args = (f"the run is finished, but has no report; {hint}",)
         progress(Interrupted(*stop.args))
         raise
-    except Exception as error:  # such as a plot that fails
+    except Exception as error:  # e.g. a plot that fails
         reason = f"{type(error).__name__}: {error}"
-        raise RunError(f"the run is finished, but not its report ({reason}); {hint}") from error
+        raise RunError(f"the run is finished, but has no report ({reason}); {hint}") from error
     finally:
         progress(Finished(run, (run.path / "profile").exists(), page))
 
@@ -124,28 +124,28 @@ def write_last(run: Run, progress: Progress) -> None:
 class Comparison:
     """The comparison of several runs on the same test rows."""
 
-    names: list[str]  # of the runs: their directories
-    rows: int  # how many they share
-    #: The metrics of the first run's recipe: the one that decides the verdicts, by which its best
-    #: checkpoint was chosen, then the others.
+    names: list[str]  # the directories of the runs
+    rows: int  # number of test rows
+    #: Names of the metrics of the first run's recipe. The first one chose its best checkpoint and
+    #: decides the verdicts.
     headline: list[str]
-    metrics: list[Mapping[str, Any]]  # for each run those of the first one, with 95% intervals
-    differences: list[dict[str, Any]]  # for each run but the first: how much more it has, likewise
-    settings: dict[str, list[str]]  # what is not the same in all, by name
-    #: Indices of rows with different predictions, the most confident ones first; shape ``(rows,)``.
+    metrics: list[Mapping[str, Any]]  # for each run, the same metrics with 95% intervals
+    differences: list[dict[str, Any]]  # for each run but the first: its metrics minus the first's
+    settings: dict[str, list[str]]  # settings that are not the same in all runs, by name
+    #: Indices of rows with different predictions, the clearest disagreement first, ``(rows,)``.
     disagreements: np.ndarray
-    tables: list[pd.DataFrame]  # `Run.predicted_rows` of each
-    #: For each run but the first, whether it is better. Of several comparisons, the chance of a
-    #: single wrong "better" or "worse" is 5% (Holm, 1979).
+    tables: list[pd.DataFrame]  # `Run.predicted_rows` of each run
+    #: For each run but the first, a sentence: is it better? With several comparisons, the chance of
+    #: any wrong "better" or "worse" is at most 5% (Holm, 1979).
     verdicts: list[str]
 
     def scores(self, names: Sequence[str]) -> Table:
-        """Return a table of metrics: each run, and its difference to the first."""
-        rows = [[Cell(self.names[0]), *estimates(self.metrics[0], names)]]
+        """Return a table of metrics: each run, and its difference to the first run."""
+        rows = [[Cell(self.names[0]), *to_cells(self.metrics[0], names)]]
         columns = (self.names[1:], self.metrics[1:], self.differences)
         for name, metrics, differences in zip(*columns, strict=True):
-            rows.append([Cell(name), *estimates(metrics, names)])
-            gaps = estimates(differences, names, signed=True)
+            rows.append([Cell(name), *to_cells(metrics, names)])
+            gaps = to_cells(differences, names, signed=True)
             rows.append([Cell(f"difference to {self.names[0]}"), *gaps])
         caption = f"{counted(self.rows, 'test row')}, the same for all; 95% confidence intervals"
         return Table(caption, ["", *names], rows)
@@ -154,29 +154,33 @@ class Comparison:
 def compare(
     runs: Sequence[Run | str | Path], page: str | Path | None = None, *, trust_recipe: bool = False
 ) -> Comparison:
-    """Compare two runs or more with the first.
+    """Compare two or more runs with the first one.
 
     Args:
         runs: Runs, or their directories.
-        page: Where to write the comparison as a page; one that is there is replaced.
+        page: The HTML file to write the comparison to, if any; an existing file is replaced.
         trust_recipe: Whether to import recipe files that the runs name; see :meth:`Run.load`.
 
+    Returns:
+        The metrics, their differences to the first run, and where predictions differ.
+
     Raises:
-        UserError: If their tasks, their test rows or the labels of these are not the same, or if
-            they have no metric that is a number.
+        UserError: If the runs differ in task, test rows or test labels, or if the first run has no
+            metric that is a number.
     """
     if isinstance(runs, (str, Path, Run)) or len(runs) < 2:
-        raise UserError(f"compare: expected a list of two runs or more, found {runs!r}")
+        count = "one" if runs else "none"
+        raise UserError(f"compare: expected a list of two or more runs, found {count}")
     loaded = [Run.load(run, trust_recipe=trust_recipe) for run in runs]
     path = None if page is None else Path(page).expanduser()
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise UserError(f"--output {page}: expected the name of a file in a directory that exists")
+        raise UserError(f"--output {page}: expected a file name in an existing directory")
     if unfinished := [run.unfinished for run in loaded if run.unfinished]:
         raise UserError(*unfinished)
     first = loaded[0]
     headline = first.headline
     if not headline:
-        raise UserError(f"{first.path} has no metric that is a number: nothing to compare")
+        raise UserError(f"{first.path}: expected a metric that is a number, found none to compare")
     task = first.kind
     frames = [run.predicted_rows for run in loaded]
     scored_rows = [first.scored(frames[0])]
@@ -198,7 +202,7 @@ def compare(
             )
     others = scored_rows[1:]
     scoring = first.manifest.scoring
-    # its recipe may not be importable
+    # looked up only if needed: the recipe may not be importable
     compute = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
     metrics = recipe_metrics(scored_rows[0], scoring, lambda output: compute()(output))
     metrics = with_standard(task.label_kind, metrics)
@@ -231,16 +235,16 @@ def compare(
 
 
 def _p_value(gap: Mapping[str, float] | None) -> float:
-    """Return how probable such a difference is by chance, by its interval's end nearer to 0."""
+    """Return the two-sided p-value of a difference, from the end of its interval nearer to 0."""
     if gap is None or np.isnan(gap["low"]):  # too few rows for an interval
         return 1.0
     value = gap["value"]
-    reach = value - gap["low"] if value > 0 else gap["high"] - value
-    return float(2 * norm.sf(1.96 * abs(value) / reach)) if reach > 0 else float(value == 0)
+    margin = value - gap["low"] if value > 0 else gap["high"] - value
+    return float(2 * norm.sf(1.96 * abs(value) / margin)) if margin > 0 else float(value == 0)
 
 
 def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return what decides a result, the launch and the versions that not all runs share."""
+    """Return settings, launch and versions that are not the same in all runs: values by name."""
     columns = []
     for manifest in (run.manifest for run in runs):
         launch = {**asdict(manifest.launch), "revision": manifest.git_revision}
@@ -269,7 +273,7 @@ def _write_page(page: Path, comparison: Comparison, task: Task[Any]) -> None:
     examples = Table("Most confident disagreements", header, rows)
     sections: dict[str, list[Any]] = {
         "Scores": [comparison.scores([*comparison.metrics[0]])],
-        "Settings": tables.settings(names, comparison.settings) or ["All are the same."],
+        "Settings": tables.settings(names, comparison.settings) or ["All settings are the same."],
         "Disagreements": [count, examples] if rows else [count],
     }
     tables.write_page(page, f"{len(frames)} runs on the same rows", comparison.verdicts, sections)

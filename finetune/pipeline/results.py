@@ -1,6 +1,4 @@
-"""What a training writes down beside the model: ``run.json`` with the facts that made it, without
-any secret; predictions, scores, and what these are worth.
-"""
+"""Write the results of a training: ``run.json`` (without secrets), predictions and metrics."""
 
 import dataclasses
 import os
@@ -43,17 +41,22 @@ from finetune.statistics.scored import to_float16
 from finetune.training.arguments import FinetuneArguments, shards
 from finetune.training.record import Data, Launch, Process
 
-#: As many small images as a report shows.
+#: Thumbnails of wrong predictions in ``predictions.parquet``, for the report.
 _MOST_THUMBNAILS = 40
 
 
 def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
-    """Return what is known when training starts, inside the process group and with loaded data."""
+    """Return the manifest of a training that starts; the data is loaded, the process group joined.
+
+    Args:
+        settings: The settings of the training.
+        configuration: What decides the result, from :func:`resumption.configuration`.
+    """
     recipe = settings.recipe
     arguments = settings.arguments
     options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
     dataset = Path(recipe.dataset).expanduser()
-    if recipe.dataset and dataset.exists():  # found from any directory
+    if recipe.dataset and dataset.exists():  # so that it is found from any directory
         options["dataset"] = str(dataset.resolve())
     if recipe.metrics:
         paths = scoring.files_of(recipe.known_scoring)
@@ -103,14 +106,14 @@ def manifest(settings: Settings, configuration: dict[str, Any]) -> Manifest:
 
 
 def versions() -> dict[str, str]:
-    """Of the toolkit, of Python, and of the libraries that the figures depend on."""
+    """Return the versions of this package, Python and the libraries that affect the results."""
     libraries = ("torch", "transformers", "accelerate", "datasets", "evaluate", "scikit-learn")
     python = {"finetune": __version__, "python": platform.python_version()}
     return python | {name: version(name) for name in libraries}
 
 
 def parallel_mode(arguments: FinetuneArguments) -> str:
-    """Return how the devices share a step, by the name of the class in torch."""
+    """Return how the devices share a step: the torch class, e.g. ``DistributedDataParallel``."""
     if shards(arguments):
         return "FullyShardedDataParallel"
     if distributed.ranks().world_size > 1:
@@ -120,7 +123,7 @@ def parallel_mode(arguments: FinetuneArguments) -> str:
 
 
 def precision(arguments: FinetuneArguments) -> str:
-    """Return what the matrix products are computed in."""
+    """Return the precision of matrix products: ``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
     name = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
     return "tf32" if name == "fp32" and arguments.tf32 else name
 
@@ -142,23 +145,23 @@ def write(
     thresholds: dict[str, float] | None,
     outcome: dict[str, Any],
 ) -> None:
-    """Write the predictions, the scores and those of the baselines; then the run is finished.
+    """Write the predictions and the metrics of model and baselines, and finish the run.
 
     Args:
-        run: Whose directory is written into.
-        settings: Of the training; the recipe has its splits.
-        progress: Called with what the user should know.
-        validation: The outputs of the model that was saved.
-        test: Likewise.
-        thresholds: Those of labels that were folded into the model, if any were.
-        outcome: The fields of ``run.json`` that are known when training has ended.
+        run: The run to write into.
+        settings: The settings of the training; their recipe has the splits.
+        progress: Called with each note for the user.
+        validation: Outputs of the saved model on the validation rows.
+        test: Outputs of the saved model on the test rows.
+        thresholds: The thresholds by label that were folded into the model, if any.
+        outcome: The fields of ``run.json`` that are known after the training.
 
     Raises:
         UserError: If outputs of the model are not finite.
     """
     recipe = settings.recipe
     task = recipe.kind
-    run.update()  # refused where it was removed meanwhile
+    run.update()  # fails if the directory was removed during the training
     validation_scores = scores(recipe, "validation", validation, "eval_")
     test_scores = scores(recipe, "test", test, "test_")
     stored = _write_predictions(run.path, recipe, test.predictions)
@@ -190,7 +193,7 @@ def write(
             baseline = task.scored(labels, predicted)
             differences[name] = metrics.estimate_difference(baseline, rows, recipe_metrics)
             baseline_scores[name] = computed
-        except Exception as error:  # of a recipe's own metrics; the run has its own scores
+        except Exception as error:  # in a recipe's own metrics; the scores of the model are kept
             notes.append(baselines.failed(name, error))
     for note in filter(None, (*notes, outcome["stopped_early"])):
         progress(Noted(note))
@@ -204,11 +207,11 @@ def write(
 
 
 def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndarray:
-    """Write the test rows with what the model predicted; return its outputs as the files have them.
+    """Write the test rows with their predictions, and return the outputs as rounded in the files.
 
-    Of many classes ``logits.npy`` has the outputs. The columns of the data keep names, types and
-    values; one of the toolkit's that would have the same name gets the prefix ``model_``, which
-    :attr:`Run.predicted_rows` takes off again.
+    With many classes the outputs are in ``logits.npy``. The user's columns keep their names, types
+    and values. A column of this package with the same name gets the prefix ``model_``, which
+    :attr:`Run.predicted_rows` removes again.
     """
     task = recipe.kind
     rows = recipe.splits["test"]
@@ -221,7 +224,7 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     columns: dict[str, Any] = {}
     if "text" in rows.column_names:
         columns["text"] = rows["text"][:]
-    else:  # digests tell rows without a text apart
+    else:  # a digest identifies a row without a text
         hashes = digests.hash_rows(rows, recipe.input_column)
         columns[DIGEST] = [value.hex() for value in hashes]
     tokens = recipe.whole_lengths("test") if isinstance(recipe, TextRecipe) else None
@@ -238,13 +241,14 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
                 thumbnails[number] = images.thumbnail(undecoded[number]["image"])
         columns[THUMBNAIL] = thumbnails
     user = user_table(rows, recipe.input_column)
-    data = dict(zip(user.column_names, user.columns, strict=True))
-    ours = {free_name(name, data): pa.array(values) for name, values in columns.items()}
-    table = pa.table({"id": data.get("id", arrow.column(rows, ROW)), **ours, **data})
-    # what pandas is told of the types: integers beside missing ones stay integers there
+    user_columns = dict(zip(user.column_names, user.columns, strict=True))
+    added = {free_name(name, user_columns): pa.array(values) for name, values in columns.items()}
+    ids = user_columns.get("id", arrow.column(rows, ROW))
+    table = pa.table({"id": ids, **added, **user_columns})
+    # the schema tells pandas to read integer columns with nulls as nullable integers
     frame = table.slice(0, 0).to_pandas()
-    partial = [name for name in frame.select_dtypes("integer") if table.column(name).null_count]
-    frame = frame.astype(frame[partial].convert_dtypes().dtypes)
+    nullable = [name for name in frame.select_dtypes("integer") if table.column(name).null_count]
+    frame = frame.astype(frame[nullable].convert_dtypes().dtypes)
     frame.attrs[USER_COLUMNS] = user.column_names
     metadata = pa.Schema.from_pandas(frame, preserve_index=False).metadata
     with files.replacing(directory / PREDICTIONS) as new:
@@ -253,17 +257,17 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
 
 
 def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) -> dict[str, float]:
-    """Return the scores of an evaluation of a split, by name, without those about speed.
+    """Return the metrics of an evaluation of a split, by name, without the speeds.
 
     Raises:
-        RuntimeError: If its labels are not those of the raw rows in their order; every score and
-            every prediction would be written beside the wrong row.
+        RuntimeError: If its labels differ from the labels of the rows of the split: then every
+            prediction would be written beside a wrong row.
     """
     labels = np.asarray(output.label_ids)
     if not np.array_equal(labels, recipe.targets(split).astype(labels.dtype)):
         raise RuntimeError(
-            "the labels of the evaluation are not those of the rows: install the tested versions "
-            "of transformers and accelerate (constraints.txt)"
+            "the evaluation returned the labels in another order than the rows: install the tested "
+            "versions of transformers and accelerate (constraints.txt)"
         )
     return {
         name.removeprefix(prefix): value
@@ -273,7 +277,7 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
 
 
 def assess(recipe: Recipe, output: PredictionOutput) -> tuple[Any, metrics.Metrics]:
-    """Return labelled rows with the outputs of a model, and the metrics of the recipe."""
+    """Return the rows with labels and outputs of a model, and the metrics of the recipe."""
     rows = recipe.kind.scored(np.asarray(output.label_ids), np.asarray(output.predictions))
     compute = without_counted(recipe.compute_metrics, recipe.known_scoring, recipe.kind)
     return rows, metrics.recipe_metrics(rows, recipe.known_scoring, compute)

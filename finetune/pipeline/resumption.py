@@ -1,9 +1,9 @@
-"""What a training continues from, and whether it is the training that was interrupted.
+"""Find the checkpoint to resume from, and refuse to resume a different training.
 
-A checkpoint is verified before anything else changes; one that is not complete is renamed, and that
-is printed. What decides the result (data, seed, model, batch, schedule) is the configuration of a
-training: every checkpoint has it, and a resume is refused where it differs. What decides only where
-and how fast a training runs may change.
+Checkpoints are verified before anything is written; an incomplete one is renamed, with a message.
+The configuration of a training is everything that decides its result (data, seed, model, batch,
+schedule). Every checkpoint stores it, and a resume is refused if it differs. Settings that decide
+only where and how fast a training runs may change.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import Checkpoint
 from finetune.training.record import MANIFEST
 
-#: Training arguments that may change; every other one is part of the configuration.
+#: Training arguments that may change; all others are part of the configuration.
 _FREE = {
     *("output_dir", "resume", "resume_from_checkpoint", "allow_changed", "early_stopping_patience"),
     "grace_seconds",
@@ -40,57 +40,55 @@ _FREE = {
     *("report_to", "run_name", "project", "disable_tqdm", "include_for_metrics", "local_rank"),
     *("accelerator_config", "torch_empty_cache_steps"),
 }
-#: How the names of others begin.
+#: Prefixes of more training arguments that may change.
 _FREE_PREFIXES = ("log", "hub_", "push_to_hub", "trackio_", "eval_", "save_", "dataloader_", "ddp_")
-#: Options of a recipe that may change: where rows are, which are compared, and how fast they are
-#: tokenized.
+#: Recipe options that may change: where the rows are (the rows are compared), and the speed of
+#: tokenization.
 _FREE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
-#: Entries of the configuration that may change, which is announced.
+#: Entries of the configuration that may change with a message.
 _ANNOUNCED = {"launch", "gradient_accumulation_steps", "commit", *versions()}
 _LENGTH = ("num_train_epochs", "max_steps")
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """What a training continues from; of a new run there is no path, and it is not in place."""
+    """What a training continues from. A new run has no path and is not in place."""
 
-    path: Path | None  # the checkpoint, verified; None to start from the beginning
-    directory: Path  # of the run that it belongs to
-    manifest: Manifest | None = None  # that run's
-    configuration: Mapping[str, Any] = field(default_factory=dict)  # that of the checkpoint
-    in_place: bool = True  # whether it continues in that directory; nothing is moved aside then
-    notes: list[str] = field(default_factory=list)  # what the user should know
+    path: Path | None  # the verified checkpoint; None to start from the beginning
+    directory: Path  # the directory of the run
+    manifest: Manifest | None = None  # of the run
+    configuration: Mapping[str, Any] = field(default_factory=dict)  # stored in the checkpoint
+    in_place: bool = True  # whether the run continues in `directory`, which is not moved aside then
+    notes: list[str] = field(default_factory=list)  # sentences for the user
 
     @property
     def step(self) -> int:
-        """The optimizer steps that are done."""
+        """The optimizer steps up to the checkpoint."""
         return 0 if self.path is None else checkpoint.number(self.path)
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end and has its results; not if an earlier checkpoint of it
-        was asked for.
-        """
+        """Whether the run is finished, unless an earlier checkpoint of it is to be resumed."""
         is_ended = self.manifest is not None and self.manifest.status == "finished"
         is_newest = self.path in (None, *checkpoint.list_checkpoints(self.directory)[:1])
         return is_ended and is_newest and (self.directory / METRICS).exists()
 
     def require_state(self) -> None:
-        """Raise a ``UserError`` if nothing can be trained from this."""
+        """Raise a ``UserError`` if there is no state to continue a training from."""
         if self.path is None and self.finished:
             raise UserError(
-                f"--resume: {self.directory} is finished and has no checkpoint to go on from: "
-                "leave --resume out to start again (the run is moved aside)"
+                f"--resume: {self.directory} is finished and has no checkpoint to continue from: "
+                "leave out --resume to start again (the run is moved aside)"
             )
         if self.path is not None and "scheduler.pt" not in Checkpoint.read(self.path).files:
             raise UserError(
-                f"{self.path} was saved with --save_only_model: it has no optimizer state, so "
-                f"nothing can be resumed from it; its model can be trained further as --model "
+                f"{self.path} was saved with --save_only_model and has no optimizer state, so it "
+                f"cannot be resumed; to train its model further, start a run with --model "
                 f"{self.path}"
             )
 
     def changes(self, current: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Return the entries that differ in another configuration: before and now, by name."""
+        """Return the entries that differ in another configuration: old and new value by name."""
         return {
             name: (self.configuration[name], value)
             for name, value in current.items()
@@ -98,7 +96,7 @@ class Resumption:
         }
 
     def extended_by(self, current: Mapping[str, Any]) -> bool:
-        """Return whether a finished run is to be trained for more epochs, or steps."""
+        """Return whether the run is finished, and to be trained for more epochs or steps."""
         if not self.finished or not self.configuration:
             return False
         epochs, steps = (self.configuration[name] for name in _LENGTH)
@@ -108,23 +106,23 @@ class Resumption:
 
 
 def requested(values: ArgumentValues, output_dir: Path) -> str | None:
-    """Return what is to be resumed: ``resume``, ``last``, a path, or None to begin a new run.
+    """Return what to resume: ``resume``, ``last``, a path, or None to start a new run.
 
-    A job that was started again continues its own run, not whatever is in the directory.
+    A job that was restarted resumes its own run only, not another one in the directory.
 
     Raises:
-        UserError: If both flags are given.
+        UserError: If both ``--resume`` and ``--resume_from_checkpoint`` are given.
     """
     path: str | None = values.resume_from_checkpoint
     if values.resume and path:
         raise UserError(
-            "--resume and --resume_from_checkpoint are mutually exclusive: --resume continues from "
-            "the newest checkpoint, and starts where there is none"
+            "expected one of --resume and --resume_from_checkpoint, found both: --resume continues "
+            "from the newest checkpoint, or starts from the beginning if there is none"
         )
     if values.resume:
         return "resume"
     if distributed.was_restarted() and (not path or checkpoint.list_checkpoints(output_dir)):
-        with contextlib.suppress(UserError):  # a run that cannot be read is not this job's
+        with contextlib.suppress(UserError):  # an unreadable run is not of this job
             if _is_run_of_this_job(_read_manifest(output_dir)):
                 return "resume"
     return "last" if path in ("true", "True") else path
@@ -136,20 +134,20 @@ def _is_run_of_this_job(manifest: Manifest | None) -> bool:
     job = (manifest.process.job or "").split()
     this_job = (distributed.job() or "").split()
     if manifest.process.host != platform.node() and job[:1] == ["torchrun"]:
-        return job[:2] == this_job[:2]  # the agent of torchrun is another there
+        return job[:2] == this_job[:2]  # each machine has its own torchrun agent
     return job == this_job
 
 
 def find(request: str | None, output_dir: Path, *, renames: bool = False) -> Resumption:
-    """Return what to continue from.
+    """Find the checkpoint to continue from.
 
     Args:
-        request: From :func:`requested`.
-        output_dir: Where the run is, or will be.
-        renames: Whether checkpoints that are not complete may be renamed.
+        request: What to resume, from :func:`requested`.
+        output_dir: The output directory, which may not exist yet.
+        renames: Whether to rename incomplete checkpoints.
 
     Raises:
-        UserError: If there is nothing to continue from, or nothing complete.
+        UserError: If a checkpoint was requested and there is no complete one.
     """
     if request is None:
         return Resumption(None, output_dir, in_place=False)
@@ -160,19 +158,20 @@ def find(request: str | None, output_dir: Path, *, renames: bool = False) -> Res
             raise UserError(f"{flag}: expected 'last' or a directory with a {checkpoint.STATE}")
         if (reason := checkpoint.problem(path)) is not None:
             newest, _ = checkpoint.newest_complete(path.parent)
-            raise UserError(f"{flag} is damaged ({reason}); complete is: {newest or 'none'}")
+            hint = f"type {newest} instead" if newest else "no other checkpoint is complete"
+            raise UserError(f"{flag} is damaged ({reason}): {hint}")
         is_in_place = path.parent == output_dir.resolve()
         return replace(_continue_from(path, path.parent, []), in_place=is_in_place)
     manifest = _read_manifest(output_dir)
     paths = checkpoint.list_checkpoints(output_dir)
     newest, problems = checkpoint.newest_complete(output_dir)
-    # killed while it saved the first one
+    # a run may have been killed while it saved its first checkpoint
     has_none = not any((path / Checkpoint.NAME).exists() for path in paths)
     starts_again = request == "resume" and has_none and (manifest is not None or not paths)
     if renames and (newest is not None or starts_again):
         problems = [
             f"{problem}: renamed to {checkpoint.set_aside(path, 'damaged').name}"
-            for path, problem in zip(paths, problems, strict=False)  # those after the newest
+            for path, problem in zip(paths, problems, strict=False)  # newer than `newest`
         ]
     if newest is not None:
         return _continue_from(newest, output_dir, problems)
@@ -183,14 +182,14 @@ def find(request: str | None, output_dir: Path, *, renames: bool = False) -> Res
         return start
     flag = "--resume" if request == "resume" else "--resume_from_checkpoint last"
     reasons = [f"{flag}: no complete checkpoint in {output_dir}", *problems]
-    raise UserError("; ".join([*reasons, "leave the flag out to start from the beginning"]))
+    raise UserError("; ".join([*reasons, "leave out the flag to start from the beginning"]))
 
 
 def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
-    """Go back to the newest checkpoint that is complete on every machine, which has its own disk.
+    """Return the newest checkpoint that is complete on every machine, each with its own disk.
 
     Raises:
-        UserError: On every process, if a machine has none where others have one.
+        UserError: In every process, if machines have checkpoints but none in common.
     """
     steps = distributed.gather(resumption.step)
     if len(set(steps)) == 1:
@@ -201,9 +200,9 @@ def agree_on_checkpoint(resumption: Resumption, output_dir: Path) -> Resumption:
     newest = next((path for path in paths if path.name in common), None)
     if newest is None:
         raise UserError(
-            f"--output_dir {output_dir}: the ranks have checkpoints of steps {steps}, and none is "
-            "complete on every machine: copy one to every machine, or remove the directory on all "
-            "of them to start again"
+            f"--output_dir {output_dir}: expected a checkpoint that is complete on every machine, "
+            f"found steps {steps} by rank: copy one checkpoint to every machine, or remove the "
+            "directory on all of them to start again"
         )
     return _continue_from(newest, output_dir, resumption.notes)
 
@@ -212,8 +211,8 @@ def _continue_from(path: Path, directory: Path, notes: list[str]) -> Resumption:
     saved = Checkpoint.read(path)
     best = json.loads((path / checkpoint.STATE).read_text(encoding="utf-8"))["best_global_step"]
     if best and not (directory / f"checkpoint-{best}" / Checkpoint.NAME).exists():
-        gone = f"the best checkpoint so far, checkpoint-{best}, is gone or not complete: unless a "
-        notes = [*notes, f"{gone}better one comes, the model of the last step is saved"]
+        missing = f"the best checkpoint so far, checkpoint-{best}, is missing or incomplete: unless"
+        notes = [*notes, f"{missing} a better one follows, the model of the last step is saved"]
     return Resumption(path, directory, _read_manifest(directory), saved.configuration, notes=notes)
 
 
@@ -223,13 +222,13 @@ def _read_manifest(directory: Path) -> Manifest | None:
     try:
         return Manifest.read(directory)
     except UserError as error:
-        raise UserError(f"{error}; without that file, its checkpoints can be resumed") from error
+        raise UserError(f"{error}; remove this file to resume from the checkpoints") from error
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """Return what decides the result of a training, and what is announced, as JSON has it."""
+    """Return everything that decides the result of a training, or is announced, as JSON values."""
     recipe = settings.recipe
-    file = Path(settings.name)  # absolute if it is one of the user's
+    file = Path(settings.name)  # absolute for a recipe file of the user
     options = {option.name: getattr(recipe, option.name) for option in dataclasses.fields(recipe)}
     for name in _FREE_OPTIONS:
         options.pop(name, None)
@@ -242,10 +241,10 @@ def configuration(settings: Settings) -> dict[str, Any]:
     entries = {
         "launch": counted(distributed.ranks().world_size, "process"),
         **versions(),
-        "commit": commit(model, options.get("model_revision")),  # of a model on the Hub
+        "commit": commit(model, options.get("model_revision")),  # None if not on the Hub
         "recipe": settings.name,
         "recipe_file": read_source(file, "recipe")[1] if file.is_absolute() else None,
-        **{  # of the files of a local model but its weights, which a checkpoint has
+        **{  # files of a local model, without its weights, which are in the checkpoint
             path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
             for path in sorted(directory.glob("*"))
             if path.suffix in (".json", ".txt", ".model") and path.name not in (MANIFEST, METRICS)
@@ -270,13 +269,13 @@ def configuration(settings: Settings) -> dict[str, Any]:
 def refuse_changes(
     resumption: Resumption, current: Mapping[str, Any], values: ArgumentValues
 ) -> str | None:
-    """Refuse to resume another training, except for the names in ``--allow_changed``.
+    """Refuse a resume with another configuration, except for the names in ``--allow_changed``.
 
     Returns:
-        A sentence with what is accepted and can move the result, if there is something.
+        A sentence with the accepted changes, which may affect the result; None without changes.
 
     Raises:
-        UserError: One line for each entry that differs.
+        UserError: With one line for each entry that differs.
     """
     allowed = {name.strip() for name in (values.allow_changed or "").split(",")} - {""}
     names = {*resumption.configuration, *current}
@@ -286,23 +285,24 @@ def refuse_changes(
         )
     if resumption.extended_by(current):
         allowed.update(_LENGTH)
-    # what was accepted when the run was continued before, and is in no checkpoint yet
+    # changes that an earlier resume accepted, and that no checkpoint has stored yet
     accepted = {} if resumption.manifest is None else resumption.manifest.configuration
     refused = {}
-    texts = []
+    accepted_changes = []
     for name, (old, new) in resumption.changes(current).items():
         before, now = _shorten(old), _shorten(new)
-        texts.append(f"{name}: {now} instead of {before}")
+        accepted_changes.append(f"{name}: {now} instead of {before}")
         if name not in allowed | _ANNOUNCED and accepted.get(name, old) != new:
             trained = f"{resumption.path or resumption.directory} was trained with {name}"
             refused[name] = f"{trained} {before}, now it is {now}"
     if refused:
-        hint = "hint: to resume, restore them, or train on with the new ones: --allow_changed"
+        hint = "hint: restore the old values, or accept the new ones: --allow_changed"
         *lines, last = refused.values()
         raise UserError(*lines, f"{last}\n{hint} {','.join(refused)}")
-    longer = "; it differs from a training of that length in one go, as the schedule does"
-    is_longer = resumption.extended_by(current)
-    return f"resumed with {', '.join(texts)}{longer * is_longer}" if texts else None
+    if not accepted_changes:
+        return None
+    note = "; the result differs from a run of this length in one go, because its schedule differs"
+    return f"resumed with {', '.join(accepted_changes)}{note * resumption.extended_by(current)}"
 
 
 def _shorten(value: Any) -> str:

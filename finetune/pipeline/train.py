@@ -1,7 +1,7 @@
 """Training: from settings to a run directory.
 
-:func:`train` and :func:`launch` are the whole path for notebooks and scripts. The command line
-calls :func:`run_training` on every process.
+:func:`train` and :func:`launch` are for notebooks and scripts. The command line calls
+:func:`run_training` in every process.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import head
 from finetune.pipeline import events, results
-from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, telling
+from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, reporting_work
 from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
@@ -39,10 +39,10 @@ from finetune.training.trainer import Trainer, build_trainer
 def train(
     recipe: str | type[Recipe] | Recipe, *, progress: Progress = ignore, **options: Any
 ) -> Run:
-    """Fine-tune in this process: one device, or DataParallel where several GPUs are visible.
+    """Fine-tune in this process, on one device, or with DataParallel if several GPUs are visible.
 
     Args:
-        recipe: A name, a path, a recipe class, or a recipe with its options.
+        recipe: The name of a recipe, the path of a recipe file, a recipe class, or an instance.
         progress: Called with each :class:`~finetune.pipeline.events.Event`, e.g. ``print``.
         **options: Options of the recipe, training arguments, ``embedded`` and ``config``. The
             ``dataset`` may also be rows in memory: see :func:`finetune.data.memory.store`.
@@ -51,7 +51,7 @@ def train(
         The finished run.
 
     Raises:
-        UserError: What is wrong with the options or the data.
+        UserError: If the options or the data have errors; it lists all of them.
     """
     return launch(recipe, num_processes=1, progress=progress, **options)
 
@@ -63,12 +63,12 @@ def launch(
     progress: Progress = ignore,
     **options: Any,
 ) -> Run:
-    """Fine-tune in ``num_processes`` worker processes of this machine, with
-    DistributedDataParallel; ``accelerate.notebook_launcher`` forks them.
+    """Fine-tune with DistributedDataParallel in worker processes of this machine.
 
     Args:
-        recipe: A name, a path, a recipe class, or a recipe with its options.
-        num_processes: How many; on GPUs, at most as many as there are.
+        recipe: The name of a recipe, the path of a recipe file, a recipe class, or an instance.
+        num_processes: The number of workers, forked by ``accelerate.notebook_launcher``; on GPUs
+            at most one per GPU. With 1, this process trains, as in :func:`finetune.train`.
         progress: Called with each event, in the worker of rank 0.
         **options: As in :func:`finetune.train`.
 
@@ -76,9 +76,8 @@ def launch(
         The finished run, read from its directory.
 
     Raises:
-        UserError: What is wrong with the options or the data; it is checked here, before any
-            worker starts.
-        ValueError: If a trainer was built in this process: then it cannot be forked.
+        UserError: If the options or the data have errors. They are checked before a worker starts.
+        ValueError: If a trainer was built in this process before: it can no longer be forked.
     """
     from accelerate import notebook_launcher
 
@@ -87,20 +86,20 @@ def launch(
     settings = Settings.from_keywords(recipe, options)
     if settings.dry_run:
         settings.report.error(
-            "dry_run is for the command line: here, look at recipe.splits and recipe.prepared"
+            "dry_run is for the command line: in Python, use recipe.splits and recipe.prepared"
         )
     if num_processes == 1:
         return run_training(settings, progress)
-    with telling(progress) as report_event:
+    with reporting_work(progress) as report_event:
         prepare(dataclasses.replace(settings, dry_run=True), report_event)
-    screen = sys.stdout
-    screen.flush()
+    stdout = sys.stdout
+    stdout.flush()
 
     def run_worker() -> None:
-        sys.stdout = screen
+        sys.stdout = stdout
         run_training(settings, progress)
 
-    with contextlib.redirect_stdout(io.StringIO()):  # it announces "2 CUDAs" also without any
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints "2 CUDAs", even without a GPU
         notebook_launcher(
             run_worker,
             num_processes=num_processes,
@@ -111,18 +110,18 @@ def launch(
 
 
 def run_training(settings: Settings, progress: Progress = ignore) -> Run:
-    """Prepare, train, evaluate once on the test set and write the run; every process calls it.
+    """Prepare, train, evaluate once on the test set and write the run; every process calls this.
 
-    A dry run ends with one collated batch, and writes nothing.
+    A dry run ends after one collated batch and writes nothing.
     """
     try:
-        with telling(progress) as report_event:
+        with reporting_work(progress) as report_event:
             recording = _Recording(settings, report_event)
             with recording.failures():
                 prepared = prepare_job(settings, report_event)
                 settings = prepared.settings
                 if settings.dry_run or prepared.is_done:
-                    return _show(prepared, report_event)
+                    return _report_without_training(prepared, report_event)
                 trainer = _build_trainer(prepared, report_event)
                 if writes_run(settings.values):
                     recording.run = _start_run(prepared, trainer, report_event)
@@ -130,23 +129,23 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                     outputs = _train_and_predict(trainer, prepared)
                 del trainer
                 gc.collect()
-                distributed.leave()  # the other processes are done
+                distributed.leave()  # only rank 0 has work left
                 if recording.run is not None:
-                    if name := stopping.requested():  # meanwhile
+                    if name := stopping.requested():  # a signal arrived since the training
                         raise Stopped(name)
                     with explained(settings.arguments, "writing the results"):
                         results.write(recording.run, settings, report_event, *outputs)
             if recording.run is not None:
-                from finetune.pipeline.report import write_last  # only now: it draws plots
+                from finetune.pipeline.report import write_final_report  # imports matplotlib
 
-                write_last(recording.run, report_event)
+                write_final_report(recording.run, report_event)
     finally:
         files.unlock(settings.output_dir)
     return Run(settings.output_dir)
 
 
-def _show(prepared: Prepared, progress: Progress) -> Run:
-    """Show what a training would start with, or the results of one that is finished."""
+def _report_without_training(prepared: Prepared, progress: Progress) -> Run:
+    """Report the start block and one batch for a dry run, or the results of a finished run."""
     settings = prepared.settings
     run = Run(prepared.resumption.directory)
     if settings.dry_run:
@@ -162,14 +161,14 @@ def _show(prepared: Prepared, progress: Progress) -> Run:
         progress(events.Collated(recipe.data_collator()(list(rows))))
     else:
         page = run.path / "report.html"
-        progress(Noted("the run is finished, nothing is left to train; its results:"))
+        progress(Noted("the run is finished, nothing is left to train. Its results:"))
         progress(events.Finished(run, False, page if page.exists() else None))
     distributed.leave()
     return run
 
 
 def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
-    """Return the trainer, whose logs go to ``progress`` instead of being printed."""
+    """Build the trainer. It reports its logs to ``progress`` and does not print them."""
     recipe = prepared.settings.recipe
     trainer = build_trainer(recipe.trainer_kwargs, prepared.settings.arguments, recipe.adapt)
     trainer.configuration = prepared.configuration
@@ -183,23 +182,26 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     assert trainer.model is not None
     task = recipe.kind.without_thresholds()
     has_bias = False
-    with contextlib.suppress(UserError):  # there may be no such layer
+    with contextlib.suppress(UserError):  # a model may have no such layer
         has_bias = head.last_linear(trainer.model, task.width).bias is not None
     if task != recipe.kind and not has_bias:
         recipe.kind = task
         recipe.note(
-            f"{type(trainer.model).__name__}: the last layer has no bias that thresholds could be "
-            "folded into: labels are given above a probability of one half"
+            f"{type(trainer.model).__name__}: the last layer has no bias to store thresholds in: a "
+            "label is predicted if its probability is above one half"
         )
     return trainer
 
 
 def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
-    """Train, predict the validation rows, fold what the task fits on them into the model, save it,
-    and predict the test rows; return what :func:`finetune.pipeline.results.write` takes of these.
+    """Train, predict the validation rows, fold the shift fitted on them into the model, save it,
+    and predict the test rows.
+
+    Returns:
+        Outputs on validation and test rows, thresholds and outcome, as :func:`results.write` takes.
 
     Raises:
-        Stopped: On every process, if a signal asked for it; what is trained is in a checkpoint.
+        Stopped: In every process, if a signal arrived. A checkpoint has the trained weights.
     """
     recipe = prepared.settings.recipe
     task = recipe.kind
@@ -207,7 +209,7 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     compute_metrics = trainer.compute_metrics
 
     def compute_fitted(prediction: EvalPrediction) -> dict[str, float]:
-        """Return the metrics of what would be saved: they choose the best checkpoint."""
+        """Return the metrics of the model as it would be saved; they choose the best checkpoint."""
         assert compute_metrics is not None
         outputs, targets = map(np.asarray, (prediction.predictions, prediction.label_ids))
         shift = task.fit(outputs, targets)
@@ -239,11 +241,11 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     except Stopped:
         if layer is not None:  # a resumed run fits and folds again
             layer.load_state_dict(weights)
-        if not trainer.args.load_best_model_at_end:  # or the best has taken the place of the last
+        if not trainer.args.load_best_model_at_end:  # else the best weights have replaced the last
             trainer.save_stopped()
         raise
     state = trainer.state
-    outcome = {  # loss, seconds and speed are those since it was started or resumed
+    outcome = {  # loss, seconds and speed are measured since the start or the resume
         "steps": state.global_step,
         "steps_before": prepared.resumption.step,
         "train_loss": trained.training_loss,
@@ -259,19 +261,19 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
 
 @dataclass
 class _Recording:
-    """Records in ``run.json`` how a training ended, if it did not finish."""
+    """Records in ``run.json`` why a training did not finish."""
 
     settings: Settings
     progress: Progress
-    run: Run | None = None  # once it has begun, on the process that writes it
+    run: Run | None = None  # set once the run has started, in the process that writes it
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
-        """Record ``interrupted``, ``diverged`` or ``failed``, and raise the error again."""
+        """Record the status ``interrupted``, ``diverged`` or ``failed``, and re-raise the error."""
         try:
             yield
         except KeyboardInterrupt as stop:
-            hint = "to train, start it again"
+            hint = "to train, type the command again"
             if self.run is not None:
                 self.run.update(status="interrupted", stopped_by=str(stop) or None)
                 checkpoints = checkpoint.list_checkpoints(self.run.path)
@@ -282,45 +284,44 @@ class _Recording:
             stop.args = (f"{reason}; {hint}",)
             self.progress(Interrupted(*stop.args, has_run=self.run is not None))
             raise
-        except BaseException as error:  # the process group stays: leaving it waits for the others
+        except BaseException as error:  # no distributed.leave(): it would wait for the other ranks
             if self.run is not None:
                 status = error.status if isinstance(error, RunError) else "failed"
                 is_explained = isinstance(error, (RunError, UserError))
                 failure = str(error) if is_explained else type(error).__name__
-                with contextlib.suppress(OSError, RunError):  # the failure itself is what counts
+                with contextlib.suppress(OSError, RunError):  # must not replace the first error
                     self.run.update(status=status, failure=failure)
-            if isinstance(error, Diverged):  # on every process: the first to exit ends the others
+            if isinstance(error, Diverged):  # on every rank: the first to exit ends the others
                 distributed.gather(None)
             raise
 
     def give_up(self, name: str) -> None:
-        """Record that there was no time to save; the process ends after this."""
-        sentence = f"{name}: not saved within --grace_seconds"
+        """Record that saving took longer than ``--grace_seconds``; the process ends after this."""
+        reason = f"{name}: not saved within --grace_seconds"
         if self.run is not None:
-            self.run.update(status="interrupted", stopped_by=sentence)
-        os.write(2, f"error: {sentence}, the process ends\n".encode())
+            self.run.update(status="interrupted", stopped_by=reason)
+        os.write(2, f"error: {reason}, the process ends\n".encode())
 
 
 def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
-    """Write ``run.json`` of a run that begins or continues, in a directory that is now its own."""
+    """Take over the output directory, and write ``run.json`` of a new or a resumed run."""
     settings = prepared.settings
-    resumed = prepared.resumption
+    resumption = prepared.resumption
     directory = settings.output_dir
     progress(events.Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = results.manifest(settings, prepared.configuration)
-    # only now: until here a mistake could still be found, or the model be read from there
-    if moved := checkpoint.occupy(directory, moves_aside=not resumed.in_place):
-        progress(events.MovedAside(moved))
-    if resumed.path is not None:
+    # not earlier: an error could still stop the command, or the model be read from this directory
+    if message := checkpoint.occupy(directory, moves_aside=not resumption.in_place):
+        progress(events.MovedAside(message))
+    if resumption.path is not None:
+        step = resumption.step
         for path in checkpoint.list_checkpoints(directory):
-            if checkpoint.number(path) > resumed.step:
-                aside = checkpoint.set_aside(path, "later")
-                progress(Noted(f"{path} is not of this continuation: renamed to {aside.name}"))
-        progress(
-            Noted(f"resuming from {resumed.path}, step {resumed.step:,} of {prepared.steps:,}")
-        )
-        earlier = resumed.manifest.resumed if resumed.manifest is not None else []
-        record = {"step": resumed.step, "from": resumed.path, "differences": prepared.differences}
+            if checkpoint.number(path) > step:
+                renamed = checkpoint.set_aside(path, "later")
+                progress(Noted(f"{path} is newer than step {step:,}: renamed to {renamed.name}"))
+        progress(Noted(f"resuming from {resumption.path}, step {step:,} of {prepared.steps:,}"))
+        earlier = resumption.manifest.resumed if resumption.manifest is not None else []
+        record = {"step": step, "from": resumption.path, "differences": prepared.differences}
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])
     with explained(settings.arguments, "writing run.json"):
         manifest.write(directory)

@@ -1,1 +1,1 @@
-"""What a person looks at once a run is over: the report, its plots, the model card."""
+"""What the user looks at after a run: the report, its plots and the model card."""

@@ -1,4 +1,4 @@
-"""``README.md`` of a run: the model card, with the metadata that the Hub reads."""
+"""Write ``README.md`` of a run: the model card, with metadata for the Hub."""
 
 import math
 import re
@@ -15,12 +15,12 @@ from finetune.runtime.files import write_whole
 from finetune.runtime.formats import visible
 
 _TEMPLATE = Path(__file__).with_name("templates") / "card.md.jinja"
-#: Code, in which HTML stays as it is, and what begins HTML elsewhere, as in the name of a file.
+#: Matches code, which keeps its HTML, and any other `<`, which is escaped (e.g. in a file name).
 _CODE_OR_HTML = re.compile(r"^```.*?^```$|^    .*?$|`[^`]*`|<", re.M | re.S)
 
 
 def write(run: Run) -> Path:
-    """Write the card of a finished run; one that is there is replaced."""
+    """Write the model card of a finished run, or replace it, and return its path."""
     manifest = run.manifest
     card = ModelCard.from_template(
         _metadata(run),
@@ -75,13 +75,13 @@ def _metadata(run: Run) -> ModelCardData:
 
 
 def _source(run: Run) -> str:
-    """Return where the data came from; of a local path its name, not where it lies."""
+    """Return the source of the data; for a local path only its last part."""
     path = Path(str(run.manifest.options["dataset"] or "-"))
     return path.name if path.is_absolute() else str(run.manifest.data.source)
 
 
 def _code(run: Run) -> str:
-    """Return code that uses the model: ``pipeline()`` where it reads what the training read."""
+    """Return code that uses the model: ``pipeline()`` if it reads inputs as the training did."""
     options = run.manifest.options
     joins_parts = options.get("long_texts") == "windows" or options.get("truncation") == "head_tail"
     if "model" not in options or joins_parts or options.get("text_columns"):
@@ -89,7 +89,7 @@ def _code(run: Run) -> str:
     kind = "text" if "max_length" in options else "image"
     arguments = ", truncation=True" * (kind == "text")
     if run.labels and not run.kind.has_one_class:
-        arguments += ", top_k=None"  # all that is predicted
+        arguments += ", top_k=None"  # returns the scores of all labels
     return (
         "from transformers import pipeline\n\n"
         f'classify = pipeline("{kind}-classification", model="{run.path.name}"{arguments})'
@@ -97,7 +97,7 @@ def _code(run: Run) -> str:
 
 
 def provenance(manifest: Manifest) -> dict[str, str]:
-    """Return what made a run, by name."""
+    """Return the facts that describe how a run was made, by name."""
     launch = manifest.launch
     data = manifest.data
     base = _base_on_hub(manifest) or Path(str(manifest.options.get("model") or "")).name
@@ -110,7 +110,7 @@ def provenance(manifest: Manifest) -> dict[str, str]:
         "rows": ", ".join(f"{count:,} {name}" for name, count in data.rows.items()),
         "splits": data.split_how,
         "training": f"{manifest.steps:,} steps in {manifest.train_seconds:,.1f} s",
-        "throughput": tables.speed(manifest.speed),
+        "throughput": tables.format_speed(manifest.speed),
         "launch": f"{launch.parallel_mode}, {counted(launch.world_size, 'process')}, "
         f"{launch.device}, {launch.precision}",
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
@@ -120,7 +120,7 @@ def provenance(manifest: Manifest) -> dict[str, str]:
 
 
 def _base_on_hub(manifest: Manifest) -> str | None:
-    """Return the name on the Hub of the model that was fine-tuned, if it is from there."""
+    """Return the Hub's name of the base model; None if it is not from the Hub."""
     name = manifest.options.get("model")
     if name == "embedded:minilm":
         return "sentence-transformers/all-MiniLM-L6-v2"

@@ -1,7 +1,6 @@
-"""``report.html``: one file that shows what a run is worth, and its plots beside it as PNG.
+"""Write ``report.html`` of a run, and its plots as PNG files in ``plots/``.
 
-Everything comes from the run directory. A section of a task is a function of the run, its table of
-predictions, and the same rows as the statistics of the task take them.
+Everything is read from the run directory. A function returns the blocks of each section.
 """
 
 import base64
@@ -19,25 +18,25 @@ from finetune.data.prediction_columns import LABEL, PREDICTION, THUMBNAIL, witho
 from finetune.errors import UserError
 from finetune.reporting import plots, tables
 from finetune.reporting.card import provenance
-from finetune.reporting.tables import Cell, Table, estimates, excerpt
+from finetune.reporting.tables import Cell, Table, excerpt, to_cells
 from finetune.runs.run import Run
 from finetune.runtime.files import replacing
 from finetune.statistics import mistakes
 from finetune.statistics.metrics import MOST_CONFUSED
 from finetune.statistics.scored import ScoredNumbers, ScoredRows
 
-#: Rows of a table, and plots of targets, at most.
-_MISTAKES = 20
-_SLICES = 10
-_TARGETS = 6
+#: The most rows of a table, and plots of targets.
+_MOST_MISTAKES = 20
+_MOST_SLICES = 10
+_MOST_TARGETS = 6
 
 
 @matplotlib.rc_context(plots.STYLE)
 def write(run: Run) -> Path:
-    """Write the page and the plots of a finished run; what was there is replaced.
+    """Write the page and the plots of a finished run, or replace them, and return the page's path.
 
     Raises:
-        UserError: If the run has no statistics.
+        UserError: If the run has no statistics, or if its folder ``plots`` is a link.
     """
     manifest = run.manifest
     statistics = run.statistics
@@ -45,32 +44,32 @@ def write(run: Run) -> Path:
     rows = run.scored(table)
     blocks: list[Any] = [tables.scores(run)]
     blocks += tables.metrics("Other scores of the model", statistics, run.headline)
-    blocks.append("The intervals cover the sampling of the test rows, not another training run.")
+    blocks.append("Intervals cover the sampling of test rows, not variation between trainings.")
     sections = {"Scores": blocks}
     for name in run.kind.sections:
         sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
     sections["Provenance"] = [manifest.command, provenance(manifest)]
-    scores = "; ".join(tables.score(name, statistics.metrics[name]) for name in run.headline)
+    scores = "; ".join(tables.format_score(name, statistics.metrics[name]) for name in run.headline)
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
     warnings = [*manifest.data.notes, *statistics.notes]
     page = run.path / "report.html"
     tables.write_page(page, title, [scores, *tables.verdicts(run)], sections, warnings)
     directory = run.path / "plots"
-    if directory.is_symlink():  # nothing is written where it points
+    if directory.is_symlink():  # files are never written through links
         raise UserError(f"{directory} is a link to {directory.readlink()}: remove the link")
     directory.mkdir(exist_ok=True)
-    for path in directory.glob("*.png"):  # what this run has too few rows or steps for
+    for path in directory.glob("*.png"):  # plots that are not drawn again
         path.unlink()
     for block in itertools.chain(*sections.values()):
         for plot in block if isinstance(block, list) else ():
-            with replacing(directory / f"{plot.name}.png") as new:  # dark on white
+            with replacing(directory / f"{plot.name}.png") as new:
                 plot.figure.savefig(new, format="png", dpi=200, facecolor="white")
     return page
 
 
 def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
-    """Return which labels of the test rows may be wrong; none if the run is significantly better
-    than no baseline, by the first metric of the headline of which it is known what is better.
+    """Return which labels of the test rows may be wrong, or None if the model is not significantly
+    better than any baseline in the first metric of the headline that has a known direction.
     """
     better = tables.directions(run.manifest)
     metric = next((name for name in run.headline if name in better), "")
@@ -80,95 +79,96 @@ def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
     return None
 
 
-def _show_predictions(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
+def _prediction_blocks(run: Run, table: pd.DataFrame, rows: ScoredNumbers) -> list[Any]:
     columns = zip(run.labels or [""], rows.targets.T, rows.outputs.T, strict=True)
+    targets = enumerate(itertools.islice(columns, _MOST_TARGETS), start=1)
     return [
         [
-            plots.numbers(true, predicted, name or "value", f"_{number}" * bool(name))
-            for number, (name, true, predicted) in enumerate(itertools.islice(columns, _TARGETS), 1)
+            plots.predicted_and_true(true, predicted, name or "value", f"_{number}" * bool(name))
+            for number, (name, true, predicted) in targets
         ]
     ]
 
 
-def _show_classes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+def _class_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     blocks: list[Any] = [*tables.classes(run.statistics)]
-    if len(rows.names) <= MOST_CONFUSED:  # a plot of more would be too fine to be read
+    if len(rows.names) <= MOST_CONFUSED:  # a plot of more classes would be unreadable
         blocks.append([plots.confusion(rows.confusion, rows.names)])
     return blocks
 
 
-def _show_labels(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
+def _label_blocks(run: Run, table: pd.DataFrame, rows: Any) -> list[Any]:
     blocks: list[Any] = [*tables.classes(run.statistics)]
     if run.statistics.thresholds:
         blocks.append(
-            "The thresholds were fitted on the validation rows: their scores are a little too good."
+            "The thresholds were fitted on the validation rows, so validation scores are too good."
         )
     examples = []
-    for index in mistakes.farthest(rows)[:_MISTAKES]:
+    for index in mistakes.farthest(rows)[:_MOST_MISTAKES]:
         names = [", ".join(table[name].iloc[index]) or "none" for name in (LABEL, PREDICTION)]
         examples.append((index, [*map(Cell, names)]))
     return [*blocks, *_examples(table, "labels predicted", examples)]
 
 
-def _show_probabilities(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     statistics = run.statistics
-    name = "expected_calibration_error"
-    errors = statistics.calibration
-    declared = (arguments.get("pos_label") for arguments in run.manifest.scoring.values())
-    positive = next((int(number) for number in declared if number is not None), 1)
+    metric = "expected_calibration_error"
+    calibration = statistics.calibration
+    pos_labels = (arguments.get("pos_label") for arguments in run.manifest.scoring.values())
+    positive = next((int(label) for label in pos_labels if label is not None), 1)
     curves = plots.ranking(rows, statistics.classes or {}, positive)
-    if not errors:
+    if not calibration:
         return [curves]
     sentence = (
-        "The expected calibration error, the mean gap between confidence and accuracy, is "
-        f"{errors[name]:.3f}; of a calibrated model it is below {errors['calibrated']:.3f} on 95 "
-        "of 100 sets of as many rows."
+        "The expected calibration error (the mean gap between confidence and accuracy) is "
+        f"{calibration[metric]:.3f}. A calibrated model stays below "
+        f"{calibration['calibrated']:.3f} on 95 of 100 test sets of this size."
     )
-    if "after" in errors:
+    if "after" in calibration:
         sentence += (
-            f" With the temperature fitted on the validation rows, {errors['temperature']:.2f} "
-            f"(python -m finetune predict --calibrated), it is {errors['after'][name]:.3f}."
+            f" With the temperature {calibration['temperature']:.2f}, fitted on the validation "
+            f"rows, it is {calibration['after'][metric]:.3f} (predict --calibrated)."
         )
-    return [sentence, [*curves, *plots.reliability(errors)]]
+    return [sentence, [*curves, *plots.reliability(calibration)]]
 
 
-def _show_slices(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+def _slice_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     user = without_bytes(run.user_rows)
     kinds = {field.name: field.type for field in user.schema}
     flat = user.select([name for name in kinds if not pa.types.is_nested(kinds[name])])
-    slices = mistakes.worst_slices(rows, table.get("tokens"), flat.to_pandas(), _SLICES)
+    slices = mistakes.worst_slices(rows, table.get("tokens"), flat.to_pandas(), _MOST_SLICES)
     cells = [
         [
             Cell(part["name"]),
             Cell(f"{part['rows']:,}", kind="number"),
-            *estimates(part, ["accuracy"]),
+            *to_cells(part, ["accuracy"]),
             Cell("lower than on all rows" * part["lower"], kind="bad"),
         ]
         for part in slices
     ]
     caption = "Slices of at least 20 rows with the lowest accuracy; some are low by chance"
-    return [Table(caption, ["rows with", "rows", "accuracy", ""], cells)] if cells else []
+    return [Table(caption, ["slice", "rows", "accuracy", ""], cells)] if cells else []
 
 
-def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
+def _mistake_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]:
     wrong = mistakes.most_confident(rows)
     suspects = suspicion(run, rows)
     suspected = suspects.rows if suspects else np.array([], dtype=np.int64)
-    sentence = f"{len(wrong):,} of {len(rows):,} rows are wrong. "
+    sentence = f"{len(wrong):,} of {len(rows):,} predictions are wrong. "
     if suspects is None:
         sentence += "No label is suspected: the model beats no baseline, or there are too few rows "
         sentence += "or too many mistakes."
     else:
-        part = suspects.wrong
+        rate = suspects.wrong
         sentence += (
-            f"Of the {suspects.confident:,} most confident predictions {len(suspected):,} "
+            f"Of the {suspects.confident:,} most confident predictions, {len(suspected):,} "
             "contradict the label, which may be wrong: check these rows by hand. At most about "
-            f"{part.value:.1%} of all labels are wrong (95% CI {part.low:.1%} to {part.high:.1%})."
+            f"{rate.value:.1%} of all labels are wrong (95% CI {rate.low:.1%} to {rate.high:.1%})."
         )
     summary = rows.summary
     names = rows.names
     examples = []
-    for index in wrong[:_MISTAKES]:
+    for index in wrong[:_MOST_MISTAKES]:
         note = f"{summary.of_label[index]:.1%}" + " label may be wrong" * (index in suspected)
         label = Cell(names[rows.labels[index]], note)
         confidence = Cell(f"{summary.confidence[index]:.1%}", kind="number")
@@ -179,7 +179,7 @@ def _show_mistakes(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list[Any]
 def _examples(
     table: pd.DataFrame, columns: str, examples: Sequence[tuple[int, list[Cell]]]
 ) -> list[Table]:
-    """Return a table of the most confident mistakes, if any: the row as it was read, and cells."""
+    """Return a table of the most confident mistakes, if any: the inputs of each row, then cells."""
     inputs = {"text": "text", THUMBNAIL: "image"}
     header = ["row", *(inputs[name] for name in inputs if name in table), *columns.split()]
     lines = []
@@ -190,20 +190,20 @@ def _examples(
             line.append(excerpt(row["text"]))
         if THUMBNAIL in table:
             jpeg = base64.b64encode(row[THUMBNAIL] or b"").decode()
-            address = f"data:image/jpeg;base64,{jpeg}" if jpeg else ""
-            line.append(Cell("", str(row.get("file", "")), image=address))
+            url = f"data:image/jpeg;base64,{jpeg}" if jpeg else ""
+            line.append(Cell("", str(row.get("file", "")), image=url))
         lines.append([*line, *cells])
     return [Table("The most confident mistakes", header, lines)] if lines else []
 
 
-#: By the names in ``Task.sections``.
+#: The functions that return the blocks of a section, by the names in ``Task.sections``.
 _SECTIONS: Mapping[str, Callable[[Run, pd.DataFrame, Any], list[Any]]] = {
     "training": lambda run, table, rows: [plots.learning_curves(run.manifest)],
-    "predictions": _show_predictions,
+    "predictions": _prediction_blocks,
     "targets": lambda run, table, rows: [*tables.targets(run.statistics)],
-    "classes": _show_classes,
-    "labels": _show_labels,
-    "probabilities": _show_probabilities,
-    "slices": _show_slices,
-    "mistakes": _show_mistakes,
+    "classes": _class_blocks,
+    "labels": _label_blocks,
+    "probabilities": _probability_blocks,
+    "slices": _slice_blocks,
+    "mistakes": _mistake_blocks,
 }

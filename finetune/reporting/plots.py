@@ -1,7 +1,7 @@
-"""The plots of a report; one that so few steps or rows cannot support is left out.
+"""The plots of a report. Plots that need more steps or rows than a run has are left out.
 
-The page may be light or dark and as narrow as a phone. So nothing in a figure has a background, its
-text takes the colour of the page's, and it is drawn narrow, so that it need not shrink.
+A page may be light or dark, and as narrow as a phone: figures have no background, their text has
+the colour of the page's text, and they are narrow enough not to be scaled down.
 """
 
 import io
@@ -23,16 +23,16 @@ from finetune.runs.manifest import Manifest
 from finetune.runtime.formats import visible
 from finetune.statistics.scored import ScoredRows
 
-#: Nearly those of Okabe and Ito (2008), which colour-blind readers can tell apart; each has a
-#: contrast of 3 to 1 on white and on the page's dark background.
+#: Similar to the colours of Okabe and Ito (2008), which colour-blind readers can distinguish; each
+#: has a contrast of 3 to 1 on white and on the dark background of the page.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#BC5E92", "#A87400", "#3C8FC4")
 BLUE = COLOURS[0]
 GREY = "#7F7F7F"
-INK = "#010203"  # stands for the colour of the page's text, whichever it is
-#: Shares from nothing, which is the background, to a blue on which text of either mode is legible.
+INK = "#010203"  # a placeholder, replaced by the colour of the page's text
+#: From transparent for 0 to a blue for 1 on which both light and dark text is legible.
 SHADES = LinearSegmentedColormap.from_list("shades", [f"{BLUE}00", f"{BLUE}CC"])
 WIDTH = 4.6  # inches
-#: The style of the report, for ``matplotlib.rc_context``, in which plots are made and written.
+#: The style for ``matplotlib.rc_context``, in which plots are drawn and written.
 STYLE: Any = {
     **{f"{name}color": INK for name in ("axes.edge", "axes.label", "text.", "xtick.", "ytick.")},
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left"},
@@ -40,7 +40,7 @@ STYLE: Any = {
     **{"legend.fontsize": 9.5, "legend.frameon": False, "lines.markersize": 5},
     **{"svg.fonttype": "none", "svg.hashsalt": "finetune"},
 }
-#: Test rows below which curves over groups of them are noise, and rows of a class likewise.
+#: With fewer test rows, or fewer rows of a class, curves are noise.
 _FEWEST_ROWS = 100
 _FEWEST_OF_CLASS = 10
 _MOST_CLASSES_WITH_NUMBERS = 12
@@ -51,58 +51,58 @@ _MOST_DOTS = 1000
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, the name of its file, and what it shows, for whoever does not see it."""
+    """A plot of a report."""
 
-    name: str
-    alt: str
+    name: str  # of its file, without .png
+    alt: str  # a description, for the caption and for screen readers
     figure: Figure
 
     @property
     def is_wide(self) -> bool:
-        """Whether it has too much in it to shrink with a narrow page, which scrolls it instead."""
+        """Whether the plot scrolls on a narrow page, because it would be too small if scaled."""
         return self.figure.get_figwidth() > WIDTH
 
     def svg(self) -> str:
-        """Return an element for a page: no background, the text in the colour of the page's."""
+        """Return an SVG element without background; its text has the colour of the page's text."""
         file = io.StringIO()
         self.figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-        self.figure.set_layout_engine("none")  # it is laid out; doing it again takes as long again
+        self.figure.set_layout_engine("none")  # the layout is done; repeating it is slow
         element = file.getvalue()
         element = element[element.index("<svg") :].replace(INK, "currentColor")
         return re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
 
 
 def learning_curves(manifest: Manifest) -> list[Plot]:
-    """Plot the losses of training and validation, and the metrics of the evaluations."""
+    """Plot training and validation losses, and validation metrics, by step."""
     logged = pd.DataFrame([*manifest.history, {"step": np.nan}]).set_index("step")
     names = [str(name) for name in logged if logged[name].count() > 1]  # one point is no curve
-    speeds = ("loss", "runtime", "_per_second", "_time")
+    excluded = ("loss", "runtime", "_per_second", "_time")
     losses = [name for name in names if name in ("loss", "eval_loss")]
-    metrics = [name for name in names if name.startswith("eval_") and not name.endswith(speeds)]
+    metrics = [name for name in names if name.startswith("eval_") and not name.endswith(excluded)]
     curves = [pair for pair in (("Loss", losses), ("Validation metrics", metrics)) if pair[1]]
     if not curves:
         return []
     figure, panels = _panels(len(curves), height=0.6 + 1.9 * len(curves))
     for axes, (title, names) in zip(panels, curves, strict=True):
         for name, colour, marker in zip(names, COLOURS, "os^Dvx", strict=False):
-            values = logged[name].dropna().astype(float)  # null: not finite
+            values = logged[name].dropna().astype(float)  # a value that is not finite is null
             label = name.replace("eval_", "validation ")
             label = "training loss" if label == "loss" else label
             axes.plot(values, color=colour, marker="" if name == "loss" else marker, label=label)
         if manifest.best_step:
             axes.axvline(manifest.best_step, color=GREY, linestyle=":", linewidth=1.5)
-        _title(axes, title)
+        _label_axes(axes, title)
     alt = "Learning curves by step"
     if manifest.best_step:
-        alt += f"; the best checkpoint is that of step {manifest.best_step:,} (dotted)"
+        alt += f"; the dotted line is the best checkpoint, step {manifest.best_step:,}"
     panels[-1].set_xlabel("step")
     panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return [Plot("learning_curves", f"{alt}.", figure)]
 
 
-def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
-    """Plot shares of each true class, from counts of shape ``(true, predicted)``."""
-    shares = numbers / np.maximum(numbers.sum(axis=1, keepdims=True), 1)
+def confusion(counts: np.ndarray, names: Sequence[str]) -> Plot:
+    """Plot a confusion matrix, shape ``(true, predicted)``, as shares of each true class."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     classes = len(names)
     is_numbered = classes <= _MOST_CLASSES_WITH_NUMBERS
     side = 2.0 + 0.5 * classes if is_numbered else 8.0
@@ -111,20 +111,23 @@ def confusion(numbers: np.ndarray, names: Sequence[str]) -> Plot:
     for (row, column), share in np.ndenumerate(shares) if is_numbered else ():
         axes.text(column, row, f"{share:.0%}", ha="center", va="center", size=9)
     ticks = range(0, classes, -(-classes // 50))
-    labels = [_short(names[index], 18) for index in ticks]
+    labels = [_shorten(names[index], 18) for index in ticks]
     axes.set_xticks(ticks, labels, rotation="vertical" if classes > 4 else "horizontal")
     axes.set_yticks(ticks, labels)
     axes.spines[:].set_visible(False)
-    _title(axes, "Confusion matrix", x="predicted class", y="true class")
+    _label_axes(axes, "Confusion matrix", x="predicted class", y="true class")
     axes.grid(visible=False)
-    return Plot("confusion", "Shares of each true class; right ones on the diagonal.", figure)
+    alt = "Share of each true class by predicted class; correct predictions are on the diagonal."
+    return Plot("confusion", alt, figure)
 
 
 def ranking(
     predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]], positive: int
 ) -> list[Plot]:
-    """Plot ROC and precision-recall curves: of two classes those of the ``positive`` one, of
-    several those of the classes with the lowest areas in their statistics, each against the rest.
+    """Plot ROC and precision-recall curves of the class ``positive``, if there are two classes.
+
+    With more classes, plot the one-vs-rest curves of those with the lowest areas under the curve,
+    which are in ``classes``, the statistics of each class by name.
     """
     supports = predicted.supports
     names = predicted.names
@@ -138,32 +141,31 @@ def ranking(
         lowest = sorted(areas, key=areas.__getitem__)[:_MOST_CURVES]
         figure, (axes,) = _panels(1, height=4.4 + 0.1 * len(lowest))
         if is_roc := area == "roc_area":
-            _title(axes, "ROC curve", x="false positive rate", y="true positive rate")
+            _label_axes(axes, "ROC curve", x="false positive rate", y="true positive rate")
             axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5)
         else:
-            _title(axes, "Precision-recall curve", x="recall", y="precision")
+            _label_axes(axes, "Precision-recall curve", x="recall", y="precision")
         for number, colour in zip(sorted(lowest), COLOURS, strict=False):
-            chosen = slice(number, number + 1)
             true = predicted.labels == number
-            scores = predicted.probabilities.columns(chosen)[0]
+            scores = predicted.probabilities.columns(slice(number, number + 1))[0]
             if is_roc:
                 x, y, _ = roc_curve(true, scores)
             else:
                 y, x, _ = precision_recall_curve(true, scores, drop_intermediate=True)
             points = np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).astype(int)
-            label = f"{_short(names[number], 16)} ({measure} = {areas[number]:.2f})"
+            label = f"{_shorten(names[number], 16)} ({measure} = {areas[number]:.2f})"
             style = "default" if is_roc else "steps-post"
             axes.plot(x[points], y[points], drawstyle=style, color=colour, label=label)
         axes.set(aspect="equal", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
         figure.legend(loc="outside lower left")
-        listed = ", ".join(f"'{names[number]}' {areas[number]:.3f}" for number in lowest)
-        alt = f"{measure} of a class against the rest, at most the 5 lowest: {listed}."
+        values = ", ".join(f"'{names[number]}' {areas[number]:.3f}" for number in lowest)
+        alt = f"One-vs-rest {measure} (at most the {_MOST_CURVES} lowest): {values}."
         plots.append(Plot("roc" if is_roc else "precision_recall", alt, figure))
     return plots
 
 
 def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
-    """Plot accuracy by confidence, before and after the temperature."""
+    """Plot accuracy by confidence, without and with the temperature."""
     bins = calibration["bins"]
     after = calibration.get("after")
     if sum(row["rows"] for row in bins) < _FEWEST_ROWS:
@@ -177,32 +179,32 @@ def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
         x, y = zip(*((point["confidence"], point["accuracy"]) for point in points), strict=True)
         axes.plot(x, y, color=colour, marker=marker, label=label)
     axes.set_ylim(0, 1.02)
-    _title(axes, "Calibration: accuracy by confidence", x="confidence", percent="xy")
-    alt = "A calibrated model is as often right as it is confident (dotted)."
+    _label_axes(axes, "Calibration: accuracy by confidence", x="confidence", percent="xy")
+    alt = "Accuracy by confidence; they are equal for a calibrated model (dotted)."
     return [Plot("reliability", alt, figure)]
 
 
-def numbers(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:
-    """Plot predicted against true numbers of a target, shape ``(rows,)``, of 1,000 rows at most."""
+def predicted_and_true(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:
+    """Plot true against predicted values of a target, shape ``(rows,)``, for 1,000 rows at most."""
     figure, (axes,) = _panels(1, height=4.0)
     rows = np.random.default_rng(0).permutation(len(labels))[:_MOST_DOTS]
     ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
     axes.plot(ends, ends, color=GREY, linestyle=":")
     axes.scatter(predicted[rows], labels[rows], color=BLUE, alpha=0.4, s=9, rasterized=True)
-    _title(axes, "Predicted and true value", x=f"predicted {_short(name)}", y="true value")
-    middle = f"{np.median(np.abs(labels - predicted)):.3g}"
-    alt = f"Predicted and true {name}: half of the predictions are at most {middle} off."
+    _label_axes(axes, "Predicted and true value", x=f"predicted {_shorten(name)}", y="true value")
+    error = f"{np.median(np.abs(labels - predicted)):.3g}"
+    alt = f"Predicted and true {name}. The median absolute error is {error}."
     return Plot(f"predictions{suffix}", alt, figure)
 
 
 def _panels(rows: int, *, height: float, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
-    """Return a figure of so many panels one below the other, with one horizontal axis."""
+    """Return a figure of ``rows`` panels below each other that share the horizontal axis."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, sharex=True, squeeze=False)[:, 0])
 
 
-def _title(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "") -> None:
-    """Give a panel a title, names and a quiet grid; ``percent``: the axes of shares, as ``xy``."""
+def _label_axes(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "") -> None:
+    """Add title, axis labels, grid and legend; ``percent`` names axes of shares, e.g. ``xy``."""
     axes.set(title=title, xlabel=x, ylabel=y, axisbelow=True)
     axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
     for name in percent:
@@ -211,10 +213,10 @@ def _title(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "
         axes.legend()
 
 
-def _short(name: str, longest: int = 22) -> str:
-    """Return both ends of a long name: what tells it from others may be at either."""
+def _shorten(name: str, max_length: int = 22) -> str:
+    """Cut the middle out of a long name: its start or its end may distinguish it from others."""
     name = visible(name, "")
-    if len(name) > longest:
-        half = longest // 2
+    if len(name) > max_length:
+        half = max_length // 2
         name = f"{name[: half - 1].rstrip()}…{name[-half:].lstrip()}"
-    return name.replace("$", r"\$")  # two of them would be a formula
+    return name.replace("$", r"\$")  # matplotlib reads text between two of them as a formula

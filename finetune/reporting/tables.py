@@ -1,6 +1,4 @@
-"""The results as tables and sentences, which the terminal, the page and the model card show alike,
-and pages of them that need nothing but themselves: no network, no script, every text escaped.
-"""
+"""Results as tables and sentences, for the terminal, self-contained HTML pages and model cards."""
 
 import math
 import re
@@ -17,7 +15,7 @@ from finetune.runtime.files import write_whole
 from finetune.statistics.metrics import DIRECTIONS, Statistics
 
 AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
-#: Of more classes those with the lowest F1 are shown.
+#: With more classes, a table shows only those with the lowest F1.
 _MOST_CLASSES = 200
 _VERBS = {1: "is better than", -1: "is worse than", 0: "is not better than"}
 _LONGEST_TEXT = 1200
@@ -29,9 +27,9 @@ class Cell:
 
     Attributes:
         text: The text.
-        note: A smaller text after it, such as an interval.
-        kind: Its class in the style sheet: ``number``, ``text`` (of any length), ``good``, ``bad``.
-        image: The address of an image before the text.
+        note: A smaller text after it, e.g. an interval.
+        kind: The CSS class: ``number``, ``text`` (of any length), ``good`` or ``bad``.
+        image: The URL of an image before the text.
     """
 
     text: str
@@ -42,9 +40,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, whose first column names the rows, of which there is at least one. Cells of the
-    header are empty where the columns have no names.
-    """
+    """A table of one or more rows. The first column names the rows. Header cells may be empty."""
 
     caption: str
     header: Sequence[str]
@@ -65,10 +61,15 @@ def write_page(
     sections: Mapping[str, Sequence[Any]],
     warnings: Sequence[str] = (),
 ) -> None:
-    """Write a page, whole or not at all: title, verdicts, warnings that stand out, and sections.
+    """Write an HTML page, whole or not at all.
 
-    These are blocks by title: sentences, tables, mappings of facts, and lists of
-    :class:`~finetune.reporting.plots.Plot`. What is empty is left out.
+    Args:
+        path: The file to write or replace.
+        title: The title of the page.
+        verdicts: Sentences below the title.
+        sections: Blocks by section title: sentences, tables, mappings of facts, and lists of
+            :class:`~finetune.reporting.plots.Plot`. Empty blocks and sections are left out.
+        warnings: Highlighted sentences below the verdicts.
     """
     environment = Environment(
         loader=PackageLoader("finetune.reporting", "templates"),
@@ -85,44 +86,45 @@ def write_page(
     write_whole(path, page)
 
 
-def number(value: float, digits: int = 4, *, signed: bool = False) -> str:
-    """Return a score: digits after the point, or four in all of a large one or a tiny one."""
+def format_number(value: float, digits: int = 4, *, signed: bool = False) -> str:
+    """Return a number with ``digits`` decimals; a large or tiny one with as many digits in all."""
     if math.isnan(value):
         return "undefined"
-    form = f".{digits}f" if 0.001 <= abs(value) < 1e6 or value == 0 else f".{digits}g"
-    return f"{value:{'+' * signed}{form}}"
+    spec = f".{digits}f" if 0.001 <= abs(value) < 1e6 or value == 0 else f".{digits}g"
+    return f"{value:{'+' * signed}{spec}}"
 
 
 def _interval(estimate: Mapping[str, float], signed: bool) -> str:
-    """Return the ends of a 95% confidence interval; nothing where there is none."""
+    """Return a 95% confidence interval as ``0.1 to 0.2``, or ``""`` if there is none."""
     if not estimate["low"] < estimate["high"]:
         return ""
-    return " to ".join(number(estimate[end], 3, signed=signed) for end in ("low", "high"))
+    return " to ".join(format_number(estimate[end], 3, signed=signed) for end in ("low", "high"))
 
 
-def score(metric: str, estimate: Mapping[str, float], *, signed: bool = False) -> str:
-    """Return a score with its 95% confidence interval."""
-    ends = _interval(estimate, signed)
-    return f"{metric} {number(estimate['value'], signed=signed)}" + f", 95% CI {ends}" * bool(ends)
+def format_score(metric: str, estimate: Mapping[str, float], *, signed: bool = False) -> str:
+    """Return a score with its 95% confidence interval: ``f1 0.8220, 95% CI 0.803 to 0.839``."""
+    interval = _interval(estimate, signed)
+    value = format_number(estimate["value"], signed=signed)
+    return f"{metric} {value}" + f", 95% CI {interval}" * bool(interval)
 
 
-def estimates(scores: Mapping[str, Any], names: Iterable[str], signed: bool = False) -> list[Cell]:
-    """Return the cells of scores, with their intervals where they have one."""
+def to_cells(scores: Mapping[str, Any], names: Iterable[str], signed: bool = False) -> list[Cell]:
+    """Return a cell for each name, with its score and interval if there are any."""
     cells = []
     for name in names:
         estimate = scores.get(name)
         if estimate is None:
             cells.append(Cell("", kind="number"))
         elif isinstance(estimate, (int, float)):
-            cells.append(Cell(number(estimate), kind="number"))
+            cells.append(Cell(format_number(estimate), kind="number"))
         else:
-            value = number(estimate["value"], signed=signed)
+            value = format_number(estimate["value"], signed=signed)
             cells.append(Cell(value, _interval(estimate, signed), kind="number"))
     return cells
 
 
 def excerpt(text: str) -> Cell:
-    """Return the first 1,200 characters, without blank lines; a page shows line breaks."""
+    """Return a cell with the first 1,200 characters of a text, without blank lines."""
     text = re.sub(r"\s*\n\s*", "\n", text)
     if len(text) > _LONGEST_TEXT:
         text = f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
@@ -130,29 +132,29 @@ def excerpt(text: str) -> Cell:
 
 
 def scores(run: Run) -> Table:
-    """Return scores of a run with statistics beside those of the baselines, and differences."""
+    """Return a table of the scores of a run, of the baselines, and the differences to them."""
     statistics = run.statistics
     names = run.headline
-    rows = [[Cell("fine-tuned"), *estimates(statistics.metrics, names)]]
-    rows.append([Cell("on validation rows"), *estimates(run.metrics.validation, names)])
+    rows = [[Cell("fine-tuned"), *to_cells(statistics.metrics, names)]]
+    rows.append([Cell("on validation rows"), *to_cells(run.metrics.validation, names)])
     for baseline, values in run.metrics.baseline.items():
         gaps = statistics.beyond.get(baseline, {})
-        rows.append([Cell(baseline), *estimates(values, names)])
-        rows.append([Cell("difference to baseline"), *estimates(gaps, names, signed=True)])
+        rows.append([Cell(baseline), *to_cells(values, names)])
+        rows.append([Cell("difference to baseline"), *to_cells(gaps, names, signed=True)])
     caption = f"Test set, {statistics.rows:,} rows, 95% confidence intervals"
     return Table(caption, ["", *names], rows)
 
 
 def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> list[Table]:
-    """Return a table of the scores beside those of a headline, a row each, if there are any."""
+    """Return a table of all scores that are not in ``headline``, one per row, or []."""
     values = {**statistics.metrics, **(statistics.ordered or {})}
     values |= {f"top-{k} accuracy": value for k, value in (statistics.top_k or {}).items()}
-    rows = [[Cell(name), *estimates(values, [name])] for name in values if name not in headline]
+    rows = [[Cell(name), *to_cells(values, [name])] for name in values if name not in headline]
     return [Table(caption, ["", ""], rows)] if rows else []
 
 
 def classes(statistics: Statistics) -> list[Table]:
-    """Return a table of the scores of each class against the rest, of 200 at most, if any."""
+    """Return a table of the scores of each class against the rest, 200 classes at most, or []."""
     scores = statistics.classes or {}
     thresholds = statistics.thresholds or {}
     areas = [name for name in AREAS if any(name in row for row in scores.values())]
@@ -163,8 +165,8 @@ def classes(statistics: Statistics) -> list[Table]:
         caption += f", the {_MOST_CLASSES} of {len(scores):,} with the lowest F1"
     rows = []
     for name in names:
-        values = estimates(scores[name], ("precision", "recall", "f1", *areas))
-        fitted = estimates(thresholds, [name]) if thresholds else []
+        values = to_cells(scores[name], ("precision", "recall", "f1", *areas))
+        fitted = to_cells(thresholds, [name]) if thresholds else []
         support = Cell(f"{scores[name]['support']:,}", kind="number")
         rows.append([Cell(name), support, *values, *fitted])
     header = ["class", "rows", "precision", "recall", "F1", *map(AREAS.__getitem__, areas)]
@@ -173,24 +175,24 @@ def classes(statistics: Statistics) -> list[Table]:
 
 
 def targets(statistics: Statistics) -> list[Table]:
-    """Return a table of the scores of each of several numbers, if there are several."""
+    """Return a table of the scores of each target, or [] if there is only one."""
     values: Mapping[str, Mapping[str, Any]] = statistics.targets or {}
     names = list(next(iter(values.values()), {}))
-    rows = [[Cell(target), *estimates(row, names)] for target, row in values.items()]
-    caption = "Each target by itself; the other scores are means"
+    rows = [[Cell(target), *to_cells(row, names)] for target, row in values.items()]
+    caption = "Scores of each target; all other scores are means over the targets"
     return [Table(caption, ["target", *names], rows)] if rows else []
 
 
 def settings(names: Sequence[str], values: Mapping[str, Sequence[str]]) -> list[Table]:
-    """Return a table of the settings that differ between runs of these names, if any do."""
+    """Return a table of the settings that differ between the runs ``names``, or []."""
     rows = [[Cell(name), *map(Cell, row)] for name, row in values.items()]
     return [Table("Settings that differ", ["", *names], rows)] if rows else []
 
 
-def speed(rates: Mapping[str, Any]) -> str:
-    """Return the throughput of the steps of a run, from ``speed`` of its ``run.json``."""
+def format_speed(rates: Mapping[str, Any]) -> str:
+    """Return the training throughput, from ``speed`` in ``run.json``."""
     if not rates:
-        return "no step was done"
+        return "no steps were trained"
     text = f"{rates['rows_per_second']:,.1f} samples/s"
     if rates.get("tokens_per_second") is not None:
         text += f", {rates['tokens_per_second']:,.0f} tokens/s"
@@ -198,15 +200,15 @@ def speed(rates: Mapping[str, Any]) -> str:
 
 
 def directions(manifest: Manifest) -> dict[str, int]:
-    """Return 1 where more is better and -1 where less is, by metric, also that of checkpoints."""
+    """Return 1 for each metric that is better if greater, and -1 if lower."""
     arguments = manifest.arguments
-    chosen = str(arguments.get("metric_for_best_model")).removeprefix("eval_")
+    best_metric = str(arguments.get("metric_for_best_model")).removeprefix("eval_")
     is_lower_better = str(arguments.get("greater_is_better")) == "False"
-    return {chosen: -1 if is_lower_better else 1, **DIRECTIONS}
+    return {best_metric: -1 if is_lower_better else 1, **DIRECTIONS}
 
 
 def verdicts(run: Run) -> list[str]:
-    """Return a sentence for each baseline: whether the model beats it, see :func:`judge`."""
+    """Return a sentence for each baseline that says whether the model beats it."""
     better = directions(run.manifest)
     return [
         judge("The model", f"the baseline '{baseline}'", gaps, run.headline, better)
@@ -224,35 +226,35 @@ def judge(
     *,
     is_chance: bool = False,
 ) -> str:
-    """Return whether ``subject`` is better than ``other``, by the intervals of the differences.
+    """Return a sentence that says whether ``subject`` is better than ``other``.
 
-    The first metric of the headline decides, the one that the best checkpoint was chosen by; any
-    other that is significantly worse is named.
+    The interval of the difference in the first metric decides. All other metrics that are
+    significantly worse are named.
 
     Args:
-        subject: A model.
-        other: A model or a baseline.
-        gaps: How much more of each metric the subject has.
-        headline: The names of the metrics.
-        better: See :func:`directions`.
-        is_chance: Whether a difference may be chance although its interval is without 0.
+        subject: The name of a model.
+        other: The name of a model or a baseline.
+        gaps: The differences by metric: ``subject`` minus ``other``, with intervals.
+        headline: The names of the metrics; the first one chose the best checkpoint.
+        better: The directions of the metrics, from :func:`directions`.
+        is_chance: Whether the difference may be chance even if its interval excludes 0.
     """
     metric = headline[0]
     gap = gaps.get(metric, dict.fromkeys(("value", "low", "high"), math.nan))
-    amount = score(metric, gap, signed=True)
+    difference = format_score(metric, gap, signed=True)
     if metric not in better or math.isnan(gap["low"]):
-        return f"{subject} against {other}: difference in {amount}."
+        return f"{subject} against {other}: difference in {difference}."
     verdict = 0 if is_chance else sign(gap) * better[metric]
     worse = [
-        score(name, gaps[name], signed=True)
+        format_score(name, gaps[name], signed=True)
         for name in headline[1:]
         if name in gaps and name in better and sign(gaps[name]) == -better[name]
     ]
     chance = "; the difference may be chance" * (verdict == 0)
-    sentence = f"{subject} {_VERBS[verdict]} {other} (difference in {amount}){chance}."
+    sentence = f"{subject} {_VERBS[verdict]} {other} (difference in {difference}){chance}."
     return sentence + f" It is significantly worse in {' and '.join(worse)}." * bool(worse)
 
 
 def sign(gap: Mapping[str, float]) -> int:
-    """Return 1 or -1 if the whole interval is above or below 0, else 0."""
+    """Return 1 if the interval is above 0, -1 if it is below 0, and 0 if it contains 0."""
     return int(gap["low"] > 0) - int(gap["high"] < 0)

@@ -1622,7 +1622,7 @@ def test_metrics_may_be_numbers_of_numpy(bert: Path, tmp_path: Path) -> None:
         (METRICS.format("{'m': 'good'}"), "returned {'m': 'good'}: expected a dict of numbers"),
         (METRICS.format("None"), "returned None: expected a dict of numbers by name"),
         (METRICS.format("prediction.logits"), "line 8: AttributeError"),
-        (METRICS.format("{'n': 1.0}"), "returned n: --metric_for_best_model m is not among it"),
+        (METRICS.format("{'n': 1.0}"), "returned n: expected m, the --metric_for_best_model"),
     ],
 )
 def test_what_a_step_returns_is_checked_before_the_training(

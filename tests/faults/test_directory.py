@@ -193,7 +193,7 @@ def test_machines_resume_from_a_checkpoint_that_is_whole_on_all(
     refused = machines()
     assert 2 in [rank.status for rank in refused]
     assert (
-        "the ranks have checkpoints of steps [18, 0], and none is complete on every"
+        "expected a checkpoint that is complete on every machine, found steps [18, 0]"
         in refused[0].stderr
     )
 
