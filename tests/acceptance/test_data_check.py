@@ -300,9 +300,8 @@ def test_texts_are_tokenized_as_the_tokenizer_does_and_only_once(
         texts = [text for text, _ in split]
         assert first[name] == tokenizer(texts, truncation=True, max_length=21)["input_ids"]
     files = cached_files()
-    assert (
-        tokenized_rows(path, bert, preprocessing_num_workers=2, class_weights="balanced") == first
-    )
+    again = tokenized_rows(path, bert, preprocessing_num_workers=2, class_weights="balanced")
+    assert again == first
     assert cached_files() == files
     other = tokenized_rows(path, bert, max_length=9)
     assert max(map(len, other["train"])) == 9

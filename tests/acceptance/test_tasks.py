@@ -1261,9 +1261,8 @@ def test_smoothing_and_balanced_sampling_need_one_class_in_python_too(
 ) -> None:
     recipe = Text(dataset=str(rare), model=str(bert), text_column="text", label_column="tags")
     for options in (dict(label_smoothing_factor=0.1), dict(class_sampling="balanced")):
-        with pytest.raises(
-            finetune.UserError, match=f"--{next(iter(options))}.* needs one class a row"
-        ):
+        message = f"--{next(iter(options))}.* needs one class a row"
+        with pytest.raises(finetune.UserError, match=message):
             recipe.trainer(output_dir=str(tmp_path / "run"), **STEP | options)
 
 
@@ -1608,10 +1607,7 @@ def test_metrics_may_be_numbers_of_numpy(bert: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (
-            "def load(self):\n        return None",
-            "load() returned None: expected a DatasetDict with",
-        ),
+        ("def load(self):\n        return None", "load() returned None: expected a DatasetDict"),
         (
             "def split(self, dataset):\n        return {'train': dataset['train']}",
             "expected a DatasetDict with train, validation, test",
