@@ -87,10 +87,11 @@ class TrainingCallback(TrainerCallback):
         metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
         name = f"eval_{metric}"
         sign = 1 if args.greater_is_better else -1
-        if not (evaluations := [entry for entry in state.log_history if name in entry]):
+        evaluations = [entry for entry in state.log_history if name in entry]
+        numbers = [entry for entry in evaluations if not math.isnan(entry[name])]
+        if not numbers:
             return
-        # NaN is worse than every number
-        best = max(evaluations, key=lambda entry: (not math.isnan(entry[name]), sign * entry[name]))
+        best = max(numbers, key=lambda entry: sign * entry[name])
         count = len(evaluations) - 1 - evaluations.index(best)
         if count == 0 and args.save_strategy == SaveStrategy.EPOCH and args.load_best_model_at_end:
             control.should_save = True

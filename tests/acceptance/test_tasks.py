@@ -1226,23 +1226,27 @@ class Undefined(Text):
     """A metric that is NaN at first, and better each time."""
 
     own_metrics = ("gain",)
+    calls = iter(())
 
     def compute_metrics(self, prediction: Any) -> dict[str, float]:
-        self.gain = getattr(self, "gain", -1.0) + 1
-        return {"gain": self.gain or float("nan")}
+        return {"gain": next(self.calls) or float("nan")}
 
 
 @pytest.mark.contract("B6")
-def test_a_metric_that_is_undefined_at_first_is_not_the_best(
-    reviews: Path, bert: Path, tmp_path: Path
+@pytest.mark.parametrize(("scores", "best"), [(range(-1, 99), 8), ([0.0] * 99, None)])
+def test_a_metric_that_is_not_defined_is_not_the_best(
+    scores: Any, best: int | None, bert: Path, reviews: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    recipe = Undefined(dataset=str(reviews), model=str(bert), max_length=64)
+    """The first call is the try before the training, the next one its first evaluation."""
+    monkeypatch.setattr(Undefined, "calls", iter(scores))
     training = dict(max_steps=8, eval_strategy="steps", eval_steps=2, early_stopping_patience=1)
-    training |= dict(metric_for_best_model="gain", global_batch_size=8)
-    trainer = recipe.trainer(output_dir=str(tmp_path / "run"), **training)
-    trainer.train()
-    assert trainer.state.global_step == 8
-    assert trainer.state.best_global_step == 8
+    training |= dict(metric_for_best_model="gain", greater_is_better=True, global_batch_size=8)
+    training |= dict(dataset=str(reviews), model=str(bert), output_dir=str(tmp_path / "run"))
+    lines: list[Any] = []
+    run = finetune.train(Undefined, progress=lines.append, **training)
+    assert (run.manifest.steps, run.manifest.best_step) == (8, best)
+    note = "no evaluation has a number for gain: the model of the last step is saved"
+    assert (note in map(str, lines)) == (best is None)
 
 
 @pytest.mark.contract("B3")
