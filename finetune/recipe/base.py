@@ -207,7 +207,9 @@ class Recipe(RecipeOptions):
         :meth:`trainer` divides by the sum of their weights, which is 1 per row on average.
         """
         if model is None:
-            model = self.kind.initialized(self.build_model(self.labels), self.note)
+            if (model := self.build_model(self.labels)) is None:
+                raise UserError("build_model() returned None: return the model")
+            model = self.kind.initialized(model, self.note)
         return {
             "model": model,
             "train_dataset": self.prepared["train"],

@@ -1619,6 +1619,8 @@ def test_metrics_may_be_numbers_of_numpy(bert: Path, tmp_path: Path) -> None:
         (PREPARE.format("train", range(9)), "prepare() returned 9 of the 115 train rows"),
         (PREPARE.format("test", range(31, -1, -1)), "the labels or the order of the test rows"),
         ("def prepare(self, dataset):\n        return None", "prepare() returned None: expected"),
+        ("def build_model(self, labels):\n        return None", "build_model() returned None"),
+        ("def adapt(self, model, arguments):\n        return None", "adapt() returned None"),
         (METRICS.format("{'m': 'good'}"), "returned {'m': 'good'}: expected a dict of numbers"),
         (METRICS.format("None"), "returned None: expected a dict of numbers by name"),
         (METRICS.format("prediction.logits"), "line 8: AttributeError"),
