@@ -236,6 +236,8 @@ class Recipe(RecipeOptions):
         from finetune.training.trainer import build_trainer
 
         argument_values(self.defaults(), training_arguments)  # check before data is loaded
+        if training_arguments.get("resume"):
+            raise UserError("resume=True: of a trainer it is resume_from_checkpoint='last'")
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         _ = self.splits  # may decide the task, and so the metric of the best model
         defaults = self.training_defaults(training_arguments)
