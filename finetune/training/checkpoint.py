@@ -152,6 +152,9 @@ def refuse_foreign(directory: Path) -> None:
         raise UserError(f"--output_dir {directory}: {existing} is a file or cannot be written to")
     if files.is_locked(directory):
         occupy(directory)  # which refuses it unless it is ours
+    for path in directory.glob("checkpoint-*"):
+        if number(path) and not path.is_dir():
+            raise UserError(f"{path} is a file, and a checkpoint may get this name: move it")
     # checkpoints alone are what a trainer leaves that no command started
     is_run = (directory / MANIFEST).exists() or any(directory.glob("checkpoint-*"))
     if _content(directory) and not is_run:

@@ -710,6 +710,8 @@ FILES = {
     "list.yaml": "- max_length\n",
     "two.yaml": "learning_rte: 1\ntrain_samples: 1.5\n",
     "twice.yaml": "seed: 1\nmax_length: 16\nseed: 2\n",
+    "inside.yaml": "seed: 1\nlr_scheduler_kwargs:\n  min_lr: 1\n  min-lr: 2\n",
+    "strays/checkpoint-42": "",
     "broken.py": "x = 1\nclass Mine(\n",
     "mine/letter.txt": "dear\n",
     "runs/reviews/run.json": "{}\n",
@@ -764,6 +766,7 @@ T --global_batch_size 32 --per_device_train_batch_size 4 -> \
     --global_batch_size --per_device_train_batch_size
 T --resume_from_checkpoint last -> --resume_from_checkpoint runs/text
 T --resume_from_checkpoint runs/x/checkpoint-3 -> runs/x/checkpoint-3
+T --output_dir strays --resume -> strays/checkpoint-42
 T --output_dir mine -> --output_dir mine
 T --output_dir reviews.csv/run -> --output_dir reviews.csv/run
 text --dataset review.csv M -> review.csv 'reviews.csv'
