@@ -30,8 +30,7 @@ class RunOptions:
 
 
 RUN_OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
-#: Training arguments of ``transformers`` that the help lists in the group ``training``, together
-#: with those that the recipe sets and those of the toolkit.
+#: What the help lists in the group ``training``, with what the recipe sets and with our own.
 _USED = (
     *("max_steps", "gradient_accumulation_steps", "warmup_steps", "lr_scheduler_type", "optim"),
     *("max_grad_norm", "label_smoothing_factor", "train_sampling_strategy", "use_cpu"),
@@ -85,9 +84,7 @@ class RecipeParser(HfArgumentParser):
     def add_argument(
         self, *flags: str, group: str = "", default: Any = None, **options: Any
     ) -> argparse.Action:
-        """Add an option to its group of the help. It is spelled with underscores, and the parser
-        returns only options that are typed.
-        """
+        """Add an option, with underscores, to its group of the help, without a default."""
         name = flags[0].removeprefix("--")
         if name in REFUSED:  # set by the launcher or the subcommand
             return argparse.Action(flags, name)

@@ -779,7 +779,8 @@ T --config none.yaml -> --config none.yaml
 T --config two.yaml -> two.yaml learning_rte learning_rate | two.yaml train_samples 1.5
 T --config list.yaml -> --config list.yaml
 T --config broken.yaml -> broken.yaml line 2
-T --config twice.yaml -> twice.yaml seed
+T --config twice.yaml -> twice.yaml seed (line 1) 3)
+T --config inside.yaml -> inside.yaml min_lr (line 3) 4)
 txet D M -> 'txet' 'text'
 yepl -> 'yepl' yelp image mnist sentiment text
 --verison -> --verison --version
