@@ -739,6 +739,7 @@ T --max_length 4096 -> --max_length 4096 model 128
 T --eval_samples 0 -> --eval_samples 0
 T --global_batch_size 0 -> --global_batch_size 0
 T --num_train_epochs 0 -> --num_train_epochs 0
+T --weight_decay inf -> --weight_decay inf finite
 T --learning_rate=-1 -> --learning_rate -1
 T --seed=-1 -> --seed -1
 T --seed 4294967296 -> --seed 4294967296
