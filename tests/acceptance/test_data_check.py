@@ -363,6 +363,7 @@ def test_many_rows_are_tokenized_in_order_by_several_processes(
     forks: list[str] = []
     fork = os.fork
     monkeypatch.setattr(os, "fork", lambda: forks.append("forked") or fork())
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     recipe = text_recipe(path, model=str(bert), max_length=21, preprocessing_num_workers=2)
     assert recipe.splits
     if is_in_group:
@@ -374,6 +375,7 @@ def test_many_rows_are_tokenized_in_order_by_several_processes(
         if is_in_group:
             torch.distributed.destroy_process_group()
     assert len(forks) >= 2
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
     texts = list(recipe.splits["train"]["text"])
     tokenizer = AutoTokenizer.from_pretrained(bert)
     assert token_ids == tokenizer(texts, truncation=True, max_length=21)["input_ids"]
