@@ -734,13 +734,12 @@ T --num_train_epochs many -> --num_train_epochs 'many'
 T --max_length 1.5 -> --max_length '1.5'
 T --eval_strategy sometimes -> --eval_strategy sometimes epoch
 T --bf16 maybe -> --bf16 maybe true
-T --max_length=-5 -> --max_length -5
 T --max_length 4096 -> --max_length 4096 model 128
 T --eval_samples 0 -> --eval_samples 0
 T --global_batch_size 0 -> --global_batch_size 0
 T --num_train_epochs 0 -> --num_train_epochs 0
-T --weight_decay inf -> --weight_decay inf finite
 T --learning_rate=-1 -> --learning_rate -1
+T --weight_decay inf -> --weight_decay inf finite
 T --seed=-1 -> --seed -1
 T --seed 4294967296 -> --seed 4294967296
 T --metrics , -> --metrics
@@ -750,7 +749,6 @@ T --lr_scheduler_kwargs foo -> --lr_scheduler_kwargs foo
 T --accelerator_config foo -> 'foo'
 T --warmup_steps -1 -> --warmup_steps -1
 T --max_steps 0 -> --max_steps 0
-T --train_samples 0 -> --train_samples 0
 T --precision bf61 -> --precision bf61 bf16
 T --optim adamw_bnb_8bit -> --optim adamw_bnb_8bit pip install bitsandbytes
 T --report_to wandbb -> --report_to wandbb wandb
@@ -767,8 +765,8 @@ T --global_batch_size 32 --per_device_train_batch_size 4 -> \
     --global_batch_size --per_device_train_batch_size
 T --resume_from_checkpoint last -> --resume_from_checkpoint runs/text
 T --resume_from_checkpoint runs/x/checkpoint-3 -> runs/x/checkpoint-3
-T --output_dir strays --resume -> strays/checkpoint-42
 T --output_dir mine -> --output_dir mine
+T --output_dir strays --resume -> strays/checkpoint-42
 T --output_dir reviews.csv/run -> --output_dir reviews.csv/run
 text --dataset review.csv M -> review.csv 'reviews.csv'
 T --label_column lable -> --label_column 'lable' 'label' text

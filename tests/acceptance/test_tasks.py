@@ -1223,7 +1223,7 @@ def test_the_best_checkpoint_is_kept_and_the_training_stops_after_patience(
 
 
 class Undefined(Text):
-    """A metric that is NaN at first, and better each time."""
+    """A metric that is better each time, and NaN where it would be 0."""
 
     own_metrics = ("gain",)
     calls = iter(())
