@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
@@ -166,7 +167,7 @@ def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError, MemoryError) as error:
+    except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
         texts = "".join(traceback.format_exception(error, limit=0))  # also of what it came from
         if any(text in texts for text in _DISK):
             raise RunError(
