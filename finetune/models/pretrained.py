@@ -5,6 +5,7 @@ an installed package.
 built from a configuration: it needs no download and has learned nothing yet.
 """
 
+import json
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -303,4 +304,6 @@ def _reason(error: Exception) -> str:
             "expected a model of a type that transformers has"
         )
     line = str(error).strip().partition("\n")[0]
-    return shorten(f"{type(error).__name__}: {line}", 400)
+    is_damaged = isinstance(error, (SafetensorError, json.JSONDecodeError))
+    hint = "; a file is damaged or cut off: copy or download the model again" * is_damaged
+    return shorten(f"{type(error).__name__}: {line}", 400) + hint

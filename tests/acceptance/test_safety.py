@@ -712,6 +712,8 @@ FILES = {
     "twice.yaml": "seed: 1\nmax_length: 16\nseed: 2\n",
     "inside.yaml": "seed: 1\nlr_scheduler_kwargs:\n  min_lr: 1\n  min-lr: 2\n",
     "strays/checkpoint-42": "",
+    "cut/config.json": '{"model_type": "bert"}',
+    "cut/tokenizer.json": '{"model": ',
     "broken.py": "x = 1\nclass Mine(\n",
     "mine/letter.txt": "dear\n",
     "runs/reviews/run.json": "{}\n",
@@ -720,7 +722,6 @@ FILES = {
 MISTAKES = """
 T --learning_rte 1e-3 -> --learning_rte --learning_rate
 T --lr 1e-3 -> --lr --learning_rate
-T --epochs 1 -> --epochs --num_train_epochs
 T --max_lenght 3 --sede 1 -> --max_lenght --max_length | --sede --seed
 T --batch_size 8 -> --batch_size --global_batch_size
 mnist --max_length 3 -> --max_length mnist
@@ -729,11 +730,8 @@ T sentiment -> 'sentiment'
 T --learning_rate -> --learning_rate
 T --csv_quoting all -> --csv_quoting all minimal none
 T --lr_scheduler_type linera -> --lr_scheduler_type linera linear
-T --task sentiment -> --task sentiment multi_label regression
-T --num_train_epochs many -> --num_train_epochs 'many'
 T --max_length 1.5 -> --max_length '1.5'
 T --eval_strategy sometimes -> --eval_strategy sometimes epoch
-T --bf16 maybe -> --bf16 maybe true
 T --max_length 4096 -> --max_length 4096 model 128
 T --eval_samples 0 -> --eval_samples 0
 T --global_batch_size 0 -> --global_batch_size 0
@@ -772,8 +770,8 @@ text --dataset review.csv M -> review.csv 'reviews.csv'
 T --label_column lable -> --label_column 'lable' 'label' text
 T --text_column review -> --text_column 'review' text, label
 T --text_column label --label_column label -> --text_column --label_column 'label'
-text D --model ./nothing -> --model ./nothing config.json
 text D --model ./mine -> --model ./mine config.json
+text D --model ./cut -> --model ./cut JSONDecodeError damaged
 T --config none.yaml -> --config none.yaml
 T --config two.yaml -> two.yaml learning_rte learning_rate | two.yaml train_samples 1.5
 T --config list.yaml -> --config list.yaml
