@@ -181,6 +181,7 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     settings = prepared.settings
     facts = {**prepared.configuration, **settings.training}
     facts["the checkpoint of step"] = prepared.resumption.step
+    facts["--dry_run"] = settings.dry_run
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # a path may be another on each machine; its files are compared
     flags = {**vars(settings.recipe), **vars(settings.values)}.keys()
