@@ -31,8 +31,7 @@ class RunOptions:
 
 
 RUN_OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
-#: Training arguments of ``transformers`` that the help lists in the group ``training``, together
-#: with those that the recipe sets and those of the toolkit.
+#: What the help lists in the group ``training``, with what the recipe sets and with our own.
 _USED = (
     *("max_steps", "gradient_accumulation_steps", "warmup_steps", "lr_scheduler_type", "optim"),
     *("max_grad_norm", "label_smoothing_factor", "train_sampling_strategy", "use_cpu"),

@@ -36,7 +36,7 @@ from finetune.runtime import activity, formats
 from finetune.runtime.files import replacing
 
 #: Part of the name of a cached copy: increase it when the same file should yield other rows.
-_VERSION = 6
+_VERSION = 7
 #: Suffixes of the files that can be read, without the suffix of a compression.
 READABLE = (*formats.FILES, ".txt")
 #: Suffixes of the files whose rows have line numbers.
@@ -278,7 +278,7 @@ def _as_text(value: Any) -> str:
             return ""
         case bool():
             return "TRUE" if value else "FALSE"
-        case float() if value.is_integer():
+        case float() if value.is_integer() and abs(value) < 1e16:  # above, not every digit is known
             return str(int(value))
         case datetime.datetime() if value.time() == datetime.time():
             return value.date().isoformat()

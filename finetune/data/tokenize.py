@@ -143,7 +143,7 @@ def _encode(
 def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -> Dataset:
     token = _FORKS_WORKERS.set(True)
     environment = os.environ
-    parallelism = os.environ.get("TOKENIZERS_PARALLELISM")
+    variables = dict(os.environ)
     bar = arrow_dataset.hf_tqdm
     finished_rows = 0
 
@@ -170,8 +170,8 @@ def _map(rows: Dataset, encode: Callable[..., Any], work: str, **options: Any) -
         arrow_dataset.hf_tqdm = bar
         _FORKS_WORKERS.reset(token)
         os.environ = environment  # noqa: B003  # datasets 5.2 replaces it by a copy
-        if parallelism is None:
-            os.environ.pop("TOKENIZERS_PARALLELISM", None)
+        os.environ.pop("TOKENIZERS_PARALLELISM", None)  # it sets this one
+        os.environ.update(variables)
 
 
 def _end_with_parent() -> None:

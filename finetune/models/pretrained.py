@@ -4,6 +4,7 @@
 Transformer with random weights; it is built from a configuration and needs no download.
 """
 
+import json
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -305,4 +306,6 @@ def _reason(error: Exception) -> str:
             "expected a model type that transformers supports"
         )
     line = str(error).strip().partition("\n")[0]
-    return shorten(f"{type(error).__name__}: {line}", 400)
+    is_damaged = isinstance(error, (SafetensorError, json.JSONDecodeError))
+    hint = "; a file is damaged or cut off: copy or download the model again" * is_damaged
+    return shorten(f"{type(error).__name__}: {line}", 400) + hint

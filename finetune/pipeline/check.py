@@ -88,7 +88,7 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
                     recipe.token_sample.report_lengths(recipe.max_length, report)
                 if not in_windows and values.train_sampling_strategy != "group_by_length":
                     steps = preparation.count_steps(values, recipe.splits["train"])
-                    preparation.report_few_steps(recipe, values, steps)
+                    preparation.report_schedule(recipe, values, steps)
         if deep and is_read and not report.sentences("error"):
             columns = recipe.columns_read()
             plan = recipe.split_plan()

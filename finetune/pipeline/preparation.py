@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from datasets import Dataset
@@ -23,7 +23,7 @@ from finetune.recipe.catalog import display_name, origin
 from finetune.runtime import distributed, hub
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
-from finetune.training.arguments import ArgumentValues
+from finetune.training.arguments import ArgumentValues, FinetuneArguments
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
 #: Flags that may differ between machines.
@@ -95,7 +95,7 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
     if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
         training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
         settings = replace(settings, training=training)
-    report_few_steps(recipe, values, steps)
+    report_schedule(recipe, values, steps)
     vars(recipe).pop("source", None)  # frees its rows and their hashes
     return Prepared(settings, resumed, configuration, differences, steps, is_done)
 
@@ -148,8 +148,16 @@ def count_steps(values: ArgumentValues, rows: Dataset) -> int:
     return max_steps if max_steps > 0 else math.ceil(values.num_train_epochs * epoch_steps)
 
 
-def report_few_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> None:
-    """Warn if a training is too short for a pretrained text model."""
+def report_schedule(recipe: Recipe, values: ArgumentValues, steps: int) -> None:
+    """Warn if the learning rate stays 0 or low, or if a pretrained text model gets few steps."""
+    warmup_steps = FinetuneArguments.get_warmup_steps(cast(Any, values), steps)
+    if not values.learning_rate:
+        recipe.report.warning("--learning_rate 0: the training changes no weight")
+    elif warmup_steps >= steps and values.lr_scheduler_type != "constant":
+        recipe.report.warning(
+            f"--warmup_steps {values.warmup_steps:g}: the learning rate does not reach "
+            f"{values.learning_rate:g} within {counted(steps, 'step')}; try --warmup_steps 0.1"
+        )
     if steps >= _FEWEST_STEPS or not isinstance(recipe, TextRecipe):
         return
     flag = f"--max_steps {_FEWEST_STEPS} or more"
@@ -173,6 +181,7 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     settings = prepared.settings
     facts = {**prepared.configuration, **settings.training}
     facts["the checkpoint of step"] = prepared.resumption.step
+    facts["--dry_run"] = settings.dry_run
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # its path may differ between machines; its files are compared
     flags = {**vars(settings.recipe), **vars(settings.values)}.keys()

@@ -29,7 +29,7 @@ from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignor
 from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
-from finetune.runtime import distributed, files, stopping
+from finetune.runtime import activity, distributed, files, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint
 from finetune.training.callbacks import Bar, explained
@@ -223,6 +223,9 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     trainer.compute_metrics = compute_metrics
     seconds = time.perf_counter() - started
     trainer.require_finite()
+    if trainer.args.load_best_model_at_end and not trainer.state.best_model_checkpoint:
+        name = trainer.args.metric_for_best_model
+        activity.say(f"no evaluation has a number for {name}: the model of the last step is saved")
     layer = None
     thresholds = None
     try:

@@ -207,7 +207,9 @@ class Recipe(RecipeOptions):
         :meth:`trainer` divides by the sum of their weights, which is 1 per row on average.
         """
         if model is None:
-            model = self.kind.initialized(self.build_model(self.labels), self.note)
+            if (model := self.build_model(self.labels)) is None:
+                raise UserError("build_model() returned None: return the model")
+            model = self.kind.initialized(model, self.note)
         return {
             "model": model,
             "train_dataset": self.prepared["train"],
@@ -234,6 +236,8 @@ class Recipe(RecipeOptions):
         from finetune.training.trainer import build_trainer
 
         argument_values(self.defaults(), training_arguments)  # check before data is loaded
+        if training_arguments.get("resume"):
+            raise UserError("resume=True: of a trainer it is resume_from_checkpoint='last'")
         hub.require(vars(self), embedded=bool(self.embedded), packaged=self.packaged_model)
         _ = self.splits  # may decide the task, and so the metric of the best model
         defaults = self.training_defaults(training_arguments)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from transformers import ProgressCallback, TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
@@ -86,10 +87,11 @@ class TrainingCallback(TrainerCallback):
         metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
         name = f"eval_{metric}"
         sign = 1 if args.greater_is_better else -1
-        if not (evaluations := [entry for entry in state.log_history if name in entry]):
+        evaluations = [entry for entry in state.log_history if name in entry]
+        numbers = [entry for entry in evaluations if not math.isnan(entry[name])]
+        if not numbers:
             return
-        # NaN is worse than every number
-        best = max(evaluations, key=lambda entry: (not math.isnan(entry[name]), sign * entry[name]))
+        best = max(numbers, key=lambda entry: sign * entry[name])
         count = len(evaluations) - 1 - evaluations.index(best)
         if count == 0 and args.save_strategy == SaveStrategy.EPOCH and args.load_best_model_at_end:
             control.should_save = True
@@ -164,7 +166,7 @@ def explained(arguments: FinetuneArguments, work: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError, MemoryError) as error:
+    except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
         texts = "".join(traceback.format_exception(error, limit=0))  # also of what it came from
         if any(text in texts for text in _DISK):
             raise RunError(

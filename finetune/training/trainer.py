@@ -380,7 +380,9 @@ def build_trainer(
     """
     set_seed(arguments.seed)
     kwargs = trainer_kwargs()
-    kwargs["model"] = adapt(kwargs["model"], arguments)
+    if (model := adapt(kwargs["model"], arguments)) is None:
+        raise UserError("adapt() returned None: return the model")
+    kwargs["model"] = model
     trainer = Trainer(args=arguments, **kwargs)
     # from here on the processes draw different dropout masks: they see different rows
     set_seed(arguments.seed + arguments.process_index)

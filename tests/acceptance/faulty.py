@@ -137,8 +137,8 @@ def act(place: str) -> None:
             time.sleep(2.5)
         elif action == "remove":
             shutil.rmtree(os.environ["DISK"])
-        elif action == "fill":
-            fill(Path(os.environ["DISK"]))
+        elif action.startswith("fill"):
+            fill(Path(os.environ["DISK"]), int(action.removeprefix("fill but ")))
         elif action == "memory":
             torch.empty(1 << 50)
         elif action == "python memory":
@@ -147,11 +147,12 @@ def act(place: str) -> None:
             raise ValueError(f"broken at {place}")
 
 
-def fill(disk: Path) -> None:
-    """Write a file until the disk is full."""
+def fill(disk: Path, free: int) -> None:
+    """Write a file until the disk is full, but for so many bytes."""
     with (disk / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(b"x" * 4096):
             pass
+    os.truncate(disk / "filler", (disk / "filler").stat().st_size - free)
 
 
 def wait_for_signal() -> None:

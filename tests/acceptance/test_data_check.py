@@ -94,6 +94,10 @@ def test_nothing_is_suspicious_in_clean_rows(tmp_path: Path, bert: Path) -> None
         assert facts.rows == len(splits[name])
         assert facts.classes == Counter(label for _, label in splits[name])
     assert list(result.splits) == list(SPLITS)
+    for name, value in {"learning_rate": 0.0, "warmup_steps": 60}.items():
+        slow = check_rows(path, bert, **{name: value})
+        (message,) = [f.message for f in slow.findings if f.severity == "warning"]
+        assert message.startswith(f"--{name} {value:g}: ")
 
 
 @pytest.mark.contract("C9")
@@ -300,9 +304,8 @@ def test_texts_are_tokenized_as_the_tokenizer_does_and_only_once(
         texts = [text for text, _ in split]
         assert first[name] == tokenizer(texts, truncation=True, max_length=21)["input_ids"]
     files = cached_files()
-    assert (
-        tokenized_rows(path, bert, preprocessing_num_workers=2, class_weights="balanced") == first
-    )
+    again = tokenized_rows(path, bert, preprocessing_num_workers=2, class_weights="balanced")
+    assert again == first
     assert cached_files() == files
     other = tokenized_rows(path, bert, max_length=9)
     assert max(map(len, other["train"])) == 9
@@ -360,6 +363,7 @@ def test_many_rows_are_tokenized_in_order_by_several_processes(
     forks: list[str] = []
     fork = os.fork
     monkeypatch.setattr(os, "fork", lambda: forks.append("forked") or fork())
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     recipe = text_recipe(path, model=str(bert), max_length=21, preprocessing_num_workers=2)
     assert recipe.splits
     if is_in_group:
@@ -371,6 +375,7 @@ def test_many_rows_are_tokenized_in_order_by_several_processes(
         if is_in_group:
             torch.distributed.destroy_process_group()
     assert len(forks) >= 2
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
     texts = list(recipe.splits["train"]["text"])
     tokenizer = AutoTokenizer.from_pretrained(bert)
     assert token_ids == tokenizer(texts, truncation=True, max_length=21)["input_ids"]

@@ -147,13 +147,14 @@ def test_values_of_a_spreadsheet_are_written_as_a_csv_of_it(tmp_path: Path) -> N
         (),
         ("naïve café", True, moment, 12345678.0),
         ("words", "x", None, 2**53 + 2),
+        ("more", "x", None, 1234567890123456789),  # of which the file has 16 digits
     ]
     recipe = text_recipe(write_workbook(tmp_path / "a.xlsx", cells), task="single_label")
     rows = recipe.load()["train"]
-    assert rows["text"][:] == ["a fine\r\nfilm", "naïve café", "words"]
-    assert [label for _, label in rows_of(rows)] == ["1", "TRUE", "x"]
-    assert rows["when"][:] == ["2024-02-03", "2024-02-03 04:05:00", None]
-    assert rows["share"][:] == ["0.5", "12345678", str(2**53 + 2)]
+    assert rows["text"][:] == ["a fine\r\nfilm", "naïve café", "words", "more"]
+    assert [label for _, label in rows_of(rows)] == ["1", "TRUE", "x", "x"]
+    assert rows["when"][:] == ["2024-02-03", "2024-02-03 04:05:00", None, None]
+    assert rows["share"][:] == ["0.5", "12345678", str(2**53 + 2), "1.234567890123457e+18"]
 
 
 @pytest.mark.contract("C1", "C4")

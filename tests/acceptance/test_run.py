@@ -1239,6 +1239,8 @@ def test_the_trainer_and_the_stock_trainer_have_the_losses_of_a_loop(
     output_dir = str(tmp_path / "run")
     if kind == "ours":
         options = {**SGD, "global_batch_size": 16, "precision": "fp32"}
+        with pytest.raises(finetune.UserError, match="it is resume_from_checkpoint='last'"):
+            recipe.trainer(output_dir=output_dir, resume=True)
         trainer = recipe.trainer(output_dir=output_dir, **options)
         assert isinstance(trainer, transformers.Trainer)
         assert not (tmp_path / "run").exists()

@@ -1223,26 +1223,30 @@ def test_the_best_checkpoint_is_kept_and_the_training_stops_after_patience(
 
 
 class Undefined(Text):
-    """A metric that is NaN at first and then improves each time."""
+    """A metric that is better each time, and NaN where it would be 0."""
 
     own_metrics = ("gain",)
+    calls = iter(())
 
     def compute_metrics(self, prediction: Any) -> dict[str, float]:
-        self.gain = getattr(self, "gain", -1.0) + 1
-        return {"gain": self.gain or float("nan")}
+        return {"gain": next(self.calls) or float("nan")}
 
 
 @pytest.mark.contract("B6")
-def test_a_metric_that_is_undefined_at_first_is_not_the_best(
-    reviews: Path, bert: Path, tmp_path: Path
+@pytest.mark.parametrize(("scores", "best"), [(range(-1, 99), 8), ([0.0] * 99, None)])
+def test_a_metric_that_is_not_defined_is_not_the_best(
+    scores: Any, best: int | None, bert: Path, reviews: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    recipe = Undefined(dataset=str(reviews), model=str(bert), max_length=64)
+    """The first call is the try before the training, the next one its first evaluation."""
+    monkeypatch.setattr(Undefined, "calls", iter(scores))
     training = dict(max_steps=8, eval_strategy="steps", eval_steps=2, early_stopping_patience=1)
-    training |= dict(metric_for_best_model="gain", global_batch_size=8)
-    trainer = recipe.trainer(output_dir=str(tmp_path / "run"), **training)
-    trainer.train()
-    assert trainer.state.global_step == 8
-    assert trainer.state.best_global_step == 8
+    training |= dict(metric_for_best_model="gain", greater_is_better=True, global_batch_size=8)
+    training |= dict(dataset=str(reviews), model=str(bert), output_dir=str(tmp_path / "run"))
+    lines: list[Any] = []
+    run = finetune.train(Undefined, progress=lines.append, **training)
+    assert (run.manifest.steps, run.manifest.best_step) == (8, best)
+    note = "no evaluation has a number for gain: the model of the last step is saved"
+    assert (note in map(str, lines)) == (best is None)
 
 
 @pytest.mark.contract("B3")
@@ -1261,9 +1265,8 @@ def test_smoothing_and_balanced_sampling_need_one_class_in_python_too(
 ) -> None:
     recipe = Text(dataset=str(rare), model=str(bert), text_column="text", label_column="tags")
     for options in (dict(label_smoothing_factor=0.1), dict(class_sampling="balanced")):
-        with pytest.raises(
-            finetune.UserError, match=f"--{next(iter(options))}.* needs one class a row"
-        ):
+        message = f"--{next(iter(options))}.* needs one class a row"
+        with pytest.raises(finetune.UserError, match=message):
             recipe.trainer(output_dir=str(tmp_path / "run"), **STEP | options)
 
 
@@ -1608,10 +1611,7 @@ def test_metrics_may_be_numbers_of_numpy(bert: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        (
-            "def load(self):\n        return None",
-            "load() returned None: expected a DatasetDict with",
-        ),
+        ("def load(self):\n        return None", "load() returned None: expected a DatasetDict"),
         (
             "def split(self, dataset):\n        return {'train': dataset['train']}",
             "expected a DatasetDict with train, validation, test",
@@ -1619,6 +1619,8 @@ def test_metrics_may_be_numbers_of_numpy(bert: Path, tmp_path: Path) -> None:
         (PREPARE.format("train", range(9)), "prepare() returned 9 of the 115 train rows"),
         (PREPARE.format("test", range(31, -1, -1)), "the labels or the order of the test rows"),
         ("def prepare(self, dataset):\n        return None", "prepare() returned None: expected"),
+        ("def build_model(self, labels):\n        return None", "build_model() returned None"),
+        ("def adapt(self, model, arguments):\n        return None", "adapt() returned None"),
         (METRICS.format("{'m': 'good'}"), "returned {'m': 'good'}: expected a dict of numbers"),
         (METRICS.format("None"), "returned None: expected a dict of numbers by name"),
         (METRICS.format("prediction.logits"), "line 8: AttributeError"),

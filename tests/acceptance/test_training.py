@@ -1445,11 +1445,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.contract("D9")
+@pytest.mark.parametrize("free", [0, 65536])  # not enough for a small file, or for the weights
 def test_a_full_disk_keeps_earlier_checkpoints(
-    train: Train, whole: Callable[..., Path], small_disk: Path
+    train: Train, whole: Callable[..., Path], small_disk: Path, free: int
 ) -> None:
     run = small_disk / "run"
-    result = train(run, fault="step 6,fill", environment={"DISK": str(small_disk)})
+    result = train(run, fault=f"step 6,fill but {free}", environment={"DISK": str(small_disk)})
     assert result.status == 1
     assert str(run) in result.stderr
     assert result.stderr.count("--resume") == 1
