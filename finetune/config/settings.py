@@ -227,14 +227,7 @@ def _load_yaml(config: str) -> dict[str, Any]:
         raise UserError(f"--config: {config} cannot be read: {error}") from error
     if not isinstance(node, yaml.MappingNode):
         raise UserError(f"--config: {config}: expected lines such as `learning_rate: 2e-5`")
-    mappings = [node]
-    for mapping in mappings:  # grows by those inside, of which the last value would win, too
-        names = [str(key.value).replace("-", "_") for key, _ in mapping.value]
-        if repeated := [
-            f"{name} (line {key.start_mark.line + 1})"
-            for name, (key, _) in zip(names, mapping.value, strict=True)
-            if names.count(name) > 1
-        ]:
-            raise UserError(f"--config: {config}: set more than once: {', '.join(repeated)}")
-        mappings += [value for _, value in mapping.value if isinstance(value, yaml.MappingNode)]
+    names = [str(key.value).replace("-", "_") for key, _ in node.value]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"--config: {config}: set more than once: {', '.join(repeated)}")
     return {name.replace("-", "_"): value for name, value in content.items()}

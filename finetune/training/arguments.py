@@ -216,9 +216,8 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         bound = _BELOW.get(name, math.inf)
         is_default = value == getattr(FinetuneArguments, name, None)  # -1 may be unset
         if isinstance(value, (int, float)) and not is_default and not lowest <= value < bound:
-            below = f" and below {bound}" * (name in _BELOW)
-            finite = "a finite number, " * (not math.isfinite(value))
-            yield f"--{name} {value}: expected {finite}{lowest} or more{below}"
+            below = f"below {bound}" if name in _BELOW else "finite"
+            yield f"--{name} {value}: expected {lowest} or more, and {below}"
     if values.num_train_epochs == 0:
         yield "--num_train_epochs 0: expected more than 0"
     if (seconds := values.grace_seconds) > 25 and "TORCHELASTIC_RUN_ID" in os.environ:

@@ -51,9 +51,7 @@ class Checkpoint(Record):
 
 
 def complete(path: Path, **facts: Any) -> None:
-    """Flush a checkpoint to the disk and write its ``checkpoint.json``; call it when all processes
-    have written their files. ``facts`` are the other fields of :class:`Checkpoint`.
-    """
+    """Flush a checkpoint that all processes have written, and add ``checkpoint.json``."""
     files = _describe_files(path)
     for name in files:
         _flush(path / name)

@@ -337,10 +337,7 @@ class Trainer(transformers.Trainer):
         self._maybe_log_save_evaluate(self._tr_loss, None, model, None, epoch, None, time.time())
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """Stop if the norm is not finite: on a CPU before the weights change.
-
-        On an accelerator the norm is read a step later, when no synchronization is needed.
-        """
+        """Stop if the norm is not finite; an accelerator reads it a step later, without waiting."""
         self._require_finite(self.state.global_step)
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)  # type: ignore[no-untyped-call]
         self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm

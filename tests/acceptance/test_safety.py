@@ -710,7 +710,6 @@ FILES = {
     "list.yaml": "- max_length\n",
     "two.yaml": "learning_rte: 1\ntrain_samples: 1.5\n",
     "twice.yaml": "seed: 1\nmax_length: 16\nseed: 2\n",
-    "inside.yaml": "seed: 1\nlr_scheduler_kwargs:\n  min_lr: 1\n  min-lr: 2\n",
     "cut/config.json": '{"model_type": "bert"}',
     "cut/tokenizer.json": '{"model": ',
     "broken.py": "x = 1\nclass Mine(\n",
@@ -774,8 +773,7 @@ T --config none.yaml -> --config none.yaml
 T --config two.yaml -> two.yaml learning_rte learning_rate | two.yaml train_samples 1.5
 T --config list.yaml -> --config list.yaml
 T --config broken.yaml -> broken.yaml line 2
-T --config twice.yaml -> twice.yaml seed (line 1) 3)
-T --config inside.yaml -> inside.yaml min_lr (line 3) 4)
+T --config twice.yaml -> twice.yaml seed
 txet D M -> 'txet' 'text'
 yepl -> 'yepl' yelp image mnist sentiment text
 --verison -> --verison --version
