@@ -120,13 +120,23 @@ def _write_text(file: IO[str], request: Request, tables: Iterable[pa.Table]) -> 
     if separator:
         writer.writerow(map(escape, request.columns))
     for table in tables:
-        for row in zip(*(cells(table, name) for name in request.columns), strict=True):
+        columns = (map(_without_nan, cells(table, name)) for name in request.columns)
+        for row in zip(*columns, strict=True):
             if separator:
                 values = [json_text(v) if isinstance(v, (list, dict)) else v for v in row]
                 writer.writerow(map(escape, values))
             else:
                 file.write(f"{json_text(dict(zip(request.columns, row, strict=True)))}\n")
         file.flush()
+
+
+def _without_nan(value: Any) -> Any:
+    """Return a value with None for NaN, which JSON does not have."""
+    if isinstance(value, list):
+        return [*map(_without_nan, value)]
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return value if value == value else None
 
 
 def _write_parquet(path: Path, request: Request, tables: Iterable[pa.Table]) -> None:

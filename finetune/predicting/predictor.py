@@ -103,9 +103,8 @@ class Predictor:
             futures, rows = zip(*batches, strict=True)
             outputs = np.concatenate([future.result() for future in futures])
             logits[has_value] = pooled(outputs, np.concatenate(rows), pooling)
-        columns = self._task.predicted(
-            logits, self._temperature, all_labels=self._options.all_probabilities
-        )
+        all_labels = self._options.all_probabilities
+        columns = self._task.predicted(logits, self._temperature, all_labels=all_labels)
         kind = pa.string() if self._task.has_one_class else pa.list_(pa.string())
         table = {}
         for name, values in columns.items():

@@ -45,7 +45,7 @@ class Request:
         self.run = run
         self.task = run.kind
         self.recipe = run.recipe(scores=False)
-        self.options = options
+        self.options = options  # with a precision and kernels
         self.path = Path(source or "").expanduser()
         self.folder = self.path if self.path.is_dir() else self.path.parent
         self.kind = formats.suffix(self.path)  # of a file; else one of these
@@ -61,12 +61,12 @@ class Request:
 
     def read(self, frame: pd.DataFrame | None = None) -> None:
         """Read the input, or take the rows of ``frame``; a ``UserError`` if it lacks a column."""
-        # of the standard input none
+        # none of the standard input
         self.rows: Any = self._read() if frame is None else frame.reset_index(drop=True)
         self.total = len(self.rows) or None
         self.chunks = range(-(-len(self.rows) // CHUNK_ROWS))
         names = list(self.rows.column_names if frame is None else frame.columns)
-        self.columns_read = self.choose_columns(names)
+        self.columns_read = self.choose_columns(names)  # with the option that names each
         for column, flag in self.columns_read.items():
             if column not in names:
                 raise UserError(
@@ -129,7 +129,7 @@ class Request:
         return table
 
     def chunk(self, number: int) -> Any:
-        """Return the rows of a chunk; those of the numbers of :attr:`chunks` are all."""
+        """Return the rows of a chunk, by its number."""
         return self.rows[number * CHUNK_ROWS : (number + 1) * CHUNK_ROWS]
 
     def predict(self, numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
@@ -187,16 +187,7 @@ def cells(rows: Any, column: str) -> list[Any]:
     cells: list[Any] = rows.column(column).to_pylist()
     if rows.schema.field(column).type == pa.json_():
         cells = [cell and json.loads(cell) for cell in cells]
-    return [*map(_without_nan, cells)]
-
-
-def _without_nan(value: Any) -> Any:
-    """Return a value with None for NaN, which JSON does not have."""
-    if isinstance(value, list):
-        return [*map(_without_nan, value)]
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return value if value == value else None
+    return [cell if cell == cell else None for cell in cells]
 
 
 def _read_lines(no_rows: pa.Table) -> Iterator[pa.Table]:
