@@ -139,7 +139,7 @@ MUTATIONS = (
     ),
     Mutation(
         "predict --calibrated does not apply the temperature",
-        "finetune/predicting/request.py",
+        "finetune/predicting/predictor.py",
         "float(run.manifest.temperature or 1.0) if options.calibrated else 1.0",
         "1.0",
         ("E4",),
@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "--csv_safe has no effect on cells",
         "finetune/predicting/output.py",
-        "table.writerow(map(escape, values))",
-        "table.writerow(values)",
+        "writer.writerow(map(escape, values))",
+        "writer.writerow(values)",
         ("F5",),
     ),
     Mutation(

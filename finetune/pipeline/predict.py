@@ -2,26 +2,30 @@
 
 import reprlib
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import torch
 
 from finetune.data import arrow, memory
 from finetune.data.corrections import FILE
-from finetune.errors import Report, UserError
+from finetune.data.read import READABLE
+from finetune.errors import Report, UserError, counted
 from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
-from finetune.predicting import Options
+from finetune.predicting import FILES, READING, Options
 from finetune.predicting.output import Parts, write_rows
-from finetune.predicting.request import STANDARD_INPUT, Request, choose_columns
+from finetune.predicting.predictor import device
+from finetune.predicting.request import STANDARD_INPUT, Request
+from finetune.recipe import ImageRecipe, TextRecipe
 from finetune.runs.run import PREDICTIONS, Run
-from finetune.runtime import distributed
-from finetune.runtime.formats import QUOTING
+from finetune.runtime import distributed, hardware
+from finetune.runtime.formats import QUOTING, SEPARATORS
 from finetune.training.record import MANIFEST
 
 _LONGEST_WAIT = 1800  # seconds, for a rank whose chunk takes longer than those of the others
@@ -72,21 +76,26 @@ def predict(
         UserError: If the data or the options are not what the run can predict.
     """
     errors = Report()
-    checked = _options(options, errors)
-    loaded = Run.load(run, trust_recipe=trust_recipe)
-    if isinstance(data, pd.DataFrame):
-        frame = data.copy()
-    elif memory.is_table(data):  # of polars, for instance
-        frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
-    else:
-        frame = _frame(data, choose_columns(loaded, checked))
-        if isinstance(data, pd.Series):
-            frame.index = data.index
-    request = Request(loaded, frame, checked, errors)
-    chunks = request.predict(lambda rows: progress(Predicted(rows, request.total)), request.chunks)
-    tables = [added for *_, added in chunks]
+    with errors.collect():
+        request = _request(run, None, options, trust_recipe, errors)
+        if isinstance(data, pd.DataFrame):
+            frame = data.copy()
+        elif memory.is_table(data):  # of polars, for instance
+            frame = arrow.plain(pa.table(data)).to_pandas(integer_object_nulls=True)
+        else:
+            frame = _frame(data, [*request.choose_columns()])
+            if isinstance(data, pd.Series):
+                frame.index = data.index
+        if repeated := frame.columns[frame.columns.duplicated()].tolist():
+            raise UserError(f"the data has two columns named {repeated[0]!r}: rename one")
+        request.read(frame)
+    errors.raise_errors()
+    predictions = []
+    for _, _, added in request.predict(request.chunks):
+        predictions.append(added)
+        progress(Predicted(sum(map(len, predictions)), request.total))
     for name in request.added:
-        frame[name] = [value for table in tables for value in table.column(name).to_pylist()]
+        frame[name] = [value for table in predictions for value in table.column(name).to_pylist()]
     return frame
 
 
@@ -124,7 +133,7 @@ def predict_file(
     resumable = None if str(source) == STANDARD_INPUT else path
     ranks = distributed.ranks()
 
-    def prepare() -> tuple[Request, Parts | None, dict[int, int]]:
+    def prepare() -> tuple[Request, Parts | None]:
         errors = Report()
         if path:
             _check_output(path, source, errors)
@@ -132,39 +141,37 @@ def predict_file(
             errors.error(
                 "--resume, and several processes, need --output and an INPUT that can be read again"
             )
-        checked = _options(options, errors)
-        try:
-            loaded = Run.load(run, trust_recipe=trust_recipe)
-            request = Request(loaded, source, checked, errors, path)
-        except UserError as error:  # of the run alone, or with the others
-            mistakes = dict.fromkeys([*errors.sentences("error"), *error.mistakes])
-            raise UserError(*mistakes) from error
-        if resumable is None:
-            return request, None, {}
-        parts = Parts(resumable, request)
-        return request, parts, parts.complete(resume)
+        with errors.collect():
+            request = _request(run, source, options, trust_recipe, errors, path)
+            request.read()
+        errors.raise_errors()
+        return request, Parts(resumable, request, resume) if resumable else None
 
     use_cpu = not torch.accelerator.is_available()
     distributed.join_process_group(None, _LONGEST_WAIT, use_cpu=use_cpu)
-    request, parts, complete = distributed.main_process_first(prepare, share=False)
+    request, parts = distributed.main_process_first(prepare, share=False)
+    complete = parts.complete if parts else {}
     before = sum(complete.values())
     rows = request.total or 0
     started = time.perf_counter()
 
-    def report(rows_done: int) -> None:  # the other processes have done about as many
+    def predicted(numbers: Iterable[int]) -> Iterator[tuple[int, Any, pa.Table]]:
         nonlocal rows
-        rows = request.total or rows_done
-        rows_of_all = before + rows_done * ranks.world_size
-        event = Predicted(min(rows_of_all, request.total or rows_of_all), request.total)
-        on_rank_zero(progress)(event)
+        rows_done = 0
+        for number, some_rows, added in request.predict(numbers):
+            rows_done += len(some_rows)
+            rows = request.total or rows_done
+            # the other processes have done about as many
+            rows_of_all = min(before + rows_done * ranks.world_size, rows)
+            on_rank_zero(progress)(Predicted(rows_of_all, request.total))
+            yield number, some_rows, added
 
     if parts is None:
-        chunks = request.predict(report, request.chunks)
-        write_rows(target, request, ((some, added) for _, some, added in chunks))
+        write_rows(target, request, (chunk[1:] for chunk in predicted(request.chunks)))
         seconds = time.perf_counter() - started
     else:
-        numbers = (n for n in request.chunks[ranks.rank :: ranks.world_size] if n not in complete)
-        for number, _, added in request.predict(report, numbers):
+        numbers = request.chunks[ranks.rank :: ranks.world_size]
+        for number, _, added in predicted(n for n in numbers if n not in complete):
             parts.write(number, added)
         distributed.gather(None)  # wait for the others
         distributed.leave()  # all at once, as after a training: rank 0 alone has more to do
@@ -177,7 +184,7 @@ def predict_file(
         rows_before=before,
         samples_per_second=(rows - before) / seconds,
         precision=str(request.options.precision),
-        notes=request.notes(),
+        notes=_notes(request),
     )
 
 
@@ -205,8 +212,15 @@ def _frame(data: Iterable[Any], columns: list[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns, dtype=object)
 
 
-def _options(values: dict[str, Any], report: Report) -> Options:
-    """Return the options, without unknown ones; these and impossible values are reported."""
+def _request(
+    run: Run | str | Path,
+    source: str | Path | None,
+    values: dict[str, Any],
+    trust_recipe: bool,
+    report: Report,
+    output: Path | None = None,
+) -> Request:
+    """Return a request; mistakes in ``values``, those of :class:`Options`, are reported."""
     names = [option.name for option in fields(Options)]
     if unknown := [name for name in values if name not in names]:
         report.error(f"unknown option {', '.join(unknown)} (available: {', '.join(names)})")
@@ -215,7 +229,44 @@ def _options(values: dict[str, Any], report: Report) -> Options:
             report.error(f"--{name} {values[name]}: expected {' or '.join(choices)}")
     if (tokens := values.get("batch_tokens")) is not None and tokens < 1:
         report.error(f"--batch_tokens {tokens}: expected 1 or more")
-    return Options(**{name: value for name, value in values.items() if name in names})
+    run = Run.load(run, trust_recipe=trust_recipe)
+    options = Options(**{name: value for name, value in values.items() if name in names})
+    # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
+    is_classifier = run.kind.has_probabilities and isinstance(run.recipe(scores=False), TextRecipe)
+    is_bf16 = is_classifier and hardware.prefers_bf16(device().type)
+    options = replace(
+        options,
+        precision=options.precision or ("bf16" if is_bf16 else "fp32"),
+        cpu_kernels=options.cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
+    )
+    request = Request(run, source, options, output)
+    is_image = isinstance(request.recipe, ImageRecipe)
+    unused = {"text_column", "text_columns"} if is_image else {"image_column"}
+    if request.kind not in READABLE:
+        unused |= {*FILES}
+    if flags := [f"--{name}" for name in READING if name in unused and getattr(options, name)]:
+        report.error(f"{', '.join(flags)}: not for {request.name} and the model of {run.path}")
+    suffix = "a frame" if source is None else request.suffix
+    if options.csv_safe and suffix not in SEPARATORS:
+        report.error(f"--csv_safe: the output is {suffix}; expected .csv or .tsv")
+    if options.all_probabilities and not request.task.has_probabilities:
+        report.error("--all_probabilities: the run predicts a number, it has no classes")
+    if options.calibrated and run.manifest.temperature is None:
+        report.error(f"--calibrated: {run.path} has no temperature")
+    return request
+
+
+def _notes(request: Request) -> list[str]:
+    """Return sentences for the user at the end."""
+    notes = [*filter(None, [request.run.unfinished]), *request.file_facts]
+    if renamed := [name for name in request.added if name.startswith("predicted ")]:
+        notes.append(f"the input already has columns of these names: see {', '.join(renamed)}")
+    columns = request.columns_read
+    nulls = [request.rows.column(name).is_null().to_numpy() for name in columns]
+    if missing := int(np.any(nulls, axis=0).sum()):
+        rows = f"{counted(missing, 'row')} without a value in {' or '.join(columns)}"
+        notes.append(f"{rows}: their predictions are empty")
+    return notes
 
 
 def _check_output(output: Path, source: str | Path, report: Report) -> None:

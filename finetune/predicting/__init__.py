@@ -21,9 +21,7 @@ class Options:
     sheet: str | None = None
     all_probabilities: bool = False  # adds that of every class
     calibrated: bool = False  # divides logits by the temperature of the run
-    #: ``fp32`` or ``bf16``; None for bf16 in text classification where the device supports it
-    #: natively, else fp32.
-    precision: str | None = None
+    precision: str | None = None  # None for bf16 in text classification where native, else fp32
     cpu_kernels: str | None = None  # ``auto`` or ``off``; None for the setting of the training
     batch_tokens: int | None = None  # with padding; None for 1024 on a CPU, 65536 on a GPU
     csv_safe: bool = False  # escapes what a spreadsheet would run as a formula

@@ -8,43 +8,38 @@ directory, which is then moved into place.
 
 import contextlib
 import csv
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from finetune.data.prediction_columns import json_text
 from finetune.errors import UserError
-from finetune.predicting.request import CHUNK_ROWS, Request, cells
+from finetune.predicting.request import Request, cells
 from finetune.runtime.files import replacing
 from finetune.runtime.formats import SEPARATORS, escape_formula
 
-#: Rows, and the columns that are added to them.
-Chunk = tuple[pa.Table, pa.Table]
-_CHUNKS_AT_ONCE = 16  # in memory; one row group of parquet
 _FACTS = b"facts"  # where the schema of a part has what its predictions depend on, as JSON
 
 
 class Parts:
     """The predictions of the chunks of an input, on the disk of the output until it is written."""
 
-    def __init__(self, output: Path, request: Request) -> None:
+    def __init__(self, output: Path, request: Request, resume: bool) -> None:
+        """Refuse what an interrupted prediction left, unless it is to be resumed and the same."""
         self._output = output
         self._request = request
         self._directory = output.with_name(f"{output.name}.part")
-        self._facts = request.facts()
-
-    def complete(self, resume: bool) -> dict[int, int]:
-        """Return the number of rows of each part that is there, by the number of its chunk.
-
-        What an interrupted prediction left is refused, unless it is to be resumed and the same.
-        """
+        self._facts = _facts(request)
+        self.complete: dict[int, int] = {}  # the rows of each part by the number of its chunk
         if self._directory.is_symlink():  # nothing is written where it points
             target = self._directory.readlink()
             raise UserError(f"{self._directory} is a link to {target}: remove the link")
@@ -53,7 +48,6 @@ class Parts:
                 f"{self._directory} holds an interrupted prediction: add --resume to continue it, "
                 "or remove that directory"
             )
-        complete = {}
         for path in self._directory.glob("*.parquet"):
             with contextlib.suppress(pa.ArrowInvalid):  # cut off: it is predicted again
                 part = pq.read_metadata(path)
@@ -65,8 +59,7 @@ class Parts:
                     if value != recorded.get(name)
                 ]:
                     raise UserError(*changes)
-                complete[int(path.stem)] = part.num_rows
-        return complete
+                self.complete[int(path.stem)] = part.num_rows
 
     def write(self, number: int, predictions: pa.Table) -> None:
         """Write the predictions of a chunk."""
@@ -77,14 +70,8 @@ class Parts:
 
     def join(self) -> None:
         """Write the rows with their predictions into the output."""
-        parts = sorted(self._directory.glob("*.parquet"))
-        chunks = (
-            (
-                self._request.rows[number * CHUNK_ROWS : (number + _CHUNKS_AT_ONCE) * CHUNK_ROWS],
-                pa.concat_tables(map(pq.read_table, parts[number : number + _CHUNKS_AT_ONCE])),
-            )
-            for number in range(0, len(parts), _CHUNKS_AT_ONCE)
-        )
+        parts = map(pq.read_table, sorted(self._directory.glob("*.parquet")))
+        chunks = zip(map(self._request.chunk, self._request.chunks), parts, strict=True)
         write_rows(self._output, self._request, chunks, self._directory)
         shutil.rmtree(self._directory)
 
@@ -92,26 +79,27 @@ class Parts:
 def write_rows(
     output: Path | IO[str],
     request: Request,
-    chunks: Iterable[Chunk],
+    chunks: Iterable[tuple[pa.Table, pa.Table]],
     directory: Path | None = None,
 ) -> None:
-    """Write rows into an open file as they arrive, or into one that appears when all are written.
+    """Write rows and the columns that are added to them, in order and at least one chunk.
 
-    Args:
-        output: A path, or a file that was opened with ``newline=""``.
-        request: What is predicted.
-        chunks: The rows, in order.
-        directory: Of the unfinished file, on the same disk; that of ``output`` if None.
+    They are written into an open file (``newline=""``) as they arrive, or into one that appears
+    when all are written. Until then it is in ``directory``, by default that of ``output``.
     """
+    # without the metadata of the input, in which `datasets` would miss the new columns
+    tables = (
+        pa.table([*rows.columns, *added.columns], names=request.columns) for rows, added in chunks
+    )
     if not isinstance(output, Path):
-        _write_text(output, request, chunks)
+        _write_text(output, request, tables)
         return
     with _replacing(output, directory) as new:
         if request.suffix == ".parquet":
-            _write_parquet(new, request, chunks)
+            _write_parquet(new, request, tables)
         else:
             with new.open("w", encoding="utf-8", newline="") as file:
-                _write_text(file, request, chunks)
+                _write_text(file, request, tables)
 
 
 @contextlib.contextmanager
@@ -123,40 +111,65 @@ def _replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
             os.fsync(file.fileno())
 
 
-def _write_text(file: IO[str], request: Request, chunks: Iterable[Chunk]) -> None:
+def _write_text(file: IO[str], request: Request, tables: Iterable[pa.Table]) -> None:
     # the writer quotes fields that hold a character of its line end; a newline alone is written
     newlines = SimpleNamespace(write=lambda line: file.write(line.removesuffix("\r\n") + "\n"))
     separator = SEPARATORS.get(request.suffix)
-    table = csv.writer(newlines, delimiter=separator or ",", lineterminator="\r\n")
+    writer = csv.writer(newlines, delimiter=separator or ",", lineterminator="\r\n")
     escape = escape_formula if request.options.csv_safe else lambda cell: cell
     if separator:
-        table.writerow(map(escape, request.columns))
-    for chunk in chunks:
-        columns = [cells(part, name) for part in chunk for name in part.column_names]
+        writer.writerow(map(escape, request.columns))
+    for table in tables:
+        columns = (map(_without_nan, cells(table, name)) for name in request.columns)
         for row in zip(*columns, strict=True):
             if separator:
                 values = [json_text(v) if isinstance(v, (list, dict)) else v for v in row]
-                table.writerow(map(escape, values))
+                writer.writerow(map(escape, values))
             else:
                 file.write(f"{json_text(dict(zip(request.columns, row, strict=True)))}\n")
         file.flush()
 
 
-def _write_parquet(path: Path, request: Request, chunks: Iterable[Chunk]) -> None:
+def _without_nan(value: Any) -> Any:
+    """Return a value with None for NaN, which JSON does not have."""
+    if isinstance(value, list):
+        return [*map(_without_nan, value)]
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return value if value == value else None
+
+
+def _write_parquet(path: Path, request: Request, tables: Iterable[pa.Table]) -> None:
     schema = pq.read_schema(request.name) if request.kind == ".parquet" else ()
     maps = {field.name: field.type for field in schema if "map<" in str(field.type)}
     with contextlib.ExitStack() as stack:
         file: pq.ParquetWriter | None = None
-        for chunk in chunks:
-            columns = {}
-            for part in chunk:
-                for name, column in zip(part.column_names, part.columns, strict=True):
-                    if name in maps:  # which are lists in `rows`
-                        column = pa.array(column.to_pylist(), maps[name])
-                    elif column.type == pa.json_():  # texts as they are, everything else as JSON
-                        column = pa.array(map(json_text, cells(part, name)), pa.string())
-                    columns[name] = column
-            # without the metadata of the input, in which `datasets` would miss the new columns
-            table = pa.table(columns)
+        for table in tables:
+            for place, field in enumerate(table.schema):
+                column = table.column(place)
+                if field.name in maps:  # which are lists in `rows`
+                    column = pa.array(column.to_pylist(), maps[field.name])
+                elif field.type == pa.json_():  # texts as they are, everything else as JSON
+                    column = pa.array(map(json_text, cells(table, field.name)), pa.string())
+                table = table.set_column(place, field.name, column)
             file = file or stack.enter_context(pq.ParquetWriter(path, table.schema))
             file.write_table(table)
+
+
+def _facts(request: Request) -> dict[str, Any]:
+    """Return everything that the predictions depend on, by names that a user knows."""
+    files = [] if request.kind == "folder" else [request.path]
+    images = cells(request.rows, *request.columns_read) if request.reads_images else []
+    files += [request.folder / image for image in images if isinstance(image, str)]
+    return {f"--{name}": value for name, value in asdict(request.options).items()} | {
+        f"INPUT {request.name}": _stamp(files),
+        f"the model of {request.run.path}": _stamp(request.run.path.glob("*.safetensors")),
+        "the columns added": request.added,
+        "--batch_tokens": None,  # another number fits into the memory
+    }
+
+
+def _stamp(paths: Iterable[Path]) -> str:
+    files = sorted(path for path in paths if path.exists())
+    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(states).encode()).hexdigest()[:16]

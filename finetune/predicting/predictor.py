@@ -1,17 +1,19 @@
-"""Logits of rows by the model of a run, in batches of similar length with a fixed token budget.
+"""Predictions of rows by the model of a run, in batches of similar length with a token budget.
 
 On a CPU every core computes whole batches with one thread: cores that share a matrix product wait
 for each other after each one. The logits of a row are then the same for any number of threads.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
+from datasets import Dataset, DatasetDict, Image, List
 
 from finetune.data import ROW
 from finetune.data.batches import cut
@@ -27,20 +29,24 @@ from finetune.runtime import distributed, hardware
 #: Tokens of a batch. On a CPU the activations of a layer then nearly fit into its cache.
 TOKENS_ON_CPU, TOKENS_ON_ACCELERATOR = 1024, 65_536
 _ROWS_WITHOUT_LENGTH = 64  # of a batch, where rows have no tokens
-_CHARACTERS_AT_ONCE = 2**20  # that are tokenized, if all texts are as long as the longest
-#: Tokens of a chunk that wait for the model, about: a text of megabytes has many windows.
-_MOST_WAITING = 2**20
+_CHARACTERS_AT_ONCE = 2**20  # that are prepared, if all texts are as long as the longest
 _LABELS = ("label", "labels", "label_ids")
-#: Logits of batches, and the row that each belongs to.
-Batches = list[tuple[Future[np.ndarray], np.ndarray]]
 #: Inputs of the model, the row that each belongs to, and their tokens.
 _Inputs = tuple[Sequence[Mapping[str, Any]], np.ndarray, np.ndarray]
+#: Logits of batches that are being computed, with the row of each; and which rows have a value.
+Submission = tuple[list[tuple[Future[np.ndarray], np.ndarray]], np.ndarray]
 
 
 class Predictor:
-    """The model of a run, ready to predict; the precision and kernels of ``options`` are set."""
+    """The model of a run, loaded: values of rows in, columns of predictions out.
+
+    The precision and kernels of ``options`` are set. Unpickling it loads the model again.
+    """
 
     def __init__(self, run: Run, options: Options) -> None:
+        self._run = run
+        self._options = options
+        self._temperature = float(run.manifest.temperature or 1.0) if options.calibrated else 1.0
         self._recipe = run.recipe(scores=False)
         self._task = run.kind
         self._device = device()
@@ -51,8 +57,7 @@ class Predictor:
         threads = hardware.use_threads(None) if on_cpu else 1
         # a new thread of torch starts with as many threads of its own as there are cores
         use_one = partial(torch.set_num_threads, 1) if on_cpu else None
-        self.executor = ThreadPoolExecutor(threads, initializer=use_one)
-        self._most_waiting = threads + _MOST_WAITING // self._batch_tokens
+        self._executor = ThreadPoolExecutor(threads, initializer=use_one)
         model = self._recipe.load_model(run.path, run.labels).eval()
         self._inputs = {*inspect.signature(model.forward).parameters, *_LABELS}
         self._removes_columns = run.manifest.arguments.get("remove_unused_columns", True)
@@ -63,61 +68,66 @@ class Predictor:
         self._model = model.to(self._device)
         self._collate = self._recipe.data_collator()
 
-    def submit(self, values: list[Any]) -> Batches:
-        """Return batches of rows whose logits are computed meanwhile, for :meth:`logits`.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._run, self._options)
 
-        The longest rows come first, so that memory runs out at once or never. Rows are as the
-        recipe reads them: texts, tuples of texts of several columns, or values of its
-        ``input_column``.
+    def close(self) -> None:
+        """End the threads; batches that are waiting are not computed."""
+        self._executor.shutdown(cancel_futures=True)
+
+    def submit(self, values: Sequence[Any]) -> Submission:
+        """Start to predict rows, for :meth:`columns`.
+
+        The longest rows come first, so that memory runs out at once or never. Values are what the
+        recipe reads of a row: a text, a tuple of the texts of several columns, or a value of its
+        ``input_column``; None where it is missing.
         """
-        batches: Batches = []
-        for inputs, rows, lengths in self._prepare(values):
-            order = np.argsort(-lengths, kind="stable")
-            ends = np.cumsum(cut(lengths[order], self._batch_tokens))
-            for batch in np.split(order, ends[:-1]):
-                batches.append((self.executor.submit(self._forward, inputs, batch), rows[batch]))
-            if len(batches) > self._most_waiting:
-                batches[-self._most_waiting][0].result()
-        return batches
+        has_value = np.array([value is not None for value in values], dtype=bool)
+        rows = [value for value in values if value is not None]
+        is_text = isinstance(self._recipe, TextRecipe)
+        sizes = np.array([len("".join(row)) if is_text else 1 for row in rows])
+        batches = []
+        for numbers in _cut_by_length(sizes, _CHARACTERS_AT_ONCE):
+            inputs, places, lengths = self._prepare([rows[number] for number in numbers])
+            for batch in _cut_by_length(lengths, self._batch_tokens):
+                logits = self._executor.submit(self._forward, inputs, batch)
+                batches.append((logits, numbers[places[batch]]))
+        return batches, has_value
 
-    def logits(self, batches: Batches) -> np.ndarray:
-        """Return the logits of submitted rows, shape ``(rows, outputs)``, float32."""
-        if not batches:
-            return np.zeros((0, self._task.width), np.float32)
-        pooling = self._recipe.pooling if isinstance(self._recipe, TextRecipe) else "mean"
-        logits = np.concatenate([future.result() for future, _ in batches])
-        return pooled(logits, np.concatenate([rows for _, rows in batches]), pooling)
-
-    def _prepare(self, rows: list[Any]) -> Iterator[_Inputs]:
-        """Yield what the model takes of rows, some at a time, that of the longest rows first."""
-        recipe = self._recipe
-        if not rows:
-            return
-        if not isinstance(recipe, TextRecipe) or type(recipe).prepare is not TextRecipe.prepare:
-            yield self._prepare_by_recipe(rows)
-            return
-        windows = recipe.windows
-        encoder = recipe.encoder()
-        sizes = np.array([len("".join(row)) for row in rows])
-        order = np.argsort(-sizes, kind="stable")
-        ends = np.cumsum(cut(sizes[order], _CHARACTERS_AT_ONCE))
-        for numbers in np.split(order, ends[:-1]):
-            texts = [rows[number] for number in numbers]
-            if windows is not None:
-                places, inputs = zip(*windows.rows(texts), strict=True)
-                numbers = numbers[list(places)]
+    def columns(self, submission: Submission) -> pa.Table:
+        """Return the columns that are added to submitted rows, null for those without a value."""
+        batches, has_value = submission
+        logits = np.zeros((len(has_value), self._task.width), np.float32)
+        if batches:
+            pooling = self._recipe.pooling if isinstance(self._recipe, TextRecipe) else "mean"
+            futures, rows = zip(*batches, strict=True)
+            outputs = np.concatenate([future.result() for future in futures])
+            logits[has_value] = pooled(outputs, np.concatenate(rows), pooling)
+        all_labels = self._options.all_probabilities
+        columns = self._task.predicted(logits, self._temperature, all_labels=all_labels)
+        kind = pa.string() if self._task.has_one_class else pa.list_(pa.string())
+        table = {}
+        for name, values in columns.items():
+            if isinstance(values, np.ndarray):  # as float32: 0.9812, not 0.9811999797821045
+                numbers = pa.array(values.astype(np.float32), mask=~has_value)
+                table[name] = numbers.cast(pa.string()).cast(pa.float64())
             else:
-                columns = encoder(texts)
-                values = zip(*columns.values(), strict=True)
-                inputs = tuple(dict(zip(columns, row, strict=True)) for row in values)
-            yield inputs, numbers, np.array([len(row["input_ids"]) for row in inputs])
+                table[name] = pa.array(values, kind, mask=~has_value)
+        return pa.table(table)
 
-    def _prepare_by_recipe(self, values: list[Any]) -> _Inputs:
-        """Return what the model takes of rows that the recipe prepares as in training."""
-        from datasets import Dataset, DatasetDict, Image, List
-
-        name = self._recipe.input_column
-        numbers = np.arange(len(values))  # which recipes have from `load` and may remove again
+    def _prepare(self, values: list[Any]) -> _Inputs:
+        """Return what the model takes of rows, prepared as in training."""
+        recipe = self._recipe
+        numbers = np.arange(len(values))
+        is_own = type(recipe).prepare is not TextRecipe.prepare
+        if isinstance(recipe, TextRecipe) and not is_own and recipe.long_texts == "cut":
+            # as `prepare` does, which hashes rows and tokenizer first
+            encoded = recipe.encoder()(values)
+            tokens = zip(*encoded.values(), strict=True)
+            inputs = [dict(zip(encoded, row, strict=True)) for row in tokens]
+            return inputs, numbers, np.array([len(row["input_ids"]) for row in inputs])
+        name = recipe.input_column
+        # recipes have the numbers from `load` and may remove them again
         columns: dict[str, Any] = {name: values, ROW: numbers, "id": numbers}
         if isinstance(values[0], tuple):  # the texts of several columns
             columns |= {name: ["\n".join(row) for row in values], TEXTS: values}
@@ -127,10 +137,10 @@ class Predictor:
         label = self._task.feature
         empty = [0] * max(0, label.length) if isinstance(label, List) else 0  # has no effect
         rows = rows.add_column("label", [empty] * len(values), feature=label)
-        prepared = self._recipe.prepare(DatasetDict(test=rows))["test"]
+        prepared = recipe.prepare(DatasetDict(test=rows))["test"]
         windows_of = documents_of(prepared)
         documents = np.arange(len(prepared)) if windows_of is None else windows_of
-        if len(np.unique(documents)) != len(values):
+        if not np.array_equal(np.unique(documents), numbers):
             raise UserError("the recipe's prepare() leaves out rows that are to be predicted")
         if self._removes_columns:
             names = [column for column in prepared.column_names if column in self._inputs]
@@ -156,6 +166,12 @@ class Predictor:
                 f"out of memory at {self._batch_tokens:,} tokens per batch; try --batch_tokens "
                 f"{max(1, self._batch_tokens // 4)}"
             ) from error
+
+
+def _cut_by_length(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Return the numbers of the rows of each batch, see :func:`cut`, the longest rows first."""
+    order = np.argsort(-lengths, kind="stable")
+    return np.split(order, np.cumsum(cut(lengths[order], budget), dtype=int))[:-1]
 
 
 def device() -> torch.device:
