@@ -77,7 +77,7 @@ class Resumption:
         """Raise a ``UserError`` if there is no state to continue a training from."""
         if self.path is None and self.finished:
             raise UserError(
-                f"--resume: {self.directory} is finished and has no checkpoint to continue from: "
+                f"--resume: {self.directory} is finished and has no checkpoint to resume: "
                 "leave out --resume to start again (the run is moved aside)"
             )
         if self.path is not None and "scheduler.pt" not in Checkpoint.read(self.path).files:

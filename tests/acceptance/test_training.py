@@ -1230,10 +1230,7 @@ def test_a_finished_run_is_returned_and_goes_on_with_more_epochs(
     ("options", "longer"),
     [
         ({"save_only_model": True}, "has no optimizer state"),
-        (
-            {"save_strategy": "no", "load_best_model_at_end": False},
-            "has no checkpoint to continue from",
-        ),
+        ({"save_strategy": "no", "load_best_model_at_end": False}, "has no checkpoint to resume"),
     ],
 )
 def test_a_finished_run_that_cannot_go_on_is_shown_and_not_trained_longer(
