@@ -159,8 +159,9 @@ def _write_parquet(path: Path, request: Request, tables: Iterable[pa.Table]) -> 
 def _facts(request: Request) -> dict[str, Any]:
     """Return everything that the predictions depend on, by names that a user knows."""
     files = [] if request.kind == "folder" else [request.path]
-    images = cells(request.rows, *request.columns_read) if request.reads_images else []
-    files += [request.folder / image for image in images if isinstance(image, str)]
+    column = request.rows.column(next(iter(request.columns_read)))
+    if request.reads_images and pa.types.is_string(column.type):
+        files += [request.folder / image for image in column.to_pylist() if image]
     return {f"--{name}": value for name, value in asdict(request.options).items()} | {
         f"INPUT {request.name}": _stamp(files),
         f"the model of {request.run.path}": _stamp(request.run.path.glob("*.safetensors")),
