@@ -176,7 +176,7 @@ class Metric:
     direction: int  # 1 if higher is better, -1 if lower is better
     scale: Scale  # its range and transformation for intervals
     function: Function
-    of_class: int | None = None  # the class id of a metric of one class
+    of_class: int | None = None  # the class id of precision, recall or F1 of one class
 
 
 AVERAGED = ("precision", "recall", "f1")
@@ -222,3 +222,11 @@ ROWS = (
     Metric("pearson", "numbers", 1, CORRELATION, _over_targets(_pearson)),
     Metric("spearman", "numbers", 1, CORRELATION, _over_targets(_spearman)),
 )
+_ANY_CLASSES = (*AVERAGED, "accuracy", "matthews_correlation", "roc_auc", "average_precision")
+#: The folders in ``metrics/`` for each task; ``--metrics`` refuses others.
+MODULES = {
+    "single_label": _ANY_CLASSES,
+    "ordinal": (*_ANY_CLASSES, "quadratic_kappa", "mean_absolute_error"),
+    "multi_label": (*AVERAGED, "accuracy", "roc_auc", "average_precision"),
+    "regression": ("r2", "mae", "rmse", "pearson", "spearman", "mse"),
+}

@@ -161,6 +161,8 @@ def estimate(rows: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
     for name, metric in metrics.items():
         if metric.scale is PROPORTION:
             score = share(int(rows.right.sum()), len(rows))
+        elif metric.of_class is not None:
+            score = _score_classes(rows)[metric.name.removesuffix("_binary")][metric.of_class]
         elif metric.name in _OVER_CLASSES and rare_classes(rows):
             score = Estimate(float(metric.function(rows)[0]))
         else:
@@ -173,11 +175,9 @@ def estimate(rows: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
 def _most_rows(rows: Any, metric: Metric) -> float:
     """Return the upper limit of the effective sample size of a metric.
 
-    For one class it is twice its rows, for areas twice the smaller side of each class. For other
-    shares it is all rows, or infinite with enough right and wrong rows for a reliable jackknife.
+    For areas it is twice the smaller side of each class. For other shares it is all rows, or
+    infinite with enough right and wrong rows for a reliable jackknife.
     """
-    if metric.of_class is not None:
-        return float(min(len(rows), 2 * rows.supports[metric.of_class]))
     if metric.name in _AREAS:
         fewer = np.minimum(rows.supports, len(rows) - rows.supports)
         is_binary = rows.kind == "classes" and len(fewer) == 2
@@ -245,19 +245,28 @@ def describe_gaps(
     return sentences
 
 
-def describe_classes(rows: NamedRows) -> dict[str, Any]:
-    """Return precision, recall, F1, areas under the curves, and support of each class, by name.
+def _score_classes(rows: NamedRows) -> dict[str, list[Estimate]]:
+    """Return precision, recall and F1 of each class, with Wilson's intervals.
 
     F1 is 2 J / (1 + J). The Jaccard index J is a share: of the rows whose true or predicted class
-    is this one, those where both are. Areas are left out if no row, or every row, has the class.
+    is this one, those where both are.
     """
     right, true, predicted, *_ = (sums[0] for sums in rows.tallies)
     jaccard = shares(right, true + predicted - right)
-    scores = {
+    return {
         "precision": shares(right, predicted),
         "recall": shares(right, true),
         "f1": [Estimate(*(2 * end / (1 + end) for end in astuple(ends))) for ends in jaccard],
     }
+
+
+def describe_classes(rows: NamedRows) -> dict[str, Any]:
+    """Return precision, recall, F1, areas under the curves, and support of each class, by name.
+
+    Areas are left out if no row, or every row, has the class.
+    """
+    true = rows.tallies[1][0]
+    scores = _score_classes(rows)
     areas = {"roc_area": ROC} if rows.kind == "classes" else {}
     areas |= {"pr_area": PRECISION}
     table: dict[str, dict[str, Any]] = {}

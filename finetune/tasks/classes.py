@@ -23,6 +23,7 @@ from finetune.data.prediction_columns import (
 )
 from finetune.statistics import baselines, metrics, mistakes, scored
 from finetune.statistics.baselines import Source
+from finetune.statistics.functions import MODULES
 from finetune.statistics.metrics import Metrics, Statistics
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
 from finetune.tasks import losses
@@ -52,10 +53,7 @@ class SingleLabel(Task[ScoredRows]):
     problem_type = "single_label_classification"
     label_kind = "classes"
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
-    metric_modules: ClassVar[Sequence[str]] = (
-        *("accuracy", "precision", "recall", "f1", "matthews_correlation"),
-        *("roc_auc", "average_precision"),
-    )
+    metric_modules = MODULES["single_label"]
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
     is_ordered: ClassVar[bool] = False  # whether the order of the classes is meaningful
     has_one_class = has_probabilities = True
@@ -134,7 +132,7 @@ class Ordinal(SingleLabel):
 
     name = "ordinal"
     metrics = {**SingleLabel.metrics, "quadratic_kappa": {}, "mean_absolute_error": {}}
-    metric_modules = (*SingleLabel.metric_modules, "quadratic_kappa", "mean_absolute_error")
+    metric_modules = MODULES["ordinal"]
     losses = {
         "cross_entropy": losses.cross_entropy,
         "soft": losses.soft_labels,
@@ -161,7 +159,7 @@ class MultiLabel(Task[ScoredLabels]):
         "subset_accuracy": {"module": "accuracy"},
         "average_precision": {"average": "macro"},
     }
-    metric_modules = ("f1", "precision", "recall", "accuracy", "average_precision", "roc_auc")
+    metric_modules = MODULES["multi_label"]
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
     has_probabilities = True
 

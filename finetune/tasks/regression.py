@@ -13,6 +13,7 @@ from finetune.data.prediction_columns import LABEL, PREDICTION, of_target
 from finetune.errors import UserError
 from finetune.statistics import baselines, metrics
 from finetune.statistics.baselines import Source
+from finetune.statistics.functions import MODULES
 from finetune.statistics.metrics import Metrics, Statistics
 from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks.base import Columns, Task, Tell
@@ -43,7 +44,7 @@ class Regression(Task[ScoredNumbers]):
     problem_type = "regression"
     label_kind = "numbers"
     metrics = {metric: {} for metric in ("r2", "mae", "rmse", "pearson", "spearman")}
-    metric_modules = (*metrics, "mse")
+    metric_modules = MODULES["regression"]
     #: Means over the targets. The Huber loss (Annals of Mathematical Statistics 35, 1964) is half
     #: the squared error up to one standard deviation, and linear in the error above.
     losses = {
