@@ -19,7 +19,7 @@ from finetune.pipeline.results import assess, scores
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
-from finetune.statistics.metrics import Statistics
+from finetune.statistics.results import Statistics
 from finetune.training.arguments import argument_values
 from finetune.training.trainer import build_trainer
 

@@ -12,7 +12,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from finetune.runs.manifest import Manifest
 from finetune.runs.run import Run
 from finetune.runtime.files import write_whole
-from finetune.statistics.metrics import DIRECTIONS, Statistics
+from finetune.statistics.metrics import DIRECTIONS
+from finetune.statistics.results import Statistics
 
 AREAS = {"roc_area": "ROC AUC", "pr_area": "average precision"}
 #: With more classes, a table shows only those with the lowest F1.

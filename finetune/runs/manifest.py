@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
-from finetune.statistics.metrics import Statistics
+from finetune.statistics.results import Statistics
 from finetune.training.record import MANIFEST, SCHEMA, Data, Launch, Process, Record
 
 METRICS = "metrics.json"

@@ -30,7 +30,7 @@ from finetune.errors import RunError, UserError, suggestion
 from finetune.runs.manifest import METRICS, Manifest, Metrics
 from finetune.runtime import files
 from finetune.runtime.importing import read_source
-from finetune.statistics.metrics import Statistics
+from finetune.statistics.results import Statistics
 from finetune.training.record import MANIFEST
 
 if TYPE_CHECKING:

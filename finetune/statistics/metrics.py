@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,33 +51,6 @@ DIRECTIONS: Mapping[str, int] = {
     **{row.name: row.direction for row in ROWS if not row.name.endswith("_binary")},
     **{name: 1 for score in AVERAGED for name in (score, f"{score}_samples")},
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Statistics:
-    """What the test rows say beyond the metrics of the recipe.
-
-    An interval is ``{"value": ..., "low": ..., "high": ...}``, a 95% confidence interval; its ends
-    are NaN, null in the file, where there are too few rows. What does not apply, as classes in a
-    regression, is None.
-    """
-
-    rows: int
-    metrics: dict[str, Any]  # an interval for each
-    #: By baseline: intervals of the difference in each metric.
-    beyond: dict[str, dict[str, Any]] = field(default_factory=dict)
-    classes: dict[str, Any] | None = None  # precision, recall, F1, areas and support of each
-    confusion: list[list[int]] | None = None  # counts, true by predicted; up to 200 classes
-    top_k: dict[str, Any] | None = None  # how often the true class is among the k most probable
-    calibration: dict[str, Any] | None = None  # error, bins; temperature, None if none helps
-    ordered: dict[str, Any] | None = None  # metrics of classes that have an order
-    targets: dict[str, Any] | None = None  # of several numbers: the metrics of each
-    thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in
-    together: list[list[int]] | None = None  # rows that have both of two labels; up to 100 labels
-    notes: list[str] = field(default_factory=list)  # what was bounded, left out or went wrong
-
-    def __getitem__(self, name: str) -> Any:
-        return vars(self)[name]
 
 
 def module_of(name: str, arguments: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -19,7 +19,8 @@ from finetune.data.prediction_columns import LABEL, MOST_COLUMNS, probability_of
 from finetune.errors import UserError, suggestion
 from finetune.statistics import metrics
 from finetune.statistics.baselines import Source
-from finetune.statistics.metrics import Metrics, Scoring, Statistics, module_of
+from finetune.statistics.metrics import Metrics, Scoring, module_of
+from finetune.statistics.results import Statistics
 from finetune.statistics.scored import Kind, Scored
 from finetune.tasks import losses
 

@@ -24,7 +24,8 @@ from finetune.data.prediction_columns import (
 from finetune.statistics import baselines, metrics, mistakes, scored
 from finetune.statistics.baselines import Source
 from finetune.statistics.functions import MODULES
-from finetune.statistics.metrics import Metrics, Statistics
+from finetune.statistics.metrics import Metrics
+from finetune.statistics.results import Statistics
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
 from finetune.tasks import losses
 from finetune.tasks.base import Columns, Task

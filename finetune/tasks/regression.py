@@ -14,7 +14,8 @@ from finetune.errors import UserError
 from finetune.statistics import baselines, metrics
 from finetune.statistics.baselines import Source
 from finetune.statistics.functions import MODULES
-from finetune.statistics.metrics import Metrics, Statistics
+from finetune.statistics.metrics import Metrics
+from finetune.statistics.results import Statistics
 from finetune.statistics.scored import ScoredNumbers
 from finetune.tasks.base import Columns, Task, Tell
 

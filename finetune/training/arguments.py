@@ -125,7 +125,8 @@ class ArgumentValues(SimpleNamespace):
         flags = f"--lr_scheduler_type {scheduler.value} --lr_scheduler_kwargs {kwargs}"
         try:
             get_scheduler(scheduler, torch.optim.SGD([torch.zeros(1)]), 1, 2, kwargs)
-            flags = f"--optim {arguments.optim}, --optim_args {arguments.optim_args}"
+            name = getattr(self.optim, "value", self.optim)  # its default is no string
+            flags = f"--optim {name} --optim_args {self.optim_args}"
             Trainer.get_optimizer_cls_and_kwargs(arguments)
         except (ValueError, TypeError, ImportError) as error:
             if "need to pass a" not in str(error):  # some optimizers need the model
