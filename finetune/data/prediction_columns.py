@@ -113,7 +113,11 @@ def without_bytes(table: pa.Table) -> pa.Table:
 
 
 def json_text(value: object) -> str | None:
-    """Return a value as JSON; a text or None is returned unchanged."""
+    """Return a value as JSON, with null for NaN; a text or None is returned unchanged."""
     if value is None or isinstance(value, str):
         return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    if "NaN" in text:
+        value = json.loads(text, parse_constant=lambda name: float(name) if "I" in name else None)
+        text = json.dumps(value, ensure_ascii=False)
+    return text

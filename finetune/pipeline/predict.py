@@ -40,7 +40,7 @@ class FilePrediction:
 
     output: Path  # that was written
     rows: int  # how many it has
-    rows_before: int  # those of them that were done before this was resumed
+    rows_before: int  # rows that an earlier, interrupted call had predicted
     samples_per_second: float  # of the others, all processes together
     precision: str  # of the computation
     notes: list[str]  # what the user should know, a sentence each

@@ -89,7 +89,7 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
         resumed.require_state()
     if differences and not is_done and not settings.dry_run:
         progress(Noted(differences))
-    if is_done and not values.save_on_each_node:  # then another machine may have to continue
+    if is_done and not values.save_on_each_node:  # with it another machine may have to train
         return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
     steps = count_steps(values, recipe.prepared["train"])
     if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:

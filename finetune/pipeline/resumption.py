@@ -239,7 +239,6 @@ def configuration(settings: Settings) -> dict[str, Any]:
     if recipe.metrics:
         options["metrics"] = ",".join(recipe.known_scoring)  # files are compared by their hashes
     entries = {
-        **options,  # first: a recipe's own option may be called like an entry below
         "launch": counted(distributed.ranks().world_size, "process"),
         **versions(),
         "commit": commit(model, options.get("model_revision")),  # None if not on the Hub
@@ -258,6 +257,8 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "rows": {name: len(rows) for name, rows in recipe.splits.items()},
         "labels": recipe.labels,
     }
+    for name, value in options.items():  # a recipe's own option may have the name of an entry
+        entries[f"option {name}" if name in entries else name] = value
     for name, value in vars(settings.values).items():
         if name not in _FREE and not name.startswith(_FREE_PREFIXES):
             entries[name] = value

@@ -223,7 +223,7 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
     trainer.compute_metrics = compute_metrics
     seconds = time.perf_counter() - started
     trainer.require_finite()
-    if trainer.args.load_best_model_at_end and not trainer.state.best_model_checkpoint:
+    if trainer.args.load_best_model_at_end and not trainer.state.best_global_step:
         name = trainer.args.metric_for_best_model
         activity.say(f"no evaluation has a number for {name}: the model of the last step is saved")
     layer = None

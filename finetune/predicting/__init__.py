@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 #: Options of a recipe that say how a file of rows is read; those of the run by default.
 FILES = ("csv_quoting", "csv_separator", "encoding", "sheet")
-#: And which of its columns.
+#: These, and the options that name the columns to read.
 READING = ("text_column", "text_columns", "image_column", *FILES)
 
 
@@ -19,7 +19,7 @@ class Options:
     csv_separator: str | None = None
     encoding: str | None = None
     sheet: str | None = None
-    all_probabilities: bool = False  # adds that of every class
+    all_probabilities: bool = False  # adds the probability of every class
     calibrated: bool = False  # divides logits by the temperature of the run
     precision: str | None = None  # None for bf16 in text classification where native, else fp32
     cpu_kernels: str | None = None  # ``auto`` or ``off``; None for the setting of the training

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -27,6 +28,7 @@ from finetune.predicting.request import Request, cells
 from finetune.runtime.files import replacing
 from finetune.runtime.formats import SEPARATORS, escape_formula
 
+_CHUNKS_OF_GROUP = 16  # chunks in a row group of parquet
 _FACTS = b"facts"  # where the schema of a part has what its predictions depend on, as JSON
 
 
@@ -70,7 +72,11 @@ class Parts:
 
     def join(self) -> None:
         """Write the rows with their predictions into the output."""
-        parts = map(pq.read_table, sorted(self._directory.glob("*.parquet")))
+        paths = sorted(self._directory.glob("*.parquet"))
+        if len(paths) != len(self._request.chunks):
+            count = f"expected {len(self._request.chunks)} parts, found {len(paths)}"
+            raise UserError(f"{self._directory}: {count}; all machines must write to one disk")
+        parts = map(pq.read_table, paths)
         chunks = zip(map(self._request.chunk, self._request.chunks), parts, strict=True)
         write_rows(self._output, self._request, chunks, self._directory)
         shutil.rmtree(self._directory)
@@ -82,7 +88,7 @@ def write_rows(
     chunks: Iterable[tuple[pa.Table, pa.Table]],
     directory: Path | None = None,
 ) -> None:
-    """Write rows and the columns that are added to them, in order and at least one chunk.
+    """Write the rows of one chunk or more with their added columns, in order.
 
     They are written into an open file (``newline=""``) as they arrive, or into one that appears
     when all are written. Until then it is in ``directory``, by default that of ``output``.
@@ -120,7 +126,7 @@ def _write_text(file: IO[str], request: Request, tables: Iterable[pa.Table]) -> 
     if separator:
         writer.writerow(map(escape, request.columns))
     for table in tables:
-        columns = (map(_without_nan, cells(table, name)) for name in request.columns)
+        columns = (cells(table, name) for name in request.columns)
         for row in zip(*columns, strict=True):
             if separator:
                 values = [json_text(v) if isinstance(v, (list, dict)) else v for v in row]
@@ -130,21 +136,14 @@ def _write_text(file: IO[str], request: Request, tables: Iterable[pa.Table]) -> 
         file.flush()
 
 
-def _without_nan(value: Any) -> Any:
-    """Return a value with None for NaN, which JSON does not have."""
-    if isinstance(value, list):
-        return [*map(_without_nan, value)]
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    return value if value == value else None
-
-
 def _write_parquet(path: Path, request: Request, tables: Iterable[pa.Table]) -> None:
     schema = pq.read_schema(request.name) if request.kind == ".parquet" else ()
     maps = {field.name: field.type for field in schema if "map<" in str(field.type)}
+    tables = iter(tables)
     with contextlib.ExitStack() as stack:
         file: pq.ParquetWriter | None = None
-        for table in tables:
+        while chunks := list(islice(tables, _CHUNKS_OF_GROUP)):
+            table = pa.concat_tables(chunks)
             for place, field in enumerate(table.schema):
                 column = table.column(place)
                 if field.name in maps:  # which are lists in `rows`
@@ -161,7 +160,7 @@ def _facts(request: Request) -> dict[str, Any]:
     files = [] if request.kind == "folder" else [request.path]
     column = request.rows.column(next(iter(request.columns_read)))
     if request.reads_images and pa.types.is_string(column.type):
-        files += [request.folder / image for image in column.to_pylist() if image]
+        files += [request.folder / Path(i).expanduser() for i in column.to_pylist() if i]
     return {f"--{name}": value for name, value in asdict(request.options).items()} | {
         f"INPUT {request.name}": _stamp(files),
         f"the model of {request.run.path}": _stamp(request.run.path.glob("*.safetensors")),

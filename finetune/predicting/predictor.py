@@ -29,7 +29,8 @@ from finetune.runtime import distributed, hardware
 #: Tokens of a batch. On a CPU the activations of a layer then nearly fit into its cache.
 TOKENS_ON_CPU, TOKENS_ON_ACCELERATOR = 1024, 65_536
 _ROWS_WITHOUT_LENGTH = 64  # of a batch, where rows have no tokens
-_CHARACTERS_AT_ONCE = 2**20  # that are prepared, if all texts are as long as the longest
+_CHARACTERS_AT_ONCE = 2**20  # to prepare, each text counted as long as the longest
+_MOST_WAITING = 256  # batches: a text of megabytes has many windows
 _LABELS = ("label", "labels", "label_ids")
 #: Inputs of the model, the row that each belongs to, and their tokens.
 _Inputs = tuple[Sequence[Mapping[str, Any]], np.ndarray, np.ndarray]
@@ -40,11 +41,10 @@ Submission = tuple[list[tuple[Future[np.ndarray], np.ndarray]], np.ndarray]
 class Predictor:
     """The model of a run, loaded: values of rows in, columns of predictions out.
 
-    The precision and kernels of ``options`` are set. Unpickling it loads the model again.
+    ``options`` have a precision and kernels.
     """
 
     def __init__(self, run: Run, options: Options) -> None:
-        self._run = run
         self._options = options
         self._temperature = float(run.manifest.temperature or 1.0) if options.calibrated else 1.0
         self._recipe = run.recipe(scores=False)
@@ -68,9 +68,6 @@ class Predictor:
         self._model = model.to(self._device)
         self._collate = self._recipe.data_collator()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._run, self._options)
-
     def close(self) -> None:
         """End the threads; batches that are waiting are not computed."""
         self._executor.shutdown(cancel_futures=True)
@@ -92,6 +89,8 @@ class Predictor:
             for batch in _cut_by_length(lengths, self._batch_tokens):
                 logits = self._executor.submit(self._forward, inputs, batch)
                 batches.append((logits, numbers[places[batch]]))
+            if len(batches) > _MOST_WAITING:  # until memory for more is free
+                batches[-_MOST_WAITING][0].result()
         return batches, has_value
 
     def columns(self, submission: Submission) -> pa.Table:

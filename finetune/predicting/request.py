@@ -48,7 +48,7 @@ class Request:
         self.options = options  # with a precision and kernels
         self.path = Path(source or "").expanduser()
         self.folder = self.path if self.path.is_dir() else self.path.parent
-        self.kind = formats.suffix(self.path)  # of a file; else one of these
+        self.kind = formats.suffix(self.path)  # of a file, else `frame`, `-` or `folder`
         self.name = str(self.path)
         if source is None:
             self.kind, self.name = "frame", "the data"

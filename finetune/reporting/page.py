@@ -68,8 +68,8 @@ def write(run: Run) -> Path:
 
 
 def suspicion(run: Run, rows: ScoredRows) -> mistakes.Suspicion | None:
-    """Return which labels of the test rows may be wrong, or None if the model is not significantly
-    better than any baseline in the first metric of the headline that has a known direction.
+    """Return which labels of the test rows may be wrong. None if the model is significantly better
+    than none of the baselines in the first metric of the headline that has a known direction.
     """
     better = tables.directions(run.manifest)
     metric = next((name for name in run.headline if name in better), "")

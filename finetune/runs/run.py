@@ -112,8 +112,8 @@ class Run:
         if self.manifest.steps is not None or not (self.path / METRICS).exists():
             return None
         return (
-            f"{self.path}: its training was continued and has not ended, the model and its results "
-            f"are those of before; {self._state}"
+            f"{self.path}: its training was resumed and has not finished; model and results are "
+            f"from before; {self._state}"
         )
 
     def require_model(self) -> None:

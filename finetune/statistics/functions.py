@@ -7,6 +7,7 @@ scikit-learn with ``zero_division=0``.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -195,11 +196,12 @@ ROWS = (
     *map(binary, AVERAGED),
     *(
         Metric(f"{name}_{average}", "classes", 1, SHARE, _averaged(name, average))
-        for name in AVERAGED
-        for average in ("macro", "weighted")
+        for name, average in product(AVERAGED, ("macro", "weighted"))
+        if (name, average) != ("recall", "weighted")
     ),
-    # with one class for each row, all three equal the accuracy
+    # with one class for each row, these equal the accuracy
     *(Metric(f"{name}_micro", "classes", 1, PROPORTION, _right) for name in AVERAGED),
+    Metric("recall_weighted", "classes", 1, PROPORTION, _right),
     Metric("matthews_correlation", "classes", 1, AGREEMENT, _matthews_correlation),
     Metric("quadratic_kappa", "classes", 1, AGREEMENT, _quadratic_kappa),
     Metric("mean_absolute_error", "classes", -1, ERROR, _mean(lambda rows: rows.off)),

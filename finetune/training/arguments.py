@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 import torch
 from transformers import SchedulerType, TrainingArguments
@@ -83,8 +83,6 @@ class FinetuneArguments(TrainingArguments):
     )
     eval_do_concat_batches: bool = _option(False, "always false: they are put together once")
 
-    builds_trainer = False
-
     def __post_init__(self) -> None:
         if self.disable_tqdm is None:  # the library would decide by its log level
             self.disable_tqdm = not (sys.stderr.isatty() or is_in_notebook())
@@ -94,11 +92,6 @@ class FinetuneArguments(TrainingArguments):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the token out, as the library pickles the arguments into every checkpoint."""
         return {**self.__dict__, "hub_token": None}
-
-    @property
-    def should_save(self) -> bool:
-        """Whether this process writes; False while a trainer is built."""
-        return bool(super().should_save) and not self.builds_trainer
 
 
 class ArgumentValues(SimpleNamespace):
@@ -113,24 +106,17 @@ class ArgumentValues(SimpleNamespace):
         Raises:
             UserError: If they contradict each other, in the words of the library.
         """
-        from transformers import Trainer  # takes a second
-
         try:
             arguments = FinetuneArguments(**vars(self))
         except (ValueError, ImportError, OSError) as error:
             raise UserError(str(error)) from error
-        # the library creates scheduler and optimizer only when the training has begun
-        scheduler = SchedulerType(arguments.lr_scheduler_type)
+        name = SchedulerType(arguments.lr_scheduler_type)
         kwargs: Any = arguments.lr_scheduler_kwargs
-        flags = f"--lr_scheduler_type {scheduler.value} --lr_scheduler_kwargs {kwargs}"
-        try:
-            get_scheduler(scheduler, torch.optim.SGD([torch.zeros(1)]), 1, 2, kwargs)
-            name = getattr(self.optim, "value", self.optim)  # its default is no string
-            flags = f"--optim {name} --optim_args {self.optim_args}"
-            Trainer.get_optimizer_cls_and_kwargs(arguments)
-        except (ValueError, TypeError, ImportError) as error:
-            if "need to pass a" not in str(error):  # some optimizers need the model
-                raise UserError(f"{flags}: {error}") from error
+        try:  # the library creates it only when the training has begun
+            get_scheduler(name, torch.optim.SGD([torch.zeros(1)]), 1, 2, kwargs)
+        except (ValueError, TypeError) as error:
+            flags = f"--lr_scheduler_type {name.value} --lr_scheduler_kwargs {kwargs}"
+            raise UserError(f"{flags}: {error}") from error
         return arguments
 
 
@@ -217,8 +203,10 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         bound = _BELOW.get(name, math.inf)
         is_default = value == getattr(FinetuneArguments, name, None)  # -1 may be unset
         if isinstance(value, (int, float)) and not is_default and not lowest <= value < bound:
-            below = f"below {bound}" if name in _BELOW else "finite"
-            yield f"--{name} {value}: expected {lowest} or more, and {below}"
+            below = f" and below {bound}" * (name in _BELOW or not math.isfinite(value))
+            yield f"--{name} {value}: expected {lowest} or more{below}".replace(
+                "below inf", "finite"
+            )
     if values.num_train_epochs == 0:
         yield "--num_train_epochs 0: expected more than 0"
     if (seconds := values.grace_seconds) > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
@@ -247,6 +235,15 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     if values.early_stopping_patience is not None and not keeps_best:
         flags = "--eval_strategy and --save_strategy other than no"
         yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
+    if values.optim != FinetuneArguments.optim or values.optim_args:
+        from transformers import Trainer  # takes a second
+
+        try:  # some optimizers need the model, or the properties of built arguments
+            Trainer.get_optimizer_cls_and_kwargs(cast(Any, values))
+        except (ImportError, ValueError, AttributeError) as error:
+            if not isinstance(error, AttributeError) and "need to pass a" not in str(error):
+                name = getattr(values.optim, "value", values.optim)
+                yield f"--optim {name} --optim_args {values.optim_args}: {error}"
     installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     names = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
     for name in sorted({*names} - {"none", "all", *installed}):

@@ -117,7 +117,7 @@ def _free_path(path: Path) -> Path:
 
 
 def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
-    """Create a directory if necessary and lock it until this process ends.
+    """Create a directory if necessary and lock it until ``files.unlock`` or the end of the process.
 
     With ``moves_aside`` an earlier run in it is renamed, and a sentence that says so is returned.
 

@@ -68,8 +68,7 @@ def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
     kinds = get_args(hint) or (hint,)
     if get_origin(hint) is Literal:
         choices = f"{', '.join(kinds[:-1])} or {kinds[-1]}{suggestion(str(value), kinds)}"
-        is_choice = isinstance(value, str) and value in kinds
-        return "" if is_choice else f"{flag} {value}: expected {choices}"
+        return "" if value in kinds else f"{flag} {value}: expected {choices}"
     types = tuple(_TYPES[kind][0] for kind in kinds if kind in _TYPES and kind is not bool)
     is_right = bool in kinds if isinstance(value, bool) else isinstance(value, types)
     if is_right or not set(kinds) <= _TYPES.keys():

@@ -123,7 +123,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     Attributes:
         sizes: The number of rows of each step of an epoch.
-        lengths: The number of tokens of each row, shape ``(rows,)``; None for images.
+        lengths: The number of tokens of each row, shape ``(rows,)``; None without a length column.
 
     Raises:
         UserError: If there are fewer rows than a step needs, or fewer rows in a step than devices.
@@ -267,9 +267,7 @@ def restore_rows(
     def concatenate(arrays: Any, pooling: str | None = None) -> Any:
         if not arrays:
             return None
-        if (
-            len({array.shape[1:] for array in arrays}) > 1
-        ):  # inputs of other lengths, padded with -100
+        if len({array.shape[1:] for array in arrays}) > 1:  # inputs: pad them with -100
             arrays = [functools.reduce(numpy_pad_and_concatenate, arrays)]
         values = np.concatenate(arrays)
         return values[first] if pooling is None else encoding.pooled(values, rows, pooling)

@@ -73,9 +73,7 @@ class Trainer(transformers.Trainer):
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
         self.row_loss = replace(compute_loss_func, label_smoothing=arguments.label_smoothing_factor)
-        arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
-        del arguments.builds_trainer
         self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
         if self.accelerator.ddp_handler is not None:  # or DDP keeps a second copy of all gradients
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
@@ -260,8 +258,9 @@ class Trainer(transformers.Trainer):
         ``save_pretrained`` (5.23) writes on rank 0 only, and weights for their owner only.
         """
         directory = Path(output_dir or self._directory)
-        for path in filter(Path.is_symlink, directory.glob("*.*") if self.args.should_save else ()):
-            path.unlink()  # the library would write where it points
+        for path in directory.glob("*") if self.args.should_save else ():
+            if path.is_symlink() and not path.is_dir():  # the library would write where it points
+                path.unlink()
         super()._save(output_dir, state_dict)
         if not self.args.should_save:
             return
