@@ -107,7 +107,8 @@ class RecipeParser(HfArgumentParser):
         if metavar == choices and len(choices) >= _WIDEST_CHOICES:
             metavar, sentence = "NAME", f"{sentence}: {choices.replace('|', ', ')}"
         if default not in (None, "", []) and name not in RUN_OPTIONS:
-            text = str(getattr(default, "value", default))
+            is_list = isinstance(default, tuple)
+            text = ",".join(default) if is_list else str(getattr(default, "value", default))
             sentence += f" (default: {text.lower() if isinstance(default, bool) else text})"
         options |= {"metavar": metavar, "help": sentence.replace("%", "%%")}
         action: argparse.Action = self.groups[group].add_argument(

@@ -46,10 +46,10 @@ class RecipeOptions:
     dataset_revision: str | None = _data(None, "commit, tag or branch on the Hub (unset: newest)")
     dataset_config: str | None = _data(None, "configuration of a data set on the Hub")
     dataset_splits: str | None = _data(
-        None, "names of the splits; none: not read but split off", "test=NAME,validation=NAME"
+        None, "names of the splits; none: split off the training rows", "test=NAME,validation=NAME"
     )
     csv_quoting: Literal["auto", "minimal", "none"] = _data(
-        "auto", "quotation marks in a .csv: minimal, they enclose fields; none, they are text"
+        "auto", "quotation marks in a .csv enclose fields (minimal) or are text (none)"
     )
     csv_separator: str | None = _data(None, "field separator, such as ';' or tab (unset: detected)")
     encoding: str | None = _data(None, "encoding of a text file, such as cp1252 (unset: detected)")
