@@ -83,6 +83,8 @@ class FinetuneArguments(TrainingArguments):
     )
     eval_do_concat_batches: bool = _option(False, "always false: they are put together once")
 
+    builds_trainer = False
+
     def __post_init__(self) -> None:
         if self.disable_tqdm is None:  # the library would decide by its log level
             self.disable_tqdm = not (sys.stderr.isatty() or is_in_notebook())
@@ -92,6 +94,11 @@ class FinetuneArguments(TrainingArguments):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the token out, as the library pickles the arguments into every checkpoint."""
         return {**self.__dict__, "hub_token": None}
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process writes; False while a trainer is built."""
+        return bool(super().should_save) and not self.builds_trainer
 
 
 class ArgumentValues(SimpleNamespace):
@@ -258,9 +265,8 @@ def _resolve(values: ArgumentValues) -> None:
     device_type = distributed.device_type(values.use_cpu)
     is_cuda = device_type == "cuda"
     if not (values.bf16 or values.fp16):
-        name = values.precision
-        if name == "auto":
-            name = hardware.automatic_precision(device_type)
+        automatic = hardware.automatic_precision(device_type)
+        name = automatic if values.precision == "auto" else values.precision
         values.bf16, values.fp16 = name == "bf16", name == "fp16"
     # collate and copy batches while the GPU computes
     if values.dataloader_num_workers is None:

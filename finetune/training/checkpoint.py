@@ -137,9 +137,8 @@ def occupy(directory: Path, *, moves_aside: bool = False) -> str | None:
         return None
     if directory.name in ("", ".."):  # `.` has no name to append a number to
         directory = directory.resolve()
-    aside = _free_path(directory)
     files.unlock(directory)
-    directory.rename(aside)
+    aside = directory.rename(_free_path(directory))
     occupy(directory)
     return f"moved the run in {directory} to {aside}"
 

@@ -73,7 +73,9 @@ class Trainer(transformers.Trainer):
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
         self.row_loss = replace(compute_loss_func, label_smoothing=arguments.label_smoothing_factor)
+        arguments.builds_trainer = True  # or the library would make the output directory
         super().__init__(**kwargs)
+        del arguments.builds_trainer
         self.model_accepts_loss_kwargs = False  # or the library would count and scale as well
         if self.accelerator.ddp_handler is not None:  # or DDP keeps a second copy of all gradients
             self.accelerator.ddp_handler.gradient_as_bucket_view = True
