@@ -60,7 +60,7 @@ $(OLDEST)/.ready: pyproject.toml
 	$(OLDEST)/bin/uv pip install --python $(OLDEST)/bin/python --resolution lowest-direct -e '.[embedded,dev]'
 	touch $@
 
-check: $(READY) lint  ## lint, types and quick tests: before a commit (2 minutes)
+check: $(READY) lint  ## lint, types and quick tests: before a commit (1 minute)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m '$(FAST)'
 
 lint: $(READY)  ## ruff and mypy
