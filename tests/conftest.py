@@ -177,10 +177,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the number of commands and shared runs of the acceptance tests.
-
-    With `-vv` also list them.
-    """
+    """Print the number of commands and shared runs; with `-vv` also list them."""
     for kind, lines, limit in acceptance_counts(config):
         if lines:
             terminalreporter.line(f"acceptance: {len(lines)} {kind} (at most {limit})")

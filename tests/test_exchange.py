@@ -89,9 +89,7 @@ assert not any("gloo" in name for name in threads), threads
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_process_has_the_average(processes: int, tmp_path: Path, warm: Servers) -> None:
-    """The average is bit-identical in all processes, over several buckets and steps, with
-    accumulation.
-    """
+    """The average is bit-identical in all processes, over buckets, steps and accumulation."""
     (tmp_path / "script.py").write_text(SCRIPT)
     shared = tmp_path / "shared"
     shared.mkdir()

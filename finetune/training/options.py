@@ -10,14 +10,14 @@ from finetune.errors import suggestion
 
 #: Training arguments that exclude each other.
 BATCH_SIZES = ("global_batch_size", "per_device_train_batch_size", "max_tokens_per_batch")
-#: Fields of ``TrainingArguments`` up to transformers 4.57 and names of other tools whose successor
-#: is spelled too differently to be suggested.
+#: Fields of ``TrainingArguments`` up to transformers 4.57, names of other tools: what to type here.
 RENAMED = {
     **{"lr": "--learning_rate", "epochs": "--num_train_epochs"},
     "batch_size": "--global_batch_size",
     "adafactor": "--optim adafactor",
     "dispatch_batches": "--accelerator_config '{\"dispatch_batches\": true}'",
     "evaluate_during_training": "--eval_strategy steps",
+    "evaluation_strategy": "--eval_strategy",
     "fsdp_min_num_params": "--fsdp_config '{\"min_num_params\": N}'",
     "fsdp_transformer_layer_cls_to_wrap": "transformer_layer_cls_to_wrap in --fsdp_config",
     "group_by_length": "--train_sampling_strategy group_by_length",
@@ -26,6 +26,9 @@ RENAMED = {
     "logging_dir": "the environment variable TENSORBOARD_LOGGING_DIR",
     "no_cuda": "--use_cpu",
     "overwrite_output_dir": "nothing: a run that is in --output_dir is moved aside",
+    "per_gpu_eval_batch_size": "--per_device_eval_batch_size",
+    "per_gpu_train_batch_size": "--per_device_train_batch_size",
+    "push_to_hub_model_id": "--hub_model_id",
     "push_to_hub_organization": "--hub_model_id ORGANIZATION/NAME",
     "push_to_hub_token": "--hub_token",
     "split_batches": "--accelerator_config '{\"split_batches\": true}'",

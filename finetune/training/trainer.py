@@ -41,9 +41,6 @@ from finetune.training.checkpoint import Checkpoint, occupy
 from finetune.training.record import MANIFEST
 from finetune.training.steps import GlobalBatchSampler, GlobalLoss
 
-#: Consecutive steps that the loss scaler of fp16 may skip because gradients overflow.
-_MOST_OVERFLOWS = 20
-
 
 class Trainer(transformers.Trainer):
     """``transformers.Trainer`` whose training depends on the global batch only.
@@ -68,7 +65,7 @@ class Trainer(transformers.Trainer):
     loss_is_scaled_for_ga = True  # compute_loss divides by the rows of the global step
     _resumed: Path | None = None
     _grad_norm: Any = None  # until it is known to be finite
-    _overflows = 0
+    _overflows = 0  # in a row; the loss scaler of fp16 may skip 20 steps
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
@@ -356,7 +353,7 @@ class Trainer(transformers.Trainer):
         if self._grad_norm is not None:
             self._overflows = 0 if math.isfinite(self._grad_norm) else self._overflows + 1
             self._grad_norm = None
-        is_finite = self._overflows <= (_MOST_OVERFLOWS if self.accelerator.scaler else 0)
+        is_finite = self._overflows <= (20 if self.accelerator.scaler else 0)
         if is_finite and all(bool(weight.isfinite().all()) for weight in weights):
             return
         paths = checkpoint.list_checkpoints(self._directory)

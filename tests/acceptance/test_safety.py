@@ -719,6 +719,7 @@ FILES = {
 #: Typed words -> words in the line of each mistake. T stands for `text D M`, data and model.
 MISTAKES = """
 T --learning_rte 1e-3 -> --learning_rte --learning_rate
+T --learning-rte=1 -> --learning-rte --learning-rate
 T --lr 1e-3 -> --lr --learning_rate
 T --max_lenght 3 --sede 1 -> --max_lenght --max_length | --sede --seed
 T --batch_size 8 -> --batch_size --global_batch_size
@@ -775,6 +776,7 @@ T --config list.yaml -> --config list.yaml
 T --config broken.yaml -> broken.yaml line 2
 T --config twice.yaml -> twice.yaml seed
 txet D M -> 'txet' 'text'
+train yepl -> 'yepl' 'yelp'
 yepl -> 'yepl' yelp image mnist sentiment text
 --verison -> --verison --version
 none/mine.py D M -> none/mine.py
@@ -786,6 +788,7 @@ predict runs/reviews a.csv --ouput x.csv -> predict --ouput --output
 evaluate runs/reviews --date x -> evaluate --date --data
 evaluate runs/review -> runs/review 'runs/reviews'
 predict reviews reviews.csv -> reviews 'runs/reviews'
+report nowhere -> nowhere
 predict runs/reviews -> INPUT
 predict runs/reviews reviews.csv --text fine -> --text
 compare runs/reviews -> compare

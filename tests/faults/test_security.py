@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import finetune
 from finetune import Run, UserError, cli
+from finetune.runtime.files import replacing
 from finetune.training.checkpoint import refuse_code
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -104,6 +105,14 @@ def test_a_prediction_is_written_through_no_link(run: Run, tmp_path: Path, umask
     with pytest.raises(UserError, match=f"out.csv.part is a link to {elsewhere}: remove the link"):
         finetune.predict_file(run, source, output, resume=True)
     assert list(elsewhere.iterdir()) == []
+
+
+def test_names_of_files_that_are_being_written_cannot_be_guessed(tmp_path: Path) -> None:
+    with replacing(tmp_path / "a.json") as one, replacing(tmp_path / "a.json") as other:
+        assert one != other
+        assert one.parent == tmp_path
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([one.name, other.name])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 @pytest.mark.usefixtures("umask", "without_report")
