@@ -512,9 +512,9 @@ class Weather(Recipe):
         global_batch_size=8, learning_rate=0.05, weight_decay=0.25, num_train_epochs=2,
         metric_for_best_model="points", greater_is_better=True, precision="fp32",
     )
-    embedded = dict(days=100, factor=3.0, learning_rate=0.04, global_batch_size=8)
+    embedded = dict(rows=100, factor=3.0, learning_rate=0.04, global_batch_size=8)
 
-    days: int = option(120, "days that are drawn")
+    rows: int = option(120, "number of days to draw")
     factor: float = option(2.0, "points of a day that is right")
     reveal: str = option("", "end before the training with the values of these options")
 
@@ -522,12 +522,12 @@ class Weather(Recipe):
         import numpy as np
         from datasets import ClassLabel, Dataset, DatasetDict
 
-        if self.days > 1000:
-            raise UserError(f"--days {self.days}: expected at most 1000")
-        inputs = np.random.default_rng(0).normal(size=(self.days, 2)).astype("float32")
+        if self.rows > 1000:
+            raise UserError(f"--rows {self.rows}: expected at most 1000")
+        inputs = np.random.default_rng(0).normal(size=(self.rows, 2)).astype("float32")
         labels = (inputs.sum(axis=1) > 0).astype(int)
-        self.note(f"{self.days} days, {self.factor} points")
-        rows = Dataset.from_dict({"id": range(self.days), "inputs": inputs, "label": labels})
+        self.note(f"{self.rows} rows, {self.factor} points")
+        rows = Dataset.from_dict({"id": range(self.rows), "inputs": inputs, "label": labels})
         return DatasetDict(train=rows.cast_column("label", ClassLabel(names=["rain", "sun"])))
 
     def prepare(self, dataset):
@@ -587,15 +587,15 @@ def test_a_recipe_file_is_a_recipe(weather: Path, cli: Cli, tmp_path: Path) -> N
     """Its options, arguments, note and metric work by path, as a class and as an instance."""
     text = " ".join(cli(weather, "--help").stdout.split())
     assert "Sun or rain by two numbers, a page of its own." in text
-    assert "--days N days that are drawn (default: 120)" in text
+    assert "--rows N number of days to draw (default: 120)" in text
     assert "--factor X points of a day that is right (default: 2.0)" in text
-    finished = cli(weather, "--days", 90, "--output_dir", tmp_path / "run")
+    finished = cli(weather, "--rows", 90, "--output_dir", tmp_path / "run")
     assert finished.status == 0, finished.output
-    assert finished.stdout.count("90 days, 2.0 points") == 1
+    assert finished.stdout.count("90 rows, 2.0 points") == 1
     run = finetune.Run.load(tmp_path / "run")
     manifest = run.manifest
-    assert manifest.options["days"] == 90
-    assert manifest.data.notes.count("90 days, 2.0 points") == 1
+    assert manifest.options["rows"] == 90
+    assert manifest.data.notes.count("90 rows, 2.0 points") == 1
     assert run.labels == ["rain", "sun"]
     assert manifest.data.rows == {"train": 65, "validation": 7, "test": 18}
     for name, value in dict(global_batch_size=8, learning_rate=0.05, weight_decay=0.25).items():
@@ -605,12 +605,12 @@ def test_a_recipe_file_is_a_recipe(weather: Path, cli: Cli, tmp_path: Path) -> N
     assert run.metrics.test["points"] == pytest.approx(2 * right, abs=1e-12)
     assert run.metrics.test.keys() == {"loss", "points"}
     again = run.recipe()
-    assert (type(again).__name__, again.days) == ("Weather", 90)
-    for recipe, options in ((type(again), {"days": 90}), (again, {}), (str(weather), {"days": 90})):
+    assert (type(again).__name__, again.rows) == ("Weather", 90)
+    for recipe, options in ((type(again), {"rows": 90}), (again, {}), (str(weather), {"rows": 90})):
         with pytest.raises(Stopped) as stopped:
             finetune.train(recipe, progress=stop_at_start, num_train_epochs=1, **options)
         (event,) = stopped.value.args
-        assert (event.settings.recipe.days, event.steps) == (90, 8)
+        assert (event.settings.recipe.rows, event.steps) == (90, 8)
 
 
 @pytest.mark.contract("A4")
@@ -728,14 +728,14 @@ def test_an_installed_wheel_runs_outside_a_checkout(
 
 # ---- options -------------------------------------------------------------------------------------
 
-#: The typed words, and then: days, factor, learning rate, weight decay.
+#: The typed words, and then: rows, factor, learning rate, weight decay.
 LAYERS = {
     "the recipe": ("", (120, 2.0, 0.05, 0.25)),
     "embedded": ("--embedded", (100, 3.0, 0.04, 0.25)),
     "a file": ("--config FILE", (120, 4.0, 0.03, 0.25)),
     "a file over embedded": ("--embedded --config FILE", (100, 4.0, 0.03, 0.25)),
     "a flag over all": (
-        "--learning_rate 0.02 --embedded --config FILE --days 80",
+        "--learning_rate 0.02 --embedded --config FILE --rows 80",
         (80, 4.0, 0.02, 0.25),
     ),
     "embedded in the file": ("--config EMBEDDED --factor=5", (100, 5.0, 0.04, 0.125)),
@@ -760,7 +760,7 @@ def test_recipe_then_embedded_then_file_then_flags(
     (tmp_path / "FILE").write_text("factor: 4\nlearning-rate: 3e-2\n")
     (tmp_path / "EMBEDDED").write_text("embedded: yes\nweight_decay: 0.125\n")
     typed = [tmp_path / word if word.isupper() else word for word in words.split()]
-    names = ("days", "factor", "learning_rate", "weight_decay")
+    names = ("rows", "factor", "learning_rate", "weight_decay")
     finished = cli(weather, *typed, "--reveal", ",".join(names), "--output_dir", tmp_path / "run")
     assert revealed(finished) == dict(zip(names, expected, strict=True))
 
@@ -783,10 +783,10 @@ def test_a_batch_size_of_a_flag_replaces_another_of_the_layers_below(
 def test_a_recipe_file_that_was_edited_is_imported_again(cli: Cli, tmp_path: Path) -> None:
     """In a notebook, the recorded recipe must be the one that runs."""
     path = tmp_path / "edited.py"
-    for days in (120, 130):
-        path.write_text(WEATHER.replace("option(120,", f"option({days},"), encoding="utf-8")
-        finished = cli(path, "--reveal", "days", "--output_dir", tmp_path / "run")
-        assert revealed(finished) == {"days": days}
+    for rows in (120, 130):
+        path.write_text(WEATHER.replace("option(120,", f"option({rows},"), encoding="utf-8")
+        finished = cli(path, "--reveal", "rows", "--output_dir", tmp_path / "run")
+        assert revealed(finished) == {"rows": rows}
 
 
 @pytest.mark.contract("A5")
@@ -805,7 +805,7 @@ def test_keywords_go_over_the_file_and_the_file_over_embedded(
         )
     (event,) = stopped.value.args
     recipe, arguments = event.settings.recipe, event.arguments
-    assert (recipe.days, recipe.factor) == (100, 4.0)
+    assert (recipe.rows, recipe.factor) == (100, 4.0)
     assert (arguments.learning_rate, arguments.weight_decay) == (0.02, 0.5)
     assert event.steps == 2 * 9  # 72 of 100 rows are trained on, in steps of 8
 
@@ -1015,7 +1015,7 @@ def test_a_dry_run_collates_a_batch_and_writes_nothing(
         assert finished.status == 0, finished.output
         assert "(8, 2)" in finished.stdout  # the inputs of one step
         assert "(8,)" in finished.stdout
-        assert "120 days, 2.0 points" in finished.stdout
+        assert "120 rows, 2.0 points" in finished.stdout
         assert "86 train, 10 validation, 24 test" in finished.stdout
         assert not re.search("^step", finished.stdout, flags=re.MULTILINE)
         assert list((tmp_path / "cwd").iterdir()) == []
@@ -1186,7 +1186,7 @@ def test_progress_is_called_with_events(
     assert kinds.index("Started") < kinds.index("Logged")
     by_kind = dict(zip(kinds, events, strict=True))
     assert (by_kind["Started"].steps, by_kind["Started"].arguments.learning_rate) == (4, 0.05)
-    assert by_kind["Started"].settings.recipe.days == 120
+    assert by_kind["Started"].settings.recipe.rows == 120
     assert isinstance(by_kind["Started"].model, torch.nn.Module)
     assert f"{tmp_path / 'run'}.1" in by_kind["MovedAside"].sentence
     assert by_kind["Finished"].run.path == run.path
