@@ -82,7 +82,8 @@ def main() -> None:
         home = Path(name)
         rows = Source("embedded:imdb").load()["train"].shuffle(seed=1).select(range(ROWS))
         data = home / "reviews.parquet"
-        rows.select_columns(["text", "label"]).to_parquet(data)
+        labels = ["good" if label else "bad" for label in rows["label"]]
+        rows.select_columns(["text"]).add_column("label", labels).to_parquet(data)
         recipe = home / "reviews.py"
         recipe.write_text(_RECIPE.replace("DATA", str(data)), encoding="utf-8")
         ways: dict[str, list[Any]] = {

@@ -6,6 +6,7 @@ from finetune.errors import UserError
 from finetune.runtime import hub
 
 FILES = "finetune-files"
+HASHES = "finetune-hashes"
 TOKENIZED = "finetune-tokenized"
 MEMORY = "finetune-memory"
 

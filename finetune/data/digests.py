@@ -11,6 +11,7 @@ the reasons.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import re
@@ -23,11 +24,12 @@ import numpy as np
 import pandas as pd
 import xxhash
 from datasets import Dataset, DatasetDict, concatenate_datasets
+from datasets.fingerprint import Hasher
 
-from finetune.data import arrow, images, targets
+from finetune.data import arrow, caches, images, targets
 from finetune.data.targets import EXCLUDE, MOST_SUSPECTS, RELABEL, report_rows, source_rows
 from finetune.errors import Report, counted
-from finetune.runtime import activity
+from finetune.runtime import activity, files
 from finetune.runtime.importing import require_packages
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
 
 #: Of rows with several columns of text: the parts that the model reads.
 TEXTS = "texts"
-#: Fingerprints by split, column and what ``datasets`` identifies the rows by.
-_FINGERPRINTS: dict[tuple[str, ...], str] = {}
 #: The Jaccard index from which on two texts are nearly the same.
 _SIMILARITY = 0.8
 #: Numbers of a signature, and bands of them: a pair of that similarity shares a band but once in
@@ -57,12 +57,18 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
     Where ``text`` is made of several columns, their parts are hashed, not how they are joined.
     With ``normalize`` texts that differ in white space only have the same hash.
     """
-    hashes = np.empty(len(rows), dtype=object)
+    path = caches.directory(caches.HASHES) / Hasher.hash([rows._fingerprint, column, normalize])
+    with contextlib.suppress(OSError, ValueError):  # not cached, or damaged
+        return list(np.load(path).tolist())
+    hashes = np.zeros(len(rows), dtype="V16")
     for numbers, values in arrow.pieces(rows, stored_column(rows, column)):
         activity.advance("hashing", int(numbers[0]), len(rows))
         contents = (_content(value, normalize) for value in values.to_pylist())
         hashes[numbers] = [hashlib.blake2b(part, digest_size=16).digest() for part in contents]
-    return list(hashes)
+    if rows.cache_files and column == "text":  # files of images may change
+        with files.replacing(path) as new, new.open("wb") as file:
+            np.save(file, hashes)
+    return list(hashes.tolist())
 
 
 def _content(value: Any, normalize: bool) -> bytes:
@@ -87,16 +93,12 @@ def stored_column(rows: Dataset, column: str) -> str:
 
 def fingerprint(dataset: DatasetDict, column: str) -> str:
     """Return a hash of the content of the rows, in order, independent of where they are stored."""
-    names = sorted(dataset)
-    key = column, *names, *(dataset[name]._fingerprint for name in names)
-    if key not in _FINGERPRINTS:
-        total = hashlib.sha256()
-        for name in names:
-            labels = (str(label).encode() for label in targets.values(dataset[name]))
-            contents = map(bytes.__add__, hash_rows(dataset[name], column), labels)
-            total.update(name.encode() + b"".join(contents))
-        _FINGERPRINTS[key] = total.hexdigest()[:16]
-    return _FINGERPRINTS[key]
+    total = hashlib.sha256()
+    for name in sorted(dataset):
+        labels = (str(label).encode() for label in targets.values(dataset[name]))
+        contents = map(bytes.__add__, hash_rows(dataset[name], column), labels)
+        total.update(name.encode() + b"".join(contents))
+    return total.hexdigest()[:16]
 
 
 def seen_in(rows: Dataset, reference: Dataset, column: str) -> np.ndarray:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from finetune.data import arrow
 from finetune.errors import UserError, counted
 
 Truncation = Literal["head", "tail", "head_tail"]
@@ -210,15 +211,14 @@ class Windows:
 
 def documents_of(rows: Any) -> np.ndarray | None:
     """Return the document of each prepared row, shape ``(rows,)``; None without windows."""
-    if COLUMN not in (getattr(rows, "column_names", None) or ()):
-        return None
-    is_ours = rows.features[COLUMN].dtype == "int64"  # not a column of a recipe
+    features = getattr(rows, "features", None) or {}  # a recipe's own column may have the name
+    is_ours = COLUMN in features and features[COLUMN].dtype == "int64"
     return np.asarray(rows.with_format("numpy")[COLUMN][:]) if is_ours else None
 
 
 def first_lengths(rows: Any) -> np.ndarray:
     """Return the number of tokens of each document, or of its first window."""
-    lengths = np.asarray(rows.with_format("numpy")["length"][:])
+    lengths = arrow.column(rows, "length").to_numpy()
     documents = documents_of(rows)
     return lengths if documents is None else lengths[np.unique(documents, return_index=True)[1]]
 

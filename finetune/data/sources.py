@@ -113,17 +113,14 @@ class Source:
         ``rows`` are row numbers from 0; rows in memory are named as ``position 0``.
         """
         groups = []
-        places = self._find_places(split, rows[:SHOWN_PLACES])
+        places = self.find_places(split, rows[:SHOWN_PLACES])
         for noun, group in itertools.groupby(places, key=lambda place: place[0]):
             numbers = [str(number) for _, number in group]
             groups.append(f"{noun}{'s' * (len(numbers) > 1)} {', '.join(numbers)}")
         return "; ".join(groups) + ", ..." * (len(rows) > SHOWN_PLACES)
 
-    def list_places(self, split: str, rows: Sequence[int]) -> list[str]:
-        """Return the place of each row, e.g. ``line 5``; ``rows`` are in any order."""
-        return [f"{noun} {number}" for noun, number in self._find_places(split, rows)]
-
-    def _find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
+    def find_places(self, split: str, rows: Sequence[int]) -> list[tuple[str, int | str]]:
+        """Return the place of each row, e.g. ``("line", 5)``; ``rows`` are in any order."""
         if self.kind == "memory":
             return [("position", row) for row in rows]
         paths = self.files.files.get(split) if self.kind == "local" else None

@@ -94,12 +94,12 @@ def tokenize(
     encode = partial(_encode, encoder=encoder, targets=targets, windows=windows)
     cut = encoder.truncation if windows is None else f"windows {windows.shared}"
     facts = [Hasher.hash(encoder.tokenizer), encoder.max_length, cut, _VERSION]
+    content = fingerprint(dataset, "text")
     tokenized = DatasetDict()
     for split, rows in dataset.items():
-        read = [name for name in ("text", TEXTS, "label") if name in rows.column_names]
-        rows = rows.select_columns(read)
+        rows = rows.select_columns([n for n in ("text", TEXTS, "label") if n in rows.column_names])
         work = f"tokenizing {split}"
-        key = Hasher.hash([fingerprint(dataset, "text"), split, str(rows.features), *facts])
+        key = Hasher.hash([content, split, str(rows.features), *facts])
         # small batches, because a text may have megabytes or many windows
         options = dict(batch_size=100, new_fingerprint=key)
         if not rows.cache_files and len(rows) <= _FEW:

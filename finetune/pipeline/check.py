@@ -145,9 +145,9 @@ def write_suspects(path: Path, findings: Sequence[Finding], recipe: Recipe) -> i
         user_rows = table.to_pylist() or [{}] * len(rows)
         texts = rows["text"] if "text" in rows.column_names else [r.get("file") for r in user_rows]
         keys = corrections.row_digests(rows, recipe.input_column)
-        places = [f"row {number + 1}" for number in numbers]
+        places: list[tuple[str, int | str]] = [("row", number + 1) for number in numbers]
         if recipe.row_source is not None:
-            places = recipe.row_source.list_places(split, numbers)
+            places = recipe.row_source.find_places(split, numbers)
         values = zip(numbers, texts, rows["label"], user_rows, keys, places, strict=True)
         for row, text, label, user_row, digest, place in values:
             row_suspects = split_suspects[row]
@@ -155,7 +155,7 @@ def write_suspects(path: Path, findings: Sequence[Finding], recipe: Recipe) -> i
             written.append(
                 {
                     "split": split,
-                    "place": place,
+                    "place": f"{place[0]} {place[1]}",
                     "text": text,
                     "label": corrections.label_text(rows, label),
                     "suggested": best and best.suggested,
