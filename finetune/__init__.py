@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from finetune.recipe import ImageRecipe, Recipe, TextRecipe, option
     from finetune.recipe.scoring import Scoring
     from finetune.runs.run import Run
+    from finetune.search.repeat import repeat
+    from finetune.search.run_set import RunSet
 
 #: The public names of each module. Type checkers find the types of the events in their module.
 _MODULES = {
@@ -49,18 +51,23 @@ _MODULES = {
     "recipe": "ImageClassification ImageRecipe Recipe TextClassification TextRecipe option",
     "recipe.scoring": "Scoring",
     "runs.run": "Run",
+    "search.repeat": "repeat",
+    "search.run_set": "RunSet",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 __all__ = ["Check", "Comparison", "Diverged", "Evaluation", "FilePrediction", "ImageRecipe"]
-__all__ += ["Recipe", "Report", "Run", "RunError", "Scoring", "TextRecipe", "UserError", "check"]
-__all__ += ["compare", "evaluate", "launch", "option", "predict", "predict_file", "report", "train"]
+__all__ += ["Recipe", "Report", "Run", "RunError", "RunSet", "Scoring", "TextRecipe", "UserError"]
+__all__ += ["check", "compare", "evaluate", "launch", "option", "predict", "predict_file", "repeat"]
+__all__ += ["report", "search", "train"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "search":  # a package that can be called
+        return importlib.import_module("finetune.search")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'finetune' has no attribute {name!r}")
     return getattr(importlib.import_module(f"finetune.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE_OF])
+    return sorted({*globals(), *_MODULE_OF, "search"})

@@ -51,6 +51,12 @@ class Diverged(RunError):
     status = "diverged"
 
 
+class Pruned(RunError):
+    """A trial of a search was stopped, because its evaluations are worse than those of others."""
+
+    status = "pruned"
+
+
 Severity = Literal["error", "warning", "info"]
 
 

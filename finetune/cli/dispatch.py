@@ -14,13 +14,15 @@ from finetune.runtime import __version__, distributed, stopping
 
 VERBS = {
     "train": "fine-tune a recipe, the same as `python -m finetune RECIPE`: train RECIPE",
+    "repeat": "fine-tune with several seeds, for the mean and its interval: repeat RECIPE",
+    "search": "search for the best learning rate, epochs and so on: search RECIPE",
     "check": "find errors and suspicious rows before training: check RECIPE",
     "evaluate": "evaluate the model of a run on its test set or on other data: evaluate RUN",
     "predict": "label new rows with the model of a run: predict RUN INPUT",
     "compare": "compare runs on the same test rows: compare RUN RUN",
     "report": "regenerate the report, plots and model card of a run: report RUN",
     "doctor": "show devices, network and versions; under torchrun, also time an all-reduce",
-    "list": "list the recipes",
+    "list": "list the recipes, or the runs in a directory: list [DIRECTORY]",
 }
 
 _USAGE = """\
@@ -76,8 +78,10 @@ def _run(words: list[str]) -> int:
     if verb.startswith("-") and (hint := suggestion(verb, ("--help", "--version"), 0.7)):
         raise UserError(f"unknown option {verb}{hint}")
     if verb == "list":
+        if len(rest) == 1 and not rest[0].startswith("-"):
+            return int(importlib.import_module("finetune.cli.sets").list_runs(rest[0]))
         if rest and rest != ["--help"]:
-            raise UserError(f"list: expected no arguments, found {' '.join(rest)}")
+            raise UserError(f"list: expected at most a directory, found {' '.join(rest)}")
         print(_table(catalog.summaries()))
         return 0
     if verb not in VERBS:
@@ -91,8 +95,8 @@ def _run(words: list[str]) -> int:
         rest = words
     if verb in ("check", "compare", "report") and distributed.under_launcher():
         raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")
-    module = importlib.import_module(f"finetune.cli.{'predict' if verb == 'predict' else 'verbs'}")
-    return int(getattr(module, verb)(rest))
+    file = {"predict": "predict", "repeat": "sets", "search": "sets"}.get(verb, "verbs")
+    return int(getattr(importlib.import_module(f"finetune.cli.{file}"), verb)(rest))
 
 
 def _table(descriptions: Mapping[str, str]) -> str:

@@ -45,7 +45,11 @@ def _print_start(event: events.Started) -> None:
     base = getattr(recipe, "model", None)
     model = sources.Source(base).describe() if base else "built by the recipe"
     if event.model is not None:
-        model += f", {sum(map(torch.numel, event.model.parameters())):,} parameters"
+        parameters = list(event.model.parameters())
+        model += f", {sum(map(torch.numel, parameters)):,} parameters"
+        trained = [weights for weights in parameters if weights.requires_grad]
+        if len(trained) < len(parameters):
+            model += f", of which {sum(map(torch.numel, trained)):,} are trained"
     facts: dict[str, str | list[str]] = {
         "data": [sources.Source(recipe.dataset).describe(), *recipe.notes],
         "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune.cli import console
+from finetune.cli import console, sets
 from finetune.cli.parser import RUN, TRUST, Parser, recipe_and_flags
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import RunError, UserError, counted
@@ -22,6 +22,7 @@ from finetune.predicting import READING
 from finetune.recipe import catalog
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, stopping
+from finetune.search import is_set
 
 if TYPE_CHECKING:
     from finetune.pipeline.check import Check
@@ -194,6 +195,13 @@ def compare(words: Sequence[str]) -> int:
     parser = Parser(compare, {"--output PAGE": page, **TRUST})
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of two or more runs")
     typed = parser.parse_args(words)
+    if any(map(is_set, typed.runs)):
+        from finetune.search import seeds
+
+        table, verdict = seeds.compare(typed.runs)
+        console.print_tables(table)
+        console.print_line(f"\n{verdict}")
+        return 0
     from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
 
@@ -218,6 +226,9 @@ def report(words: Sequence[str]) -> int:
     It also writes suspects.csv, the test rows whose label may be wrong, unless you have edited it.
     """
     typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
+    if is_set(typed.run):
+        sets.print_set(typed.run)
+        return 0
     from finetune.pipeline.report import report as write_report
 
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)

@@ -38,7 +38,7 @@ _USED = (
     *("report_to", "push_to_hub", "hub_model_id", "torch_compile"),
 )
 #: The groups of the help, between the options that a recipe adds and all other arguments.
-_GROUPS = ("run", "data", "splits", "labels", "text", "image", "model", "training")
+_GROUPS = ("run", "data", "splits", "labels", "text", "image", "model", "adapters", "training")
 _REST = "every other option of transformers.TrainingArguments"
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "string_to_bool": "true|false"}
 _WIDEST_CHOICES = 40

@@ -30,6 +30,9 @@ from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
 #: With fewer steps a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
 _FEWEST_STEPS = 50
+#: Below it LoRA is undertrained: its best rate is about ten times that of full fine-tuning
+#: (Schulman et al., "LoRA Without Regret", 2025).
+_LOWEST_RATE_OF_ADAPTERS = 1e-4
 _MOST_LOGGED = 500  # log lines of a training, unless the user sets --logging_steps
 
 
@@ -157,6 +160,11 @@ def report_schedule(recipe: Recipe, values: ArgumentValues, steps: int) -> None:
         recipe.report.warning(
             f"--warmup_steps {values.warmup_steps:g}: the learning rate does not reach "
             f"{values.learning_rate:g} within {counted(steps, 'step')}; try --warmup_steps 0.1"
+        )
+    elif getattr(recipe, "adapter", None) and values.learning_rate < _LOWEST_RATE_OF_ADAPTERS:
+        recipe.report.warning(
+            f"--learning_rate {values.learning_rate:g}: an adapter learns little below "
+            f"{_LOWEST_RATE_OF_ADAPTERS:g}; try --learning_rate {10 * values.learning_rate:g}"
         )
     if steps >= _FEWEST_STEPS or not isinstance(recipe, TextRecipe):
         return

@@ -22,7 +22,13 @@ from finetune.reporting.tables import Cell, Table, to_cells
 from finetune.runs.run import Run
 from finetune.statistics import mistakes
 from finetune.statistics.estimates import holm
-from finetune.statistics.metrics import estimate, estimate_difference, recipe_metrics, with_standard
+from finetune.statistics.metrics import (
+    Metrics,
+    estimate,
+    estimate_difference,
+    recipe_metrics,
+    with_standard,
+)
 from finetune.statistics.scored import ScoredRows, distances
 from finetune.tasks.base import Task
 
@@ -201,11 +207,7 @@ def compare(
                 "--label_column or --label_columns, and the same --label_map"
             )
     others = scored_rows[1:]
-    scoring = first.manifest.scoring
-    # looked up only if needed: the recipe may not be importable
-    compute = functools.cache(lambda: without_counted(first.compute_metrics, scoring, task))
-    metrics = recipe_metrics(scored_rows[0], scoring, lambda output: compute()(output))
-    metrics = with_standard(task.label_kind, metrics)
+    metrics = metrics_of(first, scored_rows[0])
     differences = [estimate_difference(scored_rows[0], rows, metrics) for rows in others]
     distance = np.max([distances(scored_rows[0], rows) for rows in others], axis=0)
     names = [str(run.path) for run in loaded]
@@ -232,6 +234,17 @@ def compare(
     if path is not None:
         _write_page(path, comparison, task)
     return comparison
+
+
+def metrics_of(run: Run, rows: Any) -> Metrics:
+    """Return the metrics of a run, and those that are reported for every recipe; ``rows`` are
+    labels and outputs, from :meth:`Run.scored`.
+    """
+    scoring = run.manifest.scoring
+    # looked up only if needed: the recipe may not be importable
+    compute = functools.cache(lambda: without_counted(run.compute_metrics, scoring, run.kind))
+    metrics = recipe_metrics(rows, scoring, lambda output: compute()(output))
+    return with_standard(run.kind.label_kind, metrics)
 
 
 def _p_value(gap: Mapping[str, float] | None) -> float:

@@ -41,6 +41,7 @@ from finetune.statistics.scored import to_float16
 from finetune.training.arguments import FinetuneArguments, shards
 from finetune.training.record import Data, Launch, Process
 
+VALIDATION = "validation.npz"  # of a trial of a search: outputs and labels of validation rows
 #: Thumbnails of wrong predictions in ``predictions.parquet``, for the report.
 _MOST_THUMBNAILS = 40
 
@@ -204,6 +205,14 @@ def write(
         statistics=dataclasses.replace(statistics, beyond=differences, thresholds=thresholds),
     ).write(run.path)
     run.update(**outcome, temperature=temperature, status="finished")
+
+
+def write_trial(run: Run, validation: PredictionOutput, outcome: dict[str, Any]) -> None:
+    """Write outputs and labels of the validation rows of a trial of a search, and end its run."""
+    with files.replacing(run.path / VALIDATION) as new, new.open("wb") as file:
+        labels, outputs = map(np.asarray, (validation.label_ids, validation.predictions))
+        np.savez(file, labels=labels, outputs=outputs)
+    run.update(**outcome, status="validated")
 
 
 def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndarray:

@@ -18,12 +18,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from transformers import EvalPrediction, PrinterCallback, ProgressCallback
+from transformers import EvalPrediction, PrinterCallback, ProgressCallback, TrainerCallback
 
 from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
-from finetune.models import head
+from finetune.models import adapters, head
 from finetune.pipeline import events, results
 from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, reporting_work
 from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
@@ -109,10 +109,14 @@ def launch(
     return Run.load(settings.output_dir)
 
 
-def run_training(settings: Settings, progress: Progress = ignore) -> Run:
+def run_training(
+    settings: Settings, progress: Progress = ignore, pruning: TrainerCallback | None = None
+) -> Run:
     """Prepare, train, evaluate once on the test set and write the run; every process calls this.
 
-    A dry run ends after one collated batch and writes nothing.
+    A dry run ends after one collated batch and writes nothing. With ``pruning``, which may raise
+    ``Pruned``, the run is a trial of a search: it ends after the predictions of validation rows.
+    A resume without it evaluates the trial on the test rows.
     """
     try:
         with reporting_work(progress) as report_event:
@@ -123,10 +127,12 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                 if settings.dry_run or prepared.is_done:
                     return _report_without_training(prepared, report_event)
                 trainer = _build_trainer(prepared, report_event)
+                if pruning is not None:
+                    trainer.add_callback(pruning)
                 if writes_run(settings.values):
                     recording.run = _start_run(prepared, trainer, report_event)
                 with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
-                    outputs = _train_and_predict(trainer, prepared)
+                    outputs = _train_and_predict(trainer, prepared, is_trial=pruning is not None)
                 del trainer
                 gc.collect()
                 distributed.leave()  # only rank 0 has work left
@@ -134,8 +140,11 @@ def run_training(settings: Settings, progress: Progress = ignore) -> Run:
                     if name := stopping.requested():  # a signal arrived since the training
                         raise Stopped(name)
                     with explained(settings.arguments, "writing the results"):
-                        results.write(recording.run, settings, report_event, *outputs)
-            if recording.run is not None:
+                        if pruning is not None:
+                            results.write_trial(recording.run, *outputs)
+                        else:
+                            results.write(recording.run, settings, report_event, *outputs)
+            if recording.run is not None and pruning is None:
                 from finetune.pipeline.report import write_final_report  # imports matplotlib
 
                 write_final_report(recording.run, report_event)
@@ -193,12 +202,16 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     return trainer
 
 
-def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
-    """Train, predict the validation rows, fold the shift fitted on them into the model, save it,
-    and predict the test rows.
+def _train_and_predict(
+    trainer: Trainer, prepared: Prepared, *, is_trial: bool = False
+) -> tuple[Any, ...]:
+    """Train, predict the validation rows, fold the shift fitted on them into the model, predict the
+    test rows, and save the model.
 
     Returns:
-        Outputs on validation and test rows, thresholds and outcome, as :func:`results.write` takes.
+        Outputs on validation and test rows, thresholds and outcome, as :func:`results.write` takes;
+        of a trial, which predicts no test rows and is not saved, outputs on validation rows and
+        outcome.
 
     Raises:
         Stopped: In every process, if a signal arrived. A checkpoint has the trained weights.
@@ -228,6 +241,9 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
         activity.say(f"no evaluation has a number for {name}: the model of the last step is saved")
     layer = None
     thresholds = None
+    has_adapter = getattr(recipe, "adapter", None) is not None
+    if has_adapter:
+        adapters.merge(trainer)
     try:
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
         shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))
@@ -238,15 +254,18 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
             head.fold(layer, np.ones(task.width), shift)
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
             thresholds = task.thresholds_of(shift)
-        with explained(trainer.args, "writing the model"):
-            trainer.save_model()
-        test = trainer.predict(recipe.prepared["test"])
+        test = None if is_trial else trainer.predict(recipe.prepared["test"])
     except Stopped:
         if layer is not None:  # a resumed run fits and folds again
             layer.load_state_dict(weights)
         if not trainer.args.load_best_model_at_end:  # else the best weights have replaced the last
             trainer.save_stopped()
         raise
+    if not is_trial:
+        with explained(trainer.args, "writing the model"):
+            if has_adapter:
+                adapters.unload(trainer)
+            trainer.save_model()
     state = trainer.state
     outcome = {  # loss, seconds and speed are measured since the start or the resume
         "steps": state.global_step,
@@ -259,7 +278,7 @@ def _train_and_predict(trainer: Trainer, prepared: Prepared) -> tuple[Any, ...]:
         "stopped_early": trainer.callback.stop_reason,
         "history": state.log_history,
     }
-    return validation, test, thresholds, outcome
+    return (validation, outcome) if is_trial else (validation, test, thresholds, outcome)
 
 
 @dataclass

@@ -186,19 +186,21 @@ class Recipe(RecipeOptions):
         """Return the model prepared for a training with ``arguments``; it may change in place.
 
         Override it to freeze parameters, add adapters or replace layers, and end with
-        ``super().adapt(model, arguments)``, which adds the kernels of :mod:`finetune.models.cpu`.
+        ``super().adapt(model, arguments)``, which adds the kernels of :mod:`finetune.models.cpu`,
+        and then ``--adapter`` or ``--freeze``.
         :meth:`trainer` calls it after the seed is set; :meth:`trainer_kwargs` does not call it. An
         evaluation calls it with the result of :meth:`load_model`: if it adds parameters,
         :meth:`load_model` must load them, and they must not be added twice.
         """
         from finetune.models import cpu
+        from finetune.models.adapters import train_a_part
 
         model = self.kind.scaled(model)
         is_on = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and is_on:
             recomputes = bool(arguments.activation_checkpointing)
             cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
-        return model
+        return train_a_part(model, vars(self))
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, except ``args``.

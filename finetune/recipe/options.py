@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from finetune.data.comma_list import format_option, split_values
 from finetune.errors import Report, UserError
+from finetune.runtime.importing import require_packages
 from finetune.training.options import find_type_mistake, merge_options
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def option(default: Any, help: str, form: str | None = None, *, group: str = "")
 
 _data, _splits, _labels = (partial(option, group=name) for name in ("data", "splits", "labels"))
 _text, _image, _model = (partial(option, group=name) for name in ("text", "image", "model"))
-_training = partial(option, group="training")
+_training, _adapters = (partial(option, group=name) for name in ("training", "adapters"))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -97,6 +99,22 @@ class ModelOptions:
     drop_invalid: bool = _labels(False, "drop rows without a text, an image or a label")
     model: str = _model("", "name of a model on the Hub, a local directory, or embedded:NAME")
     model_revision: str | None = _model(None, "commit, tag or branch on the Hub (unset: newest)")
+    adapter: Literal["lora"] | None = _adapters(None, "train low-rank adapters and the head only")
+    lora_rank: int = _adapters(8, "rank of the matrices of an adapter")
+    lora_alpha: float = _adapters(16.0, "an adapter is multiplied by lora_alpha / lora_rank")
+    lora_dropout: float = _adapters(0.0, "dropout of the inputs of an adapter")
+    lora_targets: str | None = _adapters(
+        None, "layers with adapters, such as query,value (unset: all linear ones)", "NAME,NAME"
+    )
+    lora_dora: bool = _adapters(False, "DoRA: train the norms of the weights separately")
+    lora_rslora: bool = _adapters(False, "rsLoRA: multiply by lora_alpha / sqrt(lora_rank)")
+    freeze: str | None = _adapters(
+        None, "do not train embeddings, the N lowest layers with them, or base: all but the head"
+    )
+
+
+#: The options of ``--adapter lora``.
+LORA = {name for name in ModelOptions.__dataclass_fields__ if name.startswith("lora_")}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -194,6 +212,13 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "hidden_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
     "attention_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
     "crop_scale": ("a share of the area, above 0, at most 1", lambda share: 0 < share <= 1),
+    "lora_rank": ("1 or more", lambda rank: rank >= 1),
+    "lora_alpha": ("a number above 0", lambda alpha: 0 < alpha < math.inf),
+    "lora_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
+    "freeze": (
+        "embeddings, base, or the number of layers to freeze, 1 or more",
+        lambda text: text in ("embeddings", "base") or (text.isdecimal() and int(text) > 0),
+    ),
 }
 
 
@@ -242,6 +267,15 @@ def validate(recipe: Any) -> None:
     for name, value in (("long_texts", "windows"), ("truncation", "head_tail")):
         if values.get("text_columns") and values[name] == value:
             report.error(f"--{name} {value}: needs a single --text_column, not --text_columns")
+    if values.get("adapter") is None:
+        for name in sorted(LORA & values.keys()):
+            if values[name] != type(recipe).__dataclass_fields__[name].default:
+                report.error(f"--{name} {values[name]}: needs --adapter lora")
+    else:
+        with report.collect():
+            require_packages("--adapter lora", "peft", extra="adapters")
+        if values["freeze"]:
+            report.error(f"--freeze {values['freeze']}: --adapter lora freezes all but the head")
     order = split_values(values.get("label_order") or "")
     if len({*order}) < len(order):
         report.error(f"--label_order {values['label_order']}: expected each class once")

@@ -82,8 +82,8 @@ def learning_curves(manifest: Manifest) -> list[Plot]:
     curves = [pair for pair in (("Loss", losses), ("Validation metrics", metrics)) if pair[1]]
     if not curves:
         return []
-    figure, panels = _panels(len(curves), height=0.6 + 1.9 * len(curves))
-    for axes, (title, names) in zip(panels, curves, strict=True):
+    figure, axes_of_curves = panels(len(curves), height=0.6 + 1.9 * len(curves))
+    for axes, (title, names) in zip(axes_of_curves, curves, strict=True):
         for name, colour, marker in zip(names, COLOURS, "os^Dvx", strict=False):
             values = logged[name].dropna().astype(float)  # a value that is not finite is null
             label = name.replace("eval_", "validation ")
@@ -91,12 +91,12 @@ def learning_curves(manifest: Manifest) -> list[Plot]:
             axes.plot(values, color=colour, marker="" if name == "loss" else marker, label=label)
         if manifest.best_step:
             axes.axvline(manifest.best_step, color=GREY, linestyle=":", linewidth=1.5)
-        _label_axes(axes, title)
+        label_axes(axes, title)
     alt = "Learning curves by step"
     if manifest.best_step:
         alt += f"; the dotted line is the best checkpoint, step {manifest.best_step:,}"
-    panels[-1].set_xlabel("step")
-    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes_of_curves[-1].set_xlabel("step")
+    axes_of_curves[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return [Plot("learning_curves", f"{alt}.", figure)]
 
 
@@ -106,7 +106,7 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Plot:
     classes = len(names)
     is_numbered = classes <= _MOST_CLASSES_WITH_NUMBERS
     side = 2.0 + 0.5 * classes if is_numbered else 8.0
-    figure, (axes,) = _panels(1, height=0.9 * side, width=max(side, WIDTH))
+    figure, (axes,) = panels(1, height=0.9 * side, width=max(side, WIDTH))
     axes.imshow(shares, cmap=SHADES, vmin=0, vmax=1)
     for (row, column), share in np.ndenumerate(shares) if is_numbered else ():
         axes.text(column, row, f"{share:.0%}", ha="center", va="center", size=9)
@@ -115,7 +115,7 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Plot:
     axes.set_xticks(ticks, labels, rotation="vertical" if classes > 4 else "horizontal")
     axes.set_yticks(ticks, labels)
     axes.spines[:].set_visible(False)
-    _label_axes(axes, "Confusion matrix", x="predicted class", y="true class")
+    label_axes(axes, "Confusion matrix", x="predicted class", y="true class")
     axes.grid(visible=False)
     alt = "Share of each true class by predicted class; correct predictions are on the diagonal."
     return Plot("confusion", alt, figure)
@@ -139,12 +139,12 @@ def ranking(
     for area, measure in AREAS.items() if numbers else ():
         areas = {number: classes[names[number]][area]["value"] for number in numbers}
         lowest = sorted(areas, key=areas.__getitem__)[:_MOST_CURVES]
-        figure, (axes,) = _panels(1, height=4.4 + 0.1 * len(lowest))
+        figure, (axes,) = panels(1, height=4.4 + 0.1 * len(lowest))
         if is_roc := area == "roc_area":
-            _label_axes(axes, "ROC curve", x="false positive rate", y="true positive rate")
+            label_axes(axes, "ROC curve", x="false positive rate", y="true positive rate")
             axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5)
         else:
-            _label_axes(axes, "Precision-recall curve", x="recall", y="precision")
+            label_axes(axes, "Precision-recall curve", x="recall", y="precision")
         for number, colour in zip(sorted(lowest), COLOURS, strict=False):
             true = predicted.labels == number
             scores = predicted.probabilities.columns(slice(number, number + 1))[0]
@@ -173,37 +173,37 @@ def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
     curves = {"uncalibrated": bins}
     if after:
         curves[f"temperature {calibration['temperature']:.2f}"] = after["bins"]
-    figure, (axes,) = _panels(1, height=4.0)
+    figure, (axes,) = panels(1, height=4.0)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")
     for (label, points), colour, marker in zip(curves.items(), COLOURS, "os", strict=False):
         x, y = zip(*((point["confidence"], point["accuracy"]) for point in points), strict=True)
         axes.plot(x, y, color=colour, marker=marker, label=label)
     axes.set_ylim(0, 1.02)
-    _label_axes(axes, "Calibration: accuracy by confidence", x="confidence", percent="xy")
+    label_axes(axes, "Calibration: accuracy by confidence", x="confidence", percent="xy")
     alt = "Accuracy by confidence; they are equal for a calibrated model (dotted)."
     return [Plot("reliability", alt, figure)]
 
 
 def predicted_and_true(labels: np.ndarray, predicted: np.ndarray, name: str, suffix: str) -> Plot:
     """Plot true against predicted values of a target, shape ``(rows,)``, for 1,000 rows at most."""
-    figure, (axes,) = _panels(1, height=4.0)
+    figure, (axes,) = panels(1, height=4.0)
     rows = np.random.default_rng(0).permutation(len(labels))[:_MOST_DOTS]
     ends = [min(labels.min(), predicted.min()), max(labels.max(), predicted.max())]
     axes.plot(ends, ends, color=GREY, linestyle=":")
     axes.scatter(predicted[rows], labels[rows], color=BLUE, alpha=0.4, s=9, rasterized=True)
-    _label_axes(axes, "Predicted and true value", x=f"predicted {_shorten(name)}", y="true value")
+    label_axes(axes, "Predicted and true value", x=f"predicted {_shorten(name)}", y="true value")
     error = f"{np.median(np.abs(labels - predicted)):.3g}"
     alt = f"Predicted and true {name}. The median absolute error is {error}."
     return Plot(f"predictions{suffix}", alt, figure)
 
 
-def _panels(rows: int, *, height: float, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
+def panels(rows: int, *, height: float, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
     """Return a figure of ``rows`` panels below each other that share the horizontal axis."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(rows, sharex=True, squeeze=False)[:, 0])
 
 
-def _label_axes(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "") -> None:
+def label_axes(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "") -> None:
     """Add title, axis labels, grid and legend; ``percent`` names axes of shares, e.g. ``xy``."""
     axes.set(title=title, xlabel=x, ylabel=y, axisbelow=True)
     axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)

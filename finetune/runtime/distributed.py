@@ -5,6 +5,7 @@ ranks wait in a second group with a timeout of a day; ``--ddp_timeout`` is for t
 """
 
 import contextlib
+import itertools
 import os
 import pickle
 import platform
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 from finetune.errors import RunError, UserError
 
 Result = TypeVar("Result")
+_GROUPS = itertools.count()  # the process groups that this process has joined
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,9 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
         default = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
         torch.accelerator.set_device_index(me.local_rank)
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
-    # `torchrun --max-restarts` restarts the processes with the same store, which still has the
-    # addresses of the failed ones
-    store = PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    # the store may still have the addresses of an earlier group, or of processes that failed
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+    store = PrefixStore(f"attempt/{attempt}/{next(_GROUPS)}", store)
     dist.init_process_group(
         backend or default, store=store, rank=rank, world_size=world_size, timeout=timeout
     )

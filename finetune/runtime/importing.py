@@ -16,15 +16,15 @@ T = TypeVar("T")
 HOUSE = Path(__file__).resolve().parents[2]
 
 
-def require_packages(flag: str, *packages: str) -> None:
-    """Require that the packages a flag needs are installed.
+def require_packages(flag: str, *packages: str, extra: str = "check") -> None:
+    """Require the packages that a flag needs; they are in an extra of this distribution.
 
     Raises:
         UserError: If one is missing, with the command that installs it.
     """
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise UserError(
-            f"{flag} needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[check]'"
+            f"{flag} needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[{extra}]'"
         )
 
 

@@ -100,13 +100,8 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
     if rows < 1 or not np.isfinite(replicates).all():
         return Estimate(value)
     if scale.forward is None:
-        width = scale.highest - scale.lowest
-        share, error = (value - scale.lowest) / width, _error(replicates) / width
-        size = min(rows, share * (1 - share) / error**2) if error > 0 else rows
-        middle = np.clip(share - _bias(replicates) / width, 0, 1)
-        low, high = wilson(middle, size if size > 0 else rows, quantile)
-        ends = np.array([low, high]) * width + scale.lowest
-        return Estimate(value, min(value, float(ends[0])), max(value, float(ends[1])))
+        middle = value - _bias(replicates)
+        return _bounded(value, middle, _error(replicates), scale, rows, quantile)
     if rows < FEWEST_ROWS:
         return Estimate(value)
     reach = np.array([-quantile, quantile])
@@ -117,6 +112,78 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
     else:  # e.g. the logarithm of an error of 0
         ends = np.clip(value + _error(replicates) * reach, scale.lowest, scale.highest)
     return Estimate(value, float(ends[0]), float(ends[1]))
+
+
+def _bounded(
+    value: float, middle: float, error: float, scale: Scale, rows: float, quantile: float
+) -> Estimate:
+    """Return Wilson's interval at the effective sample size, for a metric between two limits."""
+    width = scale.highest - scale.lowest
+    share, error = (value - scale.lowest) / width, error / width
+    size = min(rows, share * (1 - share) / error**2) if error > 0 else rows
+    center = np.clip((middle - scale.lowest) / width, 0, 1)
+    low, high = wilson(center, size if size > 0 else rows, quantile)
+    ends = np.array([low, high]) * width + scale.lowest
+    return Estimate(value, min(value, float(ends[0])), max(value, float(ends[1])))
+
+
+def estimate_over_seeds(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
+    """Return the mean of a metric over trainings with other seeds, with its confidence interval for
+    other seeds and other test rows.
+
+    The variances of seeds and of rows add, without the part that is in both; the degrees of freedom
+    are Satterthwaite's. Readers and cases in radiology have the same design (Obuchowski and
+    Rockette, Communications in Statistics 24, 1995; Hillis, Statistics in Medicine 26, 2007).
+
+    Args:
+        replicates: Of the models on the same rows, shape ``(seeds, 1 + groups)``.
+        scale: The scale of the metric.
+        rows: The upper limit of the effective sample size.
+    """
+    value = float(replicates[:, 0].mean())
+    if len(replicates) < 2 or rows < FEWEST_ROWS or not np.isfinite(replicates).all():
+        return Estimate(value)
+    with np.errstate(all="ignore"):
+        scaled = replicates if scale.forward is None else scale.forward(replicates)
+    is_scaled = scale.forward is not None and bool(np.isfinite(scaled).all())
+    scaled = scaled if is_scaled else replicates
+    error, quantile = _error_over_seeds(scaled)
+    mean = scaled.mean(axis=0)
+    if scale.forward is None:
+        return _bounded(value, value - _bias(mean), error, scale, rows, quantile)
+    ends = mean[0] + error * quantile * np.array([-1.0, 1.0])
+    ends = np.sort(scale.back(ends)) if is_scaled else np.clip(ends, scale.lowest, scale.highest)
+    return Estimate(value, min(value, float(ends[0])), max(value, float(ends[1])))
+
+
+def difference_over_seeds(first: np.ndarray, second: np.ndarray) -> Estimate:
+    """Return the mean of the second models minus that of the first, with a confidence interval as
+    in :func:`estimate_over_seeds`. Both have shape ``(seeds, 1 + groups)``, on the same rows.
+    """
+    value = float(second[:, 0].mean() - first[:, 0].mean())
+    if min(len(first), len(second)) < 2 or not np.isfinite([first.sum(), second.sum()]).all():
+        return Estimate(value)
+    error, quantile = _error_over_seeds(second, first)
+    return Estimate(value, value - error * quantile, value + error * quantile)
+
+
+def _error_over_seeds(*models: np.ndarray) -> tuple[float, float]:
+    """Return the standard error and Student's quantile of the mean over seeds, shape ``(seeds, 1 +
+    groups)``, or of the difference of two such means.
+    """
+    means = [replicates.mean(axis=0) for replicates in models]
+    of_rows = _error(means[0] - sum(means[1:])) ** 2
+    of_seeds, in_both = [], 0.0
+    for replicates, mean in zip(models, means, strict=True):
+        count = len(replicates)
+        of_seeds.append(float(replicates[:, 0].var(ddof=1)) / count)
+        of_each = np.mean([_error(row) ** 2 for row in replicates])
+        in_both += max(0.0, float(of_each) - _error(mean) ** 2) / (count - 1)
+    variance = max(of_rows + sum(of_seeds) - in_both, of_rows, *of_seeds)
+    spread = of_rows**2 / (len(means[0]) - 2)
+    spread += sum(v**2 / (len(r) - 1) for v, r in zip(of_seeds, models, strict=True))
+    freedom = variance**2 / spread if spread else 1.0
+    return math.sqrt(variance), float(t.ppf(_UPPER, max(1.0, freedom)))
 
 
 def difference(

@@ -136,16 +136,21 @@ def estimate(rows: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
             score = share(int(rows.right.sum()), len(rows))
         elif metric.of_class is not None:
             score = _score_classes(rows)[metric.name.removesuffix("_binary")][metric.of_class]
-        elif metric.name in _OVER_CLASSES and rare_classes(rows):
+        elif not has_interval(rows, metric):
             score = Estimate(float(metric.function(rows)[0]))
         else:
-            limit = _most_rows(rows, metric)
+            limit = most_rows(rows, metric)
             score = estimates.estimate(metric.function(rows), metric.scale, limit)
         scores[name] = asdict(score)
     return scores
 
 
-def _most_rows(rows: Any, metric: Metric) -> float:
+def has_interval(rows: Any, metric: Metric) -> bool:
+    """Return False for a mean over classes if too many of them are rare."""
+    return not (metric.name in _OVER_CLASSES and rare_classes(rows))
+
+
+def most_rows(rows: Any, metric: Metric) -> float:
     """Return the upper limit of the effective sample size of a metric.
 
     For areas it is twice the smaller side of each class. For other shares it is all rows, or
@@ -180,7 +185,7 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
             gaps[name] = estimates.newcombe(first.right, second.right)
             continue
         before, after = metric.function(first), metric.function(second)
-        if metric.name in _OVER_CLASSES and rare_classes(first):
+        if not has_interval(first, metric):
             gaps[name] = Estimate(float(after[0] - before[0]))
             continue
         different = None

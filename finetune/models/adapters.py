@@ -1,0 +1,116 @@
+"""Train a part of a model: low-rank adapters (LoRA) of ``peft``, or frozen layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import Conv2d, Linear, Module, ModuleList
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from finetune.data.comma_list import split_values
+from finetune.errors import UserError, counted, suggestion
+
+#: The directory in a run for the adapter without the base model.
+DIRECTORY = "adapter"
+_EMBEDDINGS = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|shared)(\.|$)")
+_MOST_NAMED = 12  # the most module names in a message
+
+
+def train_a_part(model: Module, options: Mapping[str, Any]) -> Module:
+    """Return ``model`` with an adapter or frozen layers, as the options of a recipe say.
+
+    Raises:
+        UserError: If the model has no such layers, or is not a model of ``transformers``.
+    """
+    adapter, frozen = options.get("adapter"), options.get("freeze")
+    if not adapter and not frozen:
+        return model
+    flag = f"--adapter {adapter}" if adapter else f"--freeze {frozen}"
+    base = getattr(model, getattr(model, "base_model_prefix", ""), None)
+    if not isinstance(model, PreTrainedModel) or not isinstance(base, Module):
+        name = type(model).__name__
+        raise UserError(f"{flag}: expected a model of transformers with a base model, found {name}")
+    if frozen:
+        for parameter in _frozen(base, frozen):
+            parameter.requires_grad_(False)
+        return model
+    return _add_lora(model, base, options)
+
+
+def _frozen(base: Module, text: str) -> list[torch.nn.Parameter]:
+    """Return the parameters that ``--freeze`` names: ``base``, ``embeddings`` or a number of the
+    lowest layers, with the embeddings below them.
+    """
+    if text == "base":
+        return list(base.parameters())
+    embeddings = [p for name, p in base.named_parameters() if _EMBEDDINGS.search(name)]
+    if text == "embeddings":
+        return embeddings
+    stack = max(
+        (module for module in base.modules() if isinstance(module, ModuleList)),
+        key=lambda layers: sum(map(torch.numel, layers.parameters())),
+        default=ModuleList(),
+    )
+    count = int(text)
+    if count > len(stack):
+        layers = counted(len(stack), "layer")
+        raise UserError(f"--freeze {text}: expected at most {len(stack)}, the model has {layers}")
+    return [*embeddings, *(p for layer in stack[:count] for p in layer.parameters())]
+
+
+def _add_lora(model: PreTrainedModel, base: Module, options: Mapping[str, Any]) -> Module:
+    """Return a ``PeftModel`` that trains adapters in linear layers of ``base``, and the head.
+
+    ``model.add_adapter`` would be shorter, but its model cannot resume or load its best checkpoint.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    layers = {
+        f"{model.base_model_prefix}.{name}": module
+        for name, module in base.named_modules()
+        if isinstance(module, (Linear, Conv1D, Conv2d))
+    }
+    targets = split_values(options["lora_targets"] or "")
+    for target in targets:
+        if not any(f".{name}".endswith(f".{target}") for name in layers):
+            names = list(dict.fromkeys(name.rpartition(".")[2] for name in layers))
+            raise UserError(
+                f"--lora_targets {target}: no linear layer has this name"
+                f"{suggestion(target, names)} (available: {', '.join(names[:_MOST_NAMED])})"
+            )
+    linear = [name for name, layer in layers.items() if not isinstance(layer, Conv2d)]
+    config = LoraConfig(
+        r=options["lora_rank"],
+        lora_alpha=options["lora_alpha"],
+        lora_dropout=options["lora_dropout"],
+        target_modules=targets or linear or list(layers),
+        modules_to_save=[
+            name
+            for name, module in model.named_children()
+            if name != model.base_model_prefix and any(True for _ in module.parameters())
+        ],
+        use_dora=options["lora_dora"],
+        use_rslora=options["lora_rslora"],
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
+    )
+    try:
+        return get_peft_model(model, config)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UserError(f"--adapter lora: {error}") from error
+
+
+def merge(trainer: Any) -> None:
+    """Add the adapters of a trainer's model to its weights in place; checkpoints stay the same."""
+    trainer.model.merge_adapter()
+
+
+def unload(trainer: Any) -> None:
+    """Save the adapter alone, and let the trainer save the merged model without it."""
+    if trainer.args.should_save:
+        trainer.model.save_pretrained(str(Path(trainer.args.output_dir) / DIRECTORY))
+    trainer.model = trainer.model.unload()

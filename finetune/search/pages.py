@@ -1,0 +1,65 @@
+"""The report of a set of runs: ``report.html``, and the same table for the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from finetune.errors import UserError, counted
+from finetune.reporting import tables
+from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
+from finetune.runs.run import Run
+from finetune.search import is_set, require_optuna, seeds
+from finetune.search.run_set import RunSet
+from finetune.training.record import MANIFEST
+
+PAGE = "report.html"
+
+
+def write(path: str | Path | RunSet) -> tuple[Path, Table, list[str]]:
+    """Write the report of a set, and return its path, the table of its runs and the verdicts."""
+    run_set = RunSet.load(path)
+    if run_set.manifest.kind == "repeat":
+        sections, verdicts = _describe_seeds(run_set)
+    else:
+        require_optuna()
+        from finetune.search import study_page
+
+        sections, verdicts = study_page.describe(run_set)
+    manifest = run_set.manifest
+    page = run_set.path / PAGE
+    sections["Provenance"] = [manifest.command]
+    tables.write_page(page, f"{Path(manifest.recipe).name}: {manifest.kind}", verdicts, sections)
+    table: Table = next(iter(sections.values()))[0]
+    return page, table, verdicts
+
+
+def _describe_seeds(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
+    runs = seeds.finished_runs(run_set)
+    rows, metrics = seeds.read(runs)
+    names = runs[0].headline
+    scores = seeds.estimate_means(rows, {name: metrics[name] for name in names})
+    lines = [[Cell(run.path.name), *to_cells(run.metrics.test, names)] for run in runs]
+    lines.append([Cell("mean"), *to_cells(scores, names)])
+    deviations = {name: score["deviation"] for name, score in scores.items()}
+    lines.append([Cell("standard deviation"), *to_cells(deviations, names)])
+    table = Table(f"Test set, {len(rows[0]):,} rows, {len(runs)} seeds", ["", *names], lines)
+    verdict = f"Mean of {len(runs)} seeds: {format_score(names[0], scores[names[0]])}."
+    note = "The interval of the mean is for other seeds and other test rows."
+    return {"Scores": [table, note]}, [f"{verdict} {note}"]
+
+
+def list_runs(directory: str | Path) -> list[list[str]]:
+    """Return name, status and test scores of each run, or set of runs, in a directory."""
+    lines = []
+    for path in sorted(Path(directory).expanduser().glob("*/")):
+        if is_set(path):
+            lines.append([path.name, f"set of {counted(len(RunSet(path).runs), 'run')}", ""])
+        elif (path / MANIFEST).exists():
+            run = Run(path)
+            scores = run.metrics.test if run.status == "finished" else {}
+            texts = [f"{name} {format_number(value)}" for name, value in scores.items()]
+            lines.append([path.name, run.status, "  ".join(texts[:3])])
+    if not lines:
+        raise UserError(f"list {directory}: no runs in this directory")
+    return lines

@@ -1,0 +1,69 @@
+"""Train a recipe with several seeds: is a change more than the luck of a seed?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from finetune.errors import UserError
+from finetune.pipeline.events import Noted, Progress, ignore, on_rank_zero
+from finetune.pipeline.train import run_training
+from finetune.recipe import Recipe
+from finetune.reporting.tables import format_number
+from finetune.runtime import distributed
+from finetune.search import pages
+from finetune.search.run_set import (
+    RunSet,
+    Settle,
+    from_keywords,
+    only_progress,
+    open_set,
+    prepare_set,
+    set_directory,
+)
+
+
+def repeat(
+    recipe: str | type[Recipe] | Recipe,
+    *,
+    seeds: int = 5,
+    progress: Progress = ignore,
+    **options: Any,
+) -> RunSet:
+    """Train a recipe with several seeds on the same splits; the same call continues the set.
+
+    Args:
+        recipe: The name of a recipe, the path of a recipe file, a recipe class, or an instance.
+        seeds: The number of runs. Their seeds are ``seed``, ``seed`` + 1 and so on.
+        progress: Called with each event, e.g. ``print``.
+        **options: As in :func:`finetune.train`. ``output_dir`` is the directory of the set; the
+            default is ``runs/RECIPE-seeds``.
+
+    Raises:
+        UserError: If the options or the data have errors, or if the directory has another set.
+    """
+    run_set = run_repeat(from_keywords(recipe, options), progress, seeds)
+    pages.write(run_set)
+    return run_set
+
+
+def run_repeat(settle: Settle, progress: Progress = ignore, seeds: int = 5) -> RunSet:
+    """Train with several seeds; every process calls this."""
+    if seeds < 2:
+        raise UserError(f"--seeds {seeds}: expected 2 or more")
+    base = settle({})
+    directory = set_directory(base, "seeds")
+    first: int = base.training.get("seed", base.recipe.defaults()["seed"])
+    report = on_rank_zero(progress)
+    run_set = None
+    for number, seed in enumerate(range(first, first + seeds), start=1):
+        changes = {"seed": seed, "output_dir": str(directory / f"seed-{seed}")}
+        if run_set is None:
+            prepared = prepare_set(settle(changes), progress)
+            run_set = open_set(directory, "repeat", base, prepared, {"seed"})
+        run = run_training(settle({**changes, "resume": True}), only_progress(progress))
+        if distributed.is_main_process():
+            metric = run.headline[0]
+            score = format_number(run.metrics.test[metric])
+            report(Noted(f"seed {seed} ({number} of {seeds}): {metric} {score} on the test rows"))
+    assert run_set is not None
+    return run_set

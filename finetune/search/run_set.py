@@ -1,0 +1,178 @@
+"""A set of runs: a directory whose runs share their splits.
+
+runs/sentiment-seeds/
+  set.json                  what the runs have in common
+  seed-42/ seed-43/         or trial-000/ trial-001/ of a search; each is a run
+  study.journal             of a search: the trials, for Optuna
+  report.html plots/        what the set says
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from finetune.config.settings import Settings
+from finetune.errors import UserError
+from finetune.pipeline.events import Advanced, Progress, reporting_work
+from finetune.pipeline.preparation import Prepared, prepare_job
+from finetune.recipe import Recipe
+from finetune.runs.run import Run
+from finetune.runtime import distributed
+from finetune.search import SET, is_set
+from finetune.training.record import SCHEMA, Record
+
+#: Returns the settings of a run of the set from the options that only this run has.
+Settle = Callable[[Mapping[str, Any]], Settings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetManifest(Record):
+    """``set.json``."""
+
+    NAME = SET
+
+    kind: Literal["repeat", "search"]
+    recipe: str  # its name, or the path of its file
+    command: str  # continues the set
+    metric: str  # chooses the best checkpoint of a run, and the best run of a search
+    greater_is_better: bool
+    configuration: dict[str, Any]  # what the runs have in common; the same command must have it
+    space: dict[str, str] = field(default_factory=dict)  # of a search: values by option
+    winner: str | None = None  # of a search: the trial that was evaluated on the test rows
+    optimism: float | None = None  # of its validation score
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """A set of runs in a directory."""
+
+    path: Path
+
+    @classmethod
+    def load(cls, path: str | Path | RunSet) -> RunSet:
+        """Return the set in ``path``; a set is returned unchanged.
+
+        Raises:
+            UserError: If the directory has no ``set.json``.
+        """
+        run_set = path if isinstance(path, RunSet) else cls(Path(path).expanduser())
+        if not is_set(run_set.path):
+            raise UserError(f"{path} is not the directory of a set of runs: no {SET}")
+        return run_set
+
+    @property
+    def manifest(self) -> SetManifest:
+        """``set.json``."""
+        return SetManifest.read(self.path)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of the set, in the order of their names."""
+        paths = sorted(path.parent for path in self.path.glob("*-*/run.json"))
+        return [Run(path) for path in paths if path.name.startswith(("seed-", "trial-"))]
+
+
+def set_directory(settings: Settings, suffix: str) -> Path:
+    """Return the directory of a set: ``--output_dir``, or ``runs/RECIPE-SUFFIX``.
+
+    Raises:
+        UserError: If there are flags that a set has no use for.
+    """
+    for name in ("resume", "resume_from_checkpoint", "dry_run"):
+        if settings.user_options.get(name):
+            raise UserError(f"--{name}: leave it out; the same command continues a set of runs")
+    directory = settings.output_dir
+    if "output_dir" in settings.user_options:
+        return directory
+    return directory.with_name(f"{directory.name}-{suffix}")
+
+
+def prepare_set(first_run: Settings, progress: Progress) -> Prepared:
+    """Check the settings and prepare the data of a run of a set; every process calls this, and is
+    in the process group then.
+    """
+    with reporting_work(progress) as report_event:
+        return prepare_job(replace(first_run, dry_run=True), report_event)
+
+
+def open_set(
+    directory: Path,
+    kind: Literal["repeat", "search"],
+    base: Settings,
+    prepared: Prepared,
+    varied: Collection[str],
+    space: Mapping[str, str] | None = None,
+) -> RunSet:
+    """Write ``set.json`` unless it is there; every process calls this, in the process group.
+
+    Args:
+        directory: The directory of the set.
+        kind: The kind of set.
+        base: The settings without those of a single run.
+        prepared: From :func:`prepare_set`.
+        varied: The options that differ between the runs.
+        space: Their values in a search.
+
+    Raises:
+        UserError: If the directory has other files, or another set.
+    """
+    values = prepared.settings.values
+    metric = str(values.metric_for_best_model).removeprefix("eval_")
+    is_greater = values.greater_is_better
+    facts = prepared.configuration
+    manifest = SetManifest(
+        kind=kind,
+        recipe=base.name,
+        command=base.command,
+        metric=metric,
+        greater_is_better=not metric.endswith("loss") if is_greater is None else is_greater,
+        configuration={name: facts[name] for name in facts if name not in {*varied, "launch"}},
+        space=dict(space or {}),
+    )
+    distributed.main_process_first(lambda: _write_or_compare(directory, manifest))
+    return RunSet(directory)
+
+
+def _write_or_compare(directory: Path, manifest: SetManifest) -> None:
+    if not is_set(directory):
+        if directory.exists() and any(directory.iterdir()):
+            raise UserError(f"--output_dir {directory} holds other files: use another directory")
+        return manifest.write(directory)
+    present = SetManifest.read(directory)
+    records = present, manifest
+    old, new = ({"kind": m.kind, "space": m.space, **m.configuration} for m in records)
+    mistakes = [
+        f"{directory} has runs with {name} {old.get(name)}, now it is {new.get(name)}"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
+    ]
+    if mistakes:
+        raise UserError(*mistakes, "type the same command again, or use another --output_dir")
+
+
+def only_progress(progress: Progress) -> Progress:
+    """Return ``progress`` for a run of a set: called for long work only, not with its results."""
+    return lambda event: progress(event) if isinstance(event, Advanced) else None
+
+
+def from_words(recipe: str, flags: Sequence[str]) -> Settle:
+    """Return the settings of the runs of ``python -m finetune VERB RECIPE FLAGS``."""
+
+    def settle(changes: Mapping[str, Any]) -> Settings:
+        words = [f"--{name}={value}" for name, value in changes.items()]
+        return Settings.from_command_line(recipe, [*flags, *words])
+
+    return settle
+
+
+def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]) -> Settle:
+    """Return the settings of the runs of ``finetune.repeat(RECIPE, **options)``."""
+
+    def settle(changes: Mapping[str, Any]) -> Settings:
+        return Settings.from_keywords(recipe, {**options, **changes})
+
+    return settle

@@ -1,0 +1,104 @@
+"""Estimate metrics over the seeds of a set of runs, and compare two sets.
+
+A score of one run depends on its seed as well as on the test rows. The mean over seeds has a
+standard deviation between seeds, and an interval for other seeds and other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from finetune.data.prediction_columns import DIGEST, LABEL
+from finetune.errors import UserError
+from finetune.pipeline.report import metrics_of
+from finetune.reporting.tables import Cell, Table, directions, judge, to_cells
+from finetune.runs.run import Run
+from finetune.search.run_set import RunSet
+from finetune.statistics.estimates import difference_over_seeds, estimate_over_seeds
+from finetune.statistics.metrics import Metrics, has_interval, most_rows
+
+
+def finished_runs(run_set: RunSet) -> list[Run]:
+    """Return the finished runs of a set.
+
+    Raises:
+        UserError: If there are fewer than two.
+    """
+    runs = [run for run in run_set.runs if run.status == "finished"]
+    if len(runs) < 2:
+        command = run_set.manifest.command
+        raise UserError(
+            f"{run_set.path}: expected two finished runs or more; to continue: {command}"
+        )
+    return runs
+
+
+def read(runs: Sequence[Run]) -> tuple[list[Any], Metrics]:
+    """Return labels and outputs of the test rows of each run, and the metrics of the first."""
+    rows = [run.scored(run.predicted_rows) for run in runs]
+    return rows, metrics_of(runs[0], rows[0])
+
+
+def estimate_means(rows: Sequence[Any], metrics: Metrics) -> dict[str, dict[str, float]]:
+    """Return the mean of each metric over the seeds, its interval, and the standard deviation
+    between seeds: ``{"value": ..., "low": ..., "high": ..., "deviation": ...}``.
+    """
+    scores = {}
+    for name, metric in metrics.items():
+        replicates = np.array([metric.function(row) for row in rows])
+        limit = most_rows(rows[0], metric) if has_interval(rows[0], metric) else 0
+        score = asdict(estimate_over_seeds(replicates, metric.scale, limit))
+        scores[name] = score | {"deviation": float(replicates[:, 0].std(ddof=1))}
+    return scores
+
+
+def compare(paths: Sequence[str | Path | RunSet]) -> tuple[Table, str]:
+    """Compare the means of two sets of seeds on the same test rows.
+
+    Returns:
+        A table of the means and their difference, with intervals for other seeds and other rows,
+        and a sentence that says whether the second set is better.
+
+    Raises:
+        UserError: If there are not two sets, or if their test rows differ.
+    """
+    if len(paths) != 2:
+        raise UserError(f"compare: expected two sets of runs, or runs, found {len(paths)}")
+    first, second = (finished_runs(RunSet.load(path)) for path in paths)
+    is_other_task = first[0].kind.find_difference(second[0].kind)
+    if is_other_task or not _test_rows(first).equals(_test_rows(second)):
+        raise UserError(
+            f"{paths[0]} and {paths[1]} have different test rows: compare sets with the same "
+            "--dataset, --split_seed and --eval_samples"
+        )
+    rows, metrics = read(first)
+    rows_of_second, _ = read(second)
+    headline = first[0].headline
+    chosen = {name: metrics[name] for name in headline}
+    gaps = {}
+    for name, metric in chosen.items():
+        if has_interval(rows[0], metric):
+            replicates = [
+                np.array([metric.function(row) for row in part]) for part in (rows, rows_of_second)
+            ]
+            gaps[name] = asdict(difference_over_seeds(*replicates))
+    names = [str(path) for path in paths]
+    lines = [
+        [Cell(name), *to_cells(estimate_means(part, chosen), headline)]
+        for name, part in zip(names, (rows, rows_of_second), strict=True)
+    ]
+    lines.append([Cell("difference"), *to_cells(gaps, headline, signed=True)])
+    better = directions(first[0].manifest)
+    verdict = judge(names[1], names[0], gaps, headline, better)
+    return Table(f"Means over seeds, {len(rows[0]):,} test rows", ["", *headline], lines), verdict
+
+
+def _test_rows(runs: Sequence[Run]) -> pd.DataFrame:
+    rows = runs[0].predicted_rows
+    return rows[[name for name in ("id", "text", DIGEST, LABEL) if name in rows]]

@@ -1,0 +1,126 @@
+"""Parse the space of a search: ``learning_rate=1e-5..1e-3:log,num_train_epochs=1..6,model=a|b``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from finetune.config.parser import RUN_OPTIONS, RecipeParser
+from finetune.data.comma_list import split_pairs
+from finetune.errors import Report, UserError
+from finetune.recipe import Recipe
+from finetune.search.run_set import Settle
+from finetune.training.options import describe_unknown
+
+#: Groups of recipe options that decide the rows, which the trials of a search share.
+_SHARED_GROUPS = ("data", "splits", "labels")
+#: Training arguments that choose the best trial, or where and when it is evaluated and saved.
+_SHARED = {
+    *RUN_OPTIONS,
+    *("output_dir", "resume", "resume_from_checkpoint", "metric_for_best_model"),
+    *("greater_is_better", "eval_strategy", "save_strategy", "load_best_model_at_end", "metrics"),
+}
+_MOST_TRIED = 32  # values of a dimension that are checked before the first trial
+#: The space of each task if ``--space`` is not given.
+DEFAULT_SPACES = {
+    "single_label": "learning_rate=1e-5..5e-4:log,num_train_epochs=1..6,warmup_steps=0.0..0.2",
+    "multi_label": "learning_rate=1e-5..5e-4:log,num_train_epochs=2..8,warmup_steps=0.0..0.2",
+    "ordinal": "learning_rate=1e-5..5e-4:log,num_train_epochs=1..6,warmup_steps=0.0..0.2",
+    "regression": "learning_rate=1e-5..5e-4:log,num_train_epochs=2..8,weight_decay=1e-3..0.1:log",
+}
+
+
+def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str, BaseDistribution]:
+    """Return the distribution of each option in a space.
+
+    Args:
+        text: As on the command line, or a mapping from options to ``LOW..HIGH``, ``LOW..HIGH:log``,
+            ``A|B`` or a list of values.
+        recipe: The class of the recipe, which has the options.
+
+    Raises:
+        UserError: With a line for each mistake.
+    """
+    pairs = list(text.items()) if isinstance(text, Mapping) else split_pairs(text)
+    report = Report()
+    names = RecipeParser(recipe).names
+    groups = {f.name: f.metadata.get("group") for f in recipe.__dataclass_fields__.values()}
+    space = {}
+    for name, values in pairs:
+        name = name.replace("-", "_")
+        if name not in names:
+            report.error(f"--space: {describe_unknown(repr(name), names)}")
+        elif name in _SHARED or groups.get(name) in _SHARED_GROUPS:
+            report.error(f"--space {name}: all trials share it: give it as --{name} VALUE")
+        elif name in space:
+            report.error(f"--space {name}: expected each option once")
+        else:
+            with report.collect():
+                space[name] = _distribution(name, values)
+    if not pairs:
+        report.error("--space: expected such as learning_rate=1e-5..1e-3:log,num_train_epochs=1..6")
+    report.raise_errors()
+    return space
+
+
+def _distribution(name: str, values: Any) -> BaseDistribution:
+    if not isinstance(values, str):
+        choices = [*values] if isinstance(values, Sequence) else []
+        if len(choices) < 2:
+            raise UserError(f"--space {name}: expected two values or more, found {values!r}")
+        return CategoricalDistribution(choices)
+    ends, _, scale = values.partition(":")
+    low_text, is_range, high_text = ends.partition("..")
+    if not is_range:
+        choices = [choice.strip() for choice in values.split("|")]
+        if len({*choices}) < 2 or "" in choices:
+            raise UserError(f"--space {name}={values}: expected LOW..HIGH, LOW..HIGH:log or A|B")
+        return CategoricalDistribution(choices)
+    is_whole = all(end.strip().lstrip("-").isdecimal() for end in (low_text, high_text))
+    try:
+        low, high = (int(end) if is_whole else float(end) for end in (low_text, high_text))
+    except ValueError:
+        raise UserError(f"--space {name}={values}: expected numbers, LOW..HIGH") from None
+    if not low < high < float("inf"):
+        raise UserError(f"--space {name}={values}: the range is empty: expected LOW below HIGH")
+    if scale not in ("", "log") or (scale and low <= 0):
+        raise UserError(f"--space {name}={values}: expected LOW..HIGH, or LOW..HIGH:log above 0")
+    is_log = scale == "log"
+    if is_whole:
+        return IntDistribution(int(low), int(high), log=is_log)
+    return FloatDistribution(low, high, log=is_log)
+
+
+def check_values(space: Mapping[str, BaseDistribution], settle: Settle) -> None:
+    """Check the ends of each range, and all values of short ones, as options of a trial.
+
+    Raises:
+        UserError: With a line for each mistake, e.g. a batch that does not divide.
+    """
+    mistakes: list[str] = []
+    for name, distribution in space.items():
+        for value in _values(distribution):
+            settings = settle({name: value})
+            with settings.report.collect():
+                _ = settings.values
+            sentences = settings.report.sentences("error")
+            mistakes += [f"--space {name}: {sentence}" for sentence in sentences]
+    if mistakes:
+        raise UserError(*dict.fromkeys(mistakes))
+
+
+def _values(distribution: BaseDistribution) -> Sequence[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices
+    assert isinstance(distribution, (IntDistribution, FloatDistribution))
+    low, high = distribution.low, distribution.high
+    if isinstance(low, int) and isinstance(high, int) and high - low < _MOST_TRIED:
+        return range(low, high + 1)
+    return (low, high)

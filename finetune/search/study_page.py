@@ -1,0 +1,112 @@
+"""The report of a search: trials, history, and the importance of options."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import matplotlib
+import numpy as np
+import optuna
+from matplotlib.axes import Axes
+from matplotlib.text import Text
+from optuna.exceptions import ExperimentalWarning
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+from optuna.visualization import matplotlib as optuna_plots
+
+from finetune.errors import counted
+from finetune.reporting import plots
+from finetune.reporting.plots import INK, Plot
+from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
+from finetune.runs.run import Run
+from finetune.search.run_set import RunSet
+from finetune.search.search import open_study
+
+#: With fewer complete trials, the importance of an option is noise.
+_FEWEST_TRIALS = 5
+
+
+@matplotlib.rc_context(plots.STYLE)
+def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
+    """Return the sections of the page, the first with the table of trials, and the verdicts."""
+    manifest = run_set.manifest
+    study = open_study(run_set)
+    complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+    table = _trials_table(study, manifest.metric)
+    verdicts = []
+    if manifest.winner is not None:
+        run = Run(run_set.path / manifest.winner)
+        verdicts.append(
+            f"Best of {counted(len(study.trials), 'trial')}: {manifest.winner}, validation "
+            f"{manifest.metric} {format_number(study.best_value)}. As the best of many, this score "
+            f"is too good by about {format_number(manifest.optimism or 0.0, 3)}."
+        )
+        metrics = run.statistics.metrics
+        test = "; ".join(format_score(name, metrics[name]) for name in run.headline)
+        verdicts.append(f"On the test rows, scored once: {test}.")
+    drawn = [_history(study, manifest.metric)] if complete else []
+    if len(complete) >= _FEWEST_TRIALS and len(complete[0].params) > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            importances = optuna_plots.plot_param_importances(study)
+            coordinates = optuna_plots.plot_parallel_coordinate(study)
+        drawn.append(_restyled("importances", "The importance of each option.", importances))
+        drawn.append(
+            _restyled("coordinates", "The values and the score of each trial.", coordinates)
+        )
+    return {"Trials": [table], "Plots": [drawn]}, verdicts
+
+
+def _trials_table(study: optuna.Study, metric: str) -> Table:
+    names = list(dict.fromkeys(name for trial in study.trials for name in trial.params))
+    lines = []
+    for trial in study.trials:
+        state = trial.state.name.lower()
+        reason = trial.user_attrs.get("reason", "")
+        values = [trial.params.get(name, "") for name in names]
+        score = trial.value if trial.state == TrialState.COMPLETE else None
+        lines.append(
+            [
+                Cell(f"trial-{trial.number:03}"),
+                *to_cells({metric: score}, [metric]),
+                *(
+                    Cell(f"{v:.3g}" if isinstance(v, float) else str(v), kind="number")
+                    for v in values
+                ),
+                Cell(state, reason if state == "fail" else ""),
+            ]
+        )
+    return Table("Trials, scores on the validation rows", ["", metric, *names, ""], lines)
+
+
+def _history(study: optuna.Study, metric: str) -> Plot:
+    """Plot the score of each complete trial, and the best so far, by hours since the start."""
+    points = [
+        (trial.datetime_complete.timestamp(), trial.value)
+        for trial in study.trials
+        if trial.datetime_complete is not None and trial.value is not None
+    ]
+    start = min(trial.datetime_start.timestamp() for trial in study.trials if trial.datetime_start)
+    minutes = [(seconds - start) / 60 for seconds, _ in sorted(points)]
+    values = [value for _, value in sorted(points)]
+    best = np.maximum if study.direction == StudyDirection.MAXIMIZE else np.minimum
+    figure, (axes,) = plots.panels(1, height=2.6)
+    axes.plot(minutes, values, "o", color=plots.BLUE, label="trial")
+    best_so_far = best.accumulate(values)
+    axes.step(minutes, best_so_far, where="post", color=plots.COLOURS[1], label="best so far")
+    plots.label_axes(axes, f"Validation {metric}", x="minutes")
+    return Plot(
+        "history", f"Validation {metric} of each trial by time, and the best so far.", figure
+    )
+
+
+def _restyled(name: str, alt: str, drawn: Axes) -> Plot:
+    """Return a plot of Optuna in the style of the page."""
+    figure = drawn.get_figure(root=True)
+    assert figure is not None
+    for axes in figure.axes:
+        axes.set_facecolor("none")
+    for text in figure.findobj(Text):
+        text.set_color(INK)
+    return Plot(name, alt, figure)
