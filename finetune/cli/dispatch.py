@@ -79,7 +79,8 @@ def _run(words: list[str]) -> int:
         raise UserError(f"unknown option {verb}{hint}")
     if verb == "list":
         if len(rest) == 1 and not rest[0].startswith("-"):
-            return int(importlib.import_module("finetune.cli.sets").list_runs(rest[0]))
+            print(_table(importlib.import_module("finetune.search.pages").list_runs(rest[0])))
+            return 0
         if rest and rest != ["--help"]:
             raise UserError(f"list: expected at most a directory, found {' '.join(rest)}")
         print(_table(catalog.summaries()))
@@ -95,8 +96,8 @@ def _run(words: list[str]) -> int:
         rest = words
     if verb in ("check", "compare", "report") and distributed.under_launcher():
         raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")
-    file = {"predict": "predict", "repeat": "sets", "search": "sets"}.get(verb, "verbs")
-    return int(getattr(importlib.import_module(f"finetune.cli.{file}"), verb)(rest))
+    module = importlib.import_module(f"finetune.cli.{'predict' if verb == 'predict' else 'verbs'}")
+    return int(getattr(module, verb)(rest))
 
 
 def _table(descriptions: Mapping[str, str]) -> str:

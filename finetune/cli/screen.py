@@ -45,11 +45,9 @@ def _print_start(event: events.Started) -> None:
     base = getattr(recipe, "model", None)
     model = sources.Source(base).describe() if base else "built by the recipe"
     if event.model is not None:
-        parameters = list(event.model.parameters())
-        model += f", {sum(map(torch.numel, parameters)):,} parameters"
-        trained = [weights for weights in parameters if weights.requires_grad]
-        if len(trained) < len(parameters):
-            model += f", of which {sum(map(torch.numel, trained)):,} are trained"
+        counts = [(weights.numel(), weights.requires_grad) for weights in event.model.parameters()]
+        total, trained = sum(n for n, _ in counts), sum(n for n, is_trained in counts if is_trained)
+        model += f", {total:,} parameters" + f", {trained:,} of them trained" * (trained < total)
     facts: dict[str, str | list[str]] = {
         "data": [sources.Source(recipe.dataset).describe(), *recipe.notes],
         "rows": ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items()),

@@ -6,15 +6,16 @@ Its docstring is shown by ``--help``. Under a launcher every rank runs it; rank 
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from finetune.cli import console, sets
+from finetune.cli import console
 from finetune.cli.parser import RUN, TRUST, Parser, recipe_and_flags
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import RunError, UserError, counted
@@ -22,10 +23,11 @@ from finetune.predicting import READING
 from finetune.recipe import catalog
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, stopping
-from finetune.search import is_set
+from finetune.search import is_set, require_optuna
 
 if TYPE_CHECKING:
     from finetune.pipeline.check import Check
+    from finetune.reporting.tables import Table
 
 
 def train(words: Sequence[str]) -> int:
@@ -48,6 +50,75 @@ def train(words: Sequence[str]) -> int:
 
     with stopping.handled():
         run_training(Settings.from_command_line(recipe, flags), print_event)
+    return 0
+
+
+def repeat(words: Sequence[str]) -> int:
+    """Train a recipe with several seeds, on the same splits.
+
+        python -m finetune repeat sentiment --seeds 5
+        torchrun --nproc_per_node=2 -m finetune repeat sentiment --seeds 5 --learning_rate 5e-5
+        python -m finetune compare runs/sentiment-seeds runs/other-seeds
+
+    It prints the test scores of each seed, their standard deviation, and their mean with a
+    confidence interval for other seeds and other test rows. `compare` of two such directories says
+    whether a change is more than luck. The same command continues after an interruption.
+    """
+    return _run_set(repeat, words, {"--seeds N": "number of runs (default: 5)"})
+
+
+def search(words: Sequence[str]) -> int:
+    """Search for the best options of a recipe, judged by the validation rows.
+
+        python -m finetune search sentiment --trials 20
+        python -m finetune search text --dataset tickets.csv --model NAME \\
+            --space learning_rate=1e-5..1e-3:log,num_train_epochs=1..6,hidden_dropout=0.0|0.1
+
+    A trial is a run whose test rows are never scored; a bad one is stopped early. The best trial is
+    scored once on the test rows. The same command continues after an interruption, and joins the
+    search from another terminal, or from another machine with the same file system.
+    """
+    flags = {
+        "--space RANGES": "options to vary: NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=A|B, with "
+        "commas between them (default: by task)",
+        "--trials N": "number of trials in all (default: 20)",
+    }
+    return _run_set(search, words, flags)
+
+
+def _run_set(
+    verb: Callable[[Sequence[str]], int], words: Sequence[str], flags: Mapping[str, str]
+) -> int:
+    """Parse words, call ``run_repeat`` or ``run_search``, and print the table of the set."""
+    typed, other_words = Parser(verb, flags).parse_known_args(words)
+    recipe, recipe_flags = recipe_and_flags(other_words, f"{verb.__name__} ")
+    if verb is search:
+        require_optuna()
+    require_hub(catalog.find(recipe), recipe_flags)
+    console.import_libraries("finetune.training.trainer")
+    from finetune.cli.screen import print_event
+    from finetune.search.run_set import from_words
+
+    options = {name: value for name, value in vars(typed).items() if value is not None}
+    module: Any = importlib.import_module(f"finetune.search.{verb.__name__}")
+    with stopping.handled():
+        settle = from_words(recipe, recipe_flags)
+        run_set = getattr(module, f"run_{verb.__name__}")(settle, print_event, **options)
+    return _report_set(run_set) if distributed.is_main_process() else 0
+
+
+def _report_set(path: Any) -> int:
+    """Write the report of a set of runs, and print its table and verdicts."""
+    from finetune.search import pages
+
+    page, table, verdicts = pages.write(path)
+    return _print_set(table, *verdicts, f"report: {page}")
+
+
+def _print_set(table: Table, *sentences: str) -> int:
+    console.print_tables(table)
+    for sentence in sentences:
+        console.print_line(f"\n{sentence}")
     return 0
 
 
@@ -148,10 +219,7 @@ def evaluate(words: Sequence[str]) -> int:
     }
     typed = Parser(evaluate, flags, reading).parse_args(words)
     names = [*reading, "per_device_eval_batch_size", "cpu_kernels"]
-    values = {name: getattr(typed, name) for name in names}
-    options = {
-        name: value for name, value in values.items() if value is not None and value is not False
-    }
+    options = {name: value for name, value in vars(typed).items() if name in names and value}
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
     sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
     if not hub.missing(sources):
@@ -196,12 +264,9 @@ def compare(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of two or more runs")
     typed = parser.parse_args(words)
     if any(map(is_set, typed.runs)):
-        from finetune.search import seeds
+        from finetune.search.seeds import compare as compare_sets
 
-        table, verdict = seeds.compare(typed.runs)
-        console.print_tables(table)
-        console.print_line(f"\n{verdict}")
-        return 0
+        return _print_set(*compare_sets(typed.runs))
     from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
 
@@ -227,8 +292,7 @@ def report(words: Sequence[str]) -> int:
     """
     typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
     if is_set(typed.run):
-        sets.print_set(typed.run)
-        return 0
+        return _report_set(typed.run)
     from finetune.pipeline.report import report as write_report
 
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)

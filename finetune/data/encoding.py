@@ -218,7 +218,7 @@ def documents_of(rows: Any) -> np.ndarray | None:
 
 def first_lengths(rows: Any) -> np.ndarray:
     """Return the number of tokens of each document, or of its first window."""
-    lengths = arrow.column(rows, "length").to_numpy()
+    lengths = np.asarray(arrow.column(rows, "length").to_numpy())
     documents = documents_of(rows)
     return lengths if documents is None else lengths[np.unique(documents, return_index=True)[1]]
 

@@ -15,10 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from finetune.data.comma_list import split_values
 from finetune.errors import UserError, counted, suggestion
 
-#: The directory in a run for the adapter without the base model.
-DIRECTORY = "adapter"
 _EMBEDDINGS = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|shared)(\.|$)")
-_MOST_NAMED = 12  # the most module names in a message
 
 
 def train_a_part(model: Module, options: Mapping[str, Any]) -> Module:
@@ -81,19 +78,17 @@ def _add_lora(model: PreTrainedModel, base: Module, options: Mapping[str, Any]) 
             names = list(dict.fromkeys(name.rpartition(".")[2] for name in layers))
             raise UserError(
                 f"--lora_targets {target}: no linear layer has this name"
-                f"{suggestion(target, names)} (available: {', '.join(names[:_MOST_NAMED])})"
+                f"{suggestion(target, names)} (available: {', '.join(names)})"
             )
+    parts = {name: module for name, module in model.named_children() if module is not base}
+    heads = [name for name, module in parts.items() if list(module.parameters())]
     linear = [name for name, layer in layers.items() if not isinstance(layer, Conv2d)]
     config = LoraConfig(
         r=options["lora_rank"],
         lora_alpha=options["lora_alpha"],
         lora_dropout=options["lora_dropout"],
         target_modules=targets or linear or list(layers),
-        modules_to_save=[
-            name
-            for name, module in model.named_children()
-            if name != model.base_model_prefix and any(True for _ in module.parameters())
-        ],
+        modules_to_save=heads,
         use_dora=options["lora_dora"],
         use_rslora=options["lora_rslora"],
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
@@ -104,13 +99,8 @@ def _add_lora(model: PreTrainedModel, base: Module, options: Mapping[str, Any]) 
         raise UserError(f"--adapter lora: {error}") from error
 
 
-def merge(trainer: Any) -> None:
-    """Add the adapters of a trainer's model to its weights in place; checkpoints stay the same."""
-    trainer.model.merge_adapter()
-
-
 def unload(trainer: Any) -> None:
-    """Save the adapter alone, and let the trainer save the merged model without it."""
+    """Save the adapter alone, in ``adapter/``, and let the trainer save the merged model."""
     if trainer.args.should_save:
-        trainer.model.save_pretrained(str(Path(trainer.args.output_dir) / DIRECTORY))
+        trainer.model.save_pretrained(str(Path(trainer.args.output_dir) / "adapter"))
     trainer.model = trainer.model.unload()

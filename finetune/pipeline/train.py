@@ -242,8 +242,8 @@ def _train_and_predict(
     layer = None
     thresholds = None
     has_adapter = getattr(recipe, "adapter", None) is not None
-    if has_adapter:
-        adapters.merge(trainer)
+    if has_adapter:  # in place; checkpoints stay the same
+        trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
     try:
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
         shift = task.fit(np.asarray(validation.predictions), np.asarray(validation.label_ids))

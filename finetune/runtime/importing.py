@@ -23,9 +23,8 @@ def require_packages(flag: str, *packages: str, extra: str = "check") -> None:
         UserError: If one is missing, with the command that installs it.
     """
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise UserError(
-            f"{flag} needs {' and '.join(missing)}: pip install '{DISTRIBUTION}[{extra}]'"
-        )
+        command = f"pip install '{DISTRIBUTION}[{extra}]'"
+        raise UserError(f"{flag} needs {' and '.join(missing)}: {command}")
 
 
 def read_source(path: Path, kind: str) -> tuple[bytes, str]:

@@ -49,17 +49,21 @@ def _describe_seeds(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     return {"Scores": [table, note]}, [f"{verdict} {note}"]
 
 
-def list_runs(directory: str | Path) -> list[list[str]]:
-    """Return name, status and test scores of each run, or set of runs, in a directory."""
-    lines = []
+def list_runs(directory: str | Path) -> dict[str, str]:
+    """Return status and test scores of each run in a directory, and the size of each set of runs.
+
+    Raises:
+        UserError: If there are none.
+    """
+    lines = {}
     for path in sorted(Path(directory).expanduser().glob("*/")):
         if is_set(path):
-            lines.append([path.name, f"set of {counted(len(RunSet(path).runs), 'run')}", ""])
+            lines[path.name] = f"set of {counted(len(RunSet(path).runs), 'run')}"
         elif (path / MANIFEST).exists():
             run = Run(path)
             scores = run.metrics.test if run.status == "finished" else {}
             texts = [f"{name} {format_number(value)}" for name, value in scores.items()]
-            lines.append([path.name, run.status, "  ".join(texts[:3])])
+            lines[path.name] = "  ".join([f"{run.status:<11}", *texts[:3]])
     if not lines:
         raise UserError(f"list {directory}: no runs in this directory")
     return lines

@@ -6,7 +6,6 @@ from typing import Any
 
 from finetune.errors import UserError
 from finetune.pipeline.events import Noted, Progress, ignore, on_rank_zero
-from finetune.pipeline.train import run_training
 from finetune.recipe import Recipe
 from finetune.reporting.tables import format_number
 from finetune.runtime import distributed
@@ -15,9 +14,9 @@ from finetune.search.run_set import (
     RunSet,
     Settle,
     from_keywords,
-    only_progress,
     open_set,
     prepare_set,
+    run_one,
     set_directory,
 )
 
@@ -60,7 +59,7 @@ def run_repeat(settle: Settle, progress: Progress = ignore, seeds: int = 5) -> R
         if run_set is None:
             prepared = prepare_set(settle(changes), progress)
             run_set = open_set(directory, "repeat", base, prepared, {"seed"})
-        run = run_training(settle({**changes, "resume": True}), only_progress(progress))
+        run = run_one(settle({**changes, "resume": True}), progress)
         if distributed.is_main_process():
             metric = run.headline[0]
             score = format_number(run.metrics.test[metric])

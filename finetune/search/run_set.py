@@ -14,10 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from transformers import TrainerCallback
+from transformers.utils import logging
+
 from finetune.config.settings import Settings
 from finetune.errors import UserError
 from finetune.pipeline.events import Advanced, Progress, reporting_work
 from finetune.pipeline.preparation import Prepared, prepare_job
+from finetune.pipeline.train import run_training
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed
@@ -154,9 +158,15 @@ def _write_or_compare(directory: Path, manifest: SetManifest) -> None:
         raise UserError(*mistakes, "type the same command again, or use another --output_dir")
 
 
-def only_progress(progress: Progress) -> Progress:
-    """Return ``progress`` for a run of a set: called for long work only, not with its results."""
-    return lambda event: progress(event) if isinstance(event, Advanced) else None
+def run_one(settings: Settings, progress: Progress, pruning: TrainerCallback | None = None) -> Run:
+    """Train a run of a set; ``progress`` is called for long work only, not with its results."""
+    verbosity = logging.get_verbosity()
+    try:
+        return run_training(
+            settings, lambda event: isinstance(event, Advanced) and progress(event), pruning
+        )
+    finally:  # Trainer changes it, on ranks other than 0
+        logging.set_verbosity(verbosity)
 
 
 def from_words(recipe: str, flags: Sequence[str]) -> Settle:

@@ -19,13 +19,12 @@ from optuna.pruners import MedianPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from transformers import TrainerCallback
 
 from finetune.config.settings import Settings
 from finetune.errors import Pruned, RunError, UserError
 from finetune.pipeline.events import Noted, Progress, ignore, on_rank_zero
-from finetune.pipeline.train import run_training
 from finetune.recipe import Recipe
 from finetune.reporting.tables import format_number
 from finetune.runs.run import Run
@@ -35,9 +34,9 @@ from finetune.search.run_set import (
     RunSet,
     Settle,
     from_keywords,
-    only_progress,
     open_set,
     prepare_set,
+    run_one,
     set_directory,
 )
 from finetune.search.space import DEFAULT_SPACES, check_values, parse_space
@@ -125,7 +124,7 @@ def run_search(
         distributed.leave()
         return run_set
     report(Noted(f"{winner.path.name} is the best of {trials}: evaluating it on the test rows"))
-    run_training(settle({**winner.changes, "resume": True}), only_progress(progress))
+    run_one(settle({**winner.changes, "resume": True}), progress)
     if distributed.is_main_process():
         trials_of_set[0].finish(winner, base)
     return run_set
@@ -167,13 +166,11 @@ class _Trials:
                     self.study.tell(frozen.number, state=TrialState.FAIL)
                     continued = {_CONTINUES: frozen.number}
                     self.study.enqueue_trial(frozen.params, user_attrs=continued)
-            frozen_trials = self.study.get_trials(deepcopy=False)
-            waiting = [t for t in frozen_trials if t.state == TrialState.WAITING]
-            again = {t.user_attrs.get(_CONTINUES) for t in frozen_trials}
-            begun = len([t for t in frozen_trials if t.number not in again]) - len(waiting)
+            begun_trials = list_trials(self.study)
+            begun = len(begun_trials)
             if begun >= count:
                 return None
-            reasons = [t.user_attrs["reason"] for t in frozen_trials if "reason" in t.user_attrs]
+            reasons = [t.user_attrs["reason"] for t in begun_trials if "reason" in t.user_attrs]
             if begun == len(reasons) == _MOST_FAILURES:
                 raise RunError(f"the first {begun} trials failed: {reasons[-1]}")
             trial = self.study.ask(self.space)
@@ -266,6 +263,14 @@ class _Trials:
         changed.write(self.path)
 
 
+def list_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """Return the trials that have begun, without killed ones that another trial continues."""
+    trials = study.get_trials(deepcopy=False)
+    continued = {trial.user_attrs.get(_CONTINUES) for trial in trials}
+    begun = [trial for trial in trials if trial.state != TrialState.WAITING]
+    return [trial for trial in begun if trial.number not in continued]
+
+
 def open_study(run_set: RunSet) -> optuna.Study:
     """Return the study of a search, from its journal.
 
@@ -310,7 +315,7 @@ def _run_trial(
     failure: Exception | None = None
     try:
         settings = settle({**trial.changes, "resume": True})
-        run_training(settings, only_progress(progress), _Pruning(trials_of_set))
+        run_one(settings, progress, _Pruning(trials_of_set))
     except (RunError, UserError, RuntimeError, ValueError) as error:
         failure = error.with_traceback(None)  # which holds the model
     for trials in trials_of_set:

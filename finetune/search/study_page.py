@@ -21,7 +21,7 @@ from finetune.reporting.plots import INK, Plot
 from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
 from finetune.runs.run import Run
 from finetune.search.run_set import RunSet
-from finetune.search.search import open_study
+from finetune.search.search import list_trials, open_study
 
 #: With fewer complete trials, the importance of an option is noise.
 _FEWEST_TRIALS = 5
@@ -38,7 +38,7 @@ def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     if manifest.winner is not None:
         run = Run(run_set.path / manifest.winner)
         verdicts.append(
-            f"Best of {counted(len(study.trials), 'trial')}: {manifest.winner}, validation "
+            f"Best of {counted(len(list_trials(study)), 'trial')}: {manifest.winner}, validation "
             f"{manifest.metric} {format_number(study.best_value)}. As the best of many, this score "
             f"is too good by about {format_number(manifest.optimism or 0.0, 3)}."
         )
@@ -52,16 +52,15 @@ def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
             importances = optuna_plots.plot_param_importances(study)
             coordinates = optuna_plots.plot_parallel_coordinate(study)
         drawn.append(_restyled("importances", "The importance of each option.", importances))
-        drawn.append(
-            _restyled("coordinates", "The values and the score of each trial.", coordinates)
-        )
+        drawn.append(_restyled("coordinates", "Values and score of each trial.", coordinates))
     return {"Trials": [table], "Plots": [drawn]}, verdicts
 
 
 def _trials_table(study: optuna.Study, metric: str) -> Table:
-    names = list(dict.fromkeys(name for trial in study.trials for name in trial.params))
+    trials = list_trials(study)
+    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
     lines = []
-    for trial in study.trials:
+    for trial in trials:
         state = trial.state.name.lower()
         reason = trial.user_attrs.get("reason", "")
         values = [trial.params.get(name, "") for name in names]
