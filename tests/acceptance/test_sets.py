@@ -1,0 +1,259 @@
+"""Adapters, seeds and searches: rows G1 to G3."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from safetensors.torch import load_file
+from sklearn.metrics import f1_score
+from transformers import AutoModelForSequenceClassification, pipeline
+
+import finetune
+from tests.acceptance.conftest import TRAINING, Finished, flags
+from tests.acceptance.test_training import (
+    Train,
+    assert_identical,
+    faulty,  # noqa: F401
+    train,  # noqa: F401
+    typed_again,
+    whole,  # noqa: F401
+)
+
+Cli = Callable[..., Finished]
+
+
+@pytest.fixture
+def options(reviews: Path, bert: Path) -> dict[str, Any]:
+    return {**TRAINING, "dataset": str(reviews), "model": str(bert)}
+
+
+# ---- G1: adapters --------------------------------------------------------------------------------
+
+
+@pytest.mark.contract("G1")
+@pytest.mark.trains
+@pytest.mark.parametrize("kind", [{}, {"lora_dora": True}, {"lora_rslora": True, "lora_rank": 4}])
+def test_the_model_of_a_run_has_the_adapter_in_its_weights(
+    options: dict[str, Any], bert: Path, tmp_path: Path, kind: dict[str, Any]
+) -> None:
+    run = finetune.train("text", **options, output_dir=tmp_path, adapter="lora", **kind)
+    weights = load_file(tmp_path / "model.safetensors")
+    base = AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
+    before = base.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], weights[name])}
+    assert any("query" in name for name in changed)
+    assert not any("embeddings" in name or "LayerNorm" in name for name in changed)
+    merged = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
+    assert all(torch.allclose(merged[name], weights[name], atol=1e-6) for name in weights)
+    rows = run.predictions
+    answers = pipeline("text-classification", model=str(tmp_path))(rows["text"].tolist())
+    assert [answer["label"] for answer in answers] == rows["prediction"].tolist()
+    assert finetune.evaluate(run).metrics["f1"] == pytest.approx(run.metrics.test["f1"])
+
+
+@pytest.mark.contract("G1", "D5")
+@pytest.mark.trains
+@pytest.mark.parametrize("fault", ["step 5,SIGTERM", "batch 3,SIGTERM"])
+def test_a_training_of_an_adapter_resumes_to_the_bit(
+    train: Train,  # noqa: F811
+    cli: Cli,
+    whole: Callable[..., Path],  # noqa: F811
+    tmp_path: Path,
+    fault: str,
+) -> None:
+    words = ["--adapter", "lora"] + ["--eval_strategy", "no"] * fault.startswith("batch")
+    stopped = train(tmp_path / "run", *words, fault=fault)
+    assert stopped.status == 75
+    assert cli(*typed_again(stopped)).status == 0
+    more = {"eval_strategy": "no"} if fault.startswith("batch") else {}
+    assert_identical(tmp_path / "run", whole(adapter="lora", **more))
+
+
+@pytest.mark.contract("G1")
+@pytest.mark.trains
+@pytest.mark.parametrize(
+    ("freeze", "frozen"),
+    [
+        ("base", r"bert\."),
+        ("embeddings", r"bert\.embeddings"),
+        ("1", r"bert\.(embed|.*layer\.0\.)"),
+    ],
+)
+def test_frozen_layers_keep_their_weights(
+    options: dict[str, Any], bert: Path, tmp_path: Path, cli: Cli, freeze: str, frozen: str
+) -> None:
+    result = cli("text", *flags(**options, freeze=freeze, output_dir=tmp_path / "run"))
+    assert result.status == 0, result.stderr
+    total, trained = re.findall(r"([\d,]+) parameters, ([\d,]+) of them trained", result.stdout)[0]
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    base = AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2).state_dict()
+    names = {name for name in weights if re.match(frozen, name)}
+    assert names
+    assert all(torch.equal(weights[name], base[name]) for name in names)
+    moved = {n for n in weights.keys() - names if not torch.equal(weights[n], base[n])}
+    assert any("classifier" in name for name in moved)
+    count = sum(weights[name].numel() for name in weights.keys() - names)
+    assert int(trained.replace(",", "")) == count < int(total.replace(",", ""))
+
+
+@pytest.mark.contract("G1", "F4")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--adapter lora --lora_targets qurey", "did you mean 'query'"),
+        ("--lora_rank 4", "--lora_rank 4: needs --adapter lora"),
+        ("--freeze 9", "--freeze 9: expected at most"),
+        ("--freeze head", "expected embeddings, base, or the number of layers"),
+        ("--freeze 1 --adapter lora", "freezes all but the head"),
+        ("--adapter lora --lora_rank 0", "--lora_rank 0: expected 1 or more"),
+        ("--adapter prefix", "--adapter"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_refused(
+    options: dict[str, Any], cli: Cli, tmp_path: Path, words: str, message: str
+) -> None:
+    result = cli("text", *flags(**options, output_dir=tmp_path / "run"), *words.split())
+    assert result.status == 2
+    assert message in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# ---- G2: seeds -----------------------------------------------------------------------------------
+
+
+@pytest.mark.contract("G2")
+@pytest.mark.trains
+def test_repeat_trains_the_runs_of_its_seeds_and_estimates_their_mean(
+    options: dict[str, Any], single_label_run: finetune.Run, cli: Cli, tmp_path: Path
+) -> None:
+    words = ["text", *flags(**options, seed=42), "--seeds", 3]
+    first = cli("repeat", *words, "--output_dir", tmp_path / "a")
+    assert first.status == 0, first.stderr
+    runs = finetune.RunSet.load(tmp_path / "a").runs
+    assert [run.path.name for run in runs] == ["seed-42", "seed-43", "seed-44"]
+    assert runs[0].metrics.test == single_label_run.metrics.test
+    tables = [run.predictions for run in runs]
+    scores = [f1_score(t["label"], t["prediction"], average="macro") for t in tables]
+    line = next(line for line in first.stdout.splitlines() if line.startswith("  mean"))
+    mean, low, high = map(float, re.findall(r"\d\.\d+", line)[:3])
+    assert mean == pytest.approx(np.mean(scores), abs=1e-4)
+    assert low < min(scores)
+    assert high > max(scores)
+    assert f"{np.std(scores, ddof=1):.4f}" in first.stdout
+    assert "Mean of 3 seeds" in (tmp_path / "a" / "report.html").read_text()
+    again = cli("repeat", *words, "--output_dir", tmp_path / "a")
+    assert again.status == 0
+    assert [run.metrics.test for run in runs] == [
+        run.metrics.test for run in finetune.RunSet.load(tmp_path / "a").runs
+    ]
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    compared = cli("compare", tmp_path / "a", tmp_path / "b")
+    assert compared.status == 0, compared.stderr
+    assert "is not better than" in compared.stdout
+    assert cli("report", tmp_path / "a").status == 0
+    listed = cli("list", tmp_path)
+    assert "set of 3 runs" in listed.stdout
+    other = cli("repeat", *words, "--output_dir", tmp_path / "a", "--weight_decay", 0.5)
+    assert other.status == 2
+    assert "has runs with weight_decay 0.01, now it is 0.5" in other.stderr
+
+
+# ---- G3: search ----------------------------------------------------------------------------------
+
+SPACE = "learning_rate=1e-4..1e-2:log,num_train_epochs=1..3"
+
+
+@pytest.mark.contract("G3")
+@pytest.mark.trains
+def test_a_search_scores_the_test_rows_of_its_best_trial_only(
+    options: dict[str, Any], cli: Cli, tmp_path: Path
+) -> None:
+    del options["learning_rate"], options["num_train_epochs"]
+    words = ["search", "text", *flags(**options), "--space", SPACE, "--output_dir", tmp_path / "s"]
+    assert cli(*words, "--trials", 2).status == 0
+    result = cli(*words, "--trials", 4)  # continues
+    assert result.status == 0, result.stderr
+    manifest = json.loads((tmp_path / "s" / "set.json").read_text())
+    runs = finetune.RunSet.load(tmp_path / "s").runs
+    scores = {
+        run.path.name: max(entry["eval_f1"] for entry in run.manifest.history if "eval_f1" in entry)
+        for run in runs
+    }
+    assert len(scores) == 4
+    assert scores[manifest["winner"]] == max(scores.values())
+    assert "Best of 4 trials" in result.stdout
+    assert manifest["optimism"] >= 0
+    winner = tmp_path / "s" / manifest["winner"]
+    best = finetune.Run.load(winner)
+    assert best.status == "finished"
+    untested = [run for run in runs if not (run.path / "metrics.json").exists()]
+    assert {run.status for run in untested} <= {"validated", "pruned"}
+    assert not [path for run in untested for path in run.path.glob("checkpoint-*")]
+    chosen = yaml.safe_load((tmp_path / "s" / "best.yaml").read_text())
+    trained = cli("text", "--config", tmp_path / "s" / "best.yaml", "--output_dir", tmp_path / "t")
+    assert trained.status == 0, trained.stderr
+    assert finetune.Run.load(tmp_path / "t").metrics.test == best.metrics.test
+    assert chosen.keys() >= {"learning_rate", "num_train_epochs", "dataset"}
+    assert "<svg" in (tmp_path / "s" / "report.html").read_text()
+
+
+@pytest.mark.contract("G3", "F4")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--space lerning_rate=1e-5..1e-3", "did you mean 'learning_rate'"),
+        ("--space learning_rate=1e-3..1e-5", "the range is empty"),
+        ("--space learning_rate=0..1e-3:log", "LOW..HIGH:log above 0"),
+        ("--space learning_rate=fast..slow", "expected numbers"),
+        ("--space learning_rate=1e-3", "expected LOW..HIGH, LOW..HIGH:log or A|B"),
+        ("--space max_length=10.5..20.5", "--max_length: invalid int value"),
+        ("--space global_batch_size=3..5 --gradient_accumulation_steps 2", "cannot be divided"),
+        ("--space split_seed=1..9", "all trials share it"),
+        ("--space truncation=head|middle", "--truncation"),
+        ("--trials 0", "--trials 0: expected 1 or more"),
+        ("--save_strategy no", "a search needs evaluations and checkpoints"),
+        ("--resume", "the same command continues a set of runs"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused(
+    options: dict[str, Any], cli: Cli, tmp_path: Path, words: str, message: str
+) -> None:
+    options.pop("global_batch_size")
+    result = cli("search", "text", *flags(**options, output_dir=tmp_path / "s"), *words.split())
+    assert result.status == 2
+    assert message in result.stderr
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.contract("G3")
+@pytest.mark.parametrize("damage", ["journal", "space", "files"])
+def test_the_directory_of_another_search_is_refused(
+    options: dict[str, Any], cli: Cli, tmp_path: Path, damage: str
+) -> None:
+    words = ["search", "text", *flags(**options, max_steps=1), "--output_dir", tmp_path / "s"]
+    del options["learning_rate"]
+    if damage == "files":
+        (tmp_path / "s").mkdir()
+        (tmp_path / "s" / "notes.txt").write_text("mine")
+    else:
+        assert cli(*words, "--trials", 1, "--space", "learning_rate=1e-4..1e-3").status == 0
+    if damage == "journal":
+        journal = tmp_path / "s" / "study.journal"
+        journal.write_text("{" + journal.read_text()[2:])
+    space = "weight_decay=0.1..0.2" if damage == "space" else "learning_rate=1e-4..1e-3"
+    result = cli(*words, "--trials", 2, "--space", space)
+    assert result.status == 2
+    expected = {
+        "journal": "study.journal is damaged",
+        "space": "type the same command again, or use another --output_dir",
+        "files": "holds other files",
+    }
+    assert expected[damage] in result.stderr
