@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import sklearn.metrics as sk
 from scipy.special import softmax
+from scipy.stats import norm
 
-from finetune.statistics import metrics, mistakes, scored
+from finetune.statistics import estimates, metrics, mistakes, scored
+from finetune.statistics.functions import SHARE
 from finetune.statistics.metrics import METRICS
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredNumbers, ScoredRows
 
@@ -121,3 +123,29 @@ def test_labels_that_no_row_has_are_left_out_of_the_average_precision() -> None:
     rows = ScoredLabels(has, ["a", "b"], Probabilities(scores))
     value = METRICS["labels", "average_precision"].function(rows)[0]
     assert value == pytest.approx(sk.average_precision_score(has[:, 0], scores[:, 0]))
+
+
+@pytest.mark.parametrize(("seeds", "deviation"), [(3, 0.0), (3, 0.4), (5, 0.15)])
+def test_intervals_over_seeds_cover_the_true_values(seeds: int, deviation: float) -> None:
+    """A row is right if the sum of its ease, the luck of the seed, and of both, is positive."""
+    generator = np.random.default_rng(seeds)
+    groups = estimates.group_rows(200)
+    center = norm.ppf(0.8) * math.sqrt(1.5**2 + deviation**2 + 1)
+
+    def replicates(ease: np.ndarray) -> np.ndarray:
+        luck = generator.normal(0, deviation, (seeds, 1)) + generator.normal(0, 1, (seeds, 200))
+        right = center + ease + luck > 0
+        return np.array([estimates.replicate_mean(row.astype(float), groups) for row in right])
+
+    of_mean, of_difference = 0, 0
+    for _ in range(300):
+        ease = generator.normal(0, 1.5, 200)
+        first, second = replicates(ease), replicates(ease)
+        mean = estimates.estimate_over_seeds(first, SHARE, 200)
+        difference = estimates.difference_over_seeds(first, second)
+        of_mean += mean.low <= 0.8 <= mean.high
+        of_difference += difference.low <= 0 <= difference.high
+    assert of_mean / 300 > 0.92
+    assert of_difference / 300 > 0.92
+    assert mean.high - mean.low < 0.5
+    assert math.isnan(estimates.estimate_over_seeds(first[:2], SHARE, 200).low)

@@ -41,7 +41,8 @@ def repeat(
         UserError: If the options or the data have errors, or if the directory has another set.
     """
     run_set = run_repeat(from_keywords(recipe, options), progress, seeds)
-    pages.write(run_set)
+    if distributed.is_main_process():
+        pages.write(run_set)
     return run_set
 
 

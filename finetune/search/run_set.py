@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from finetune.config.settings import Settings
 from finetune.errors import UserError
-from finetune.pipeline.events import Advanced, Progress, reporting_work
+from finetune.pipeline.events import Advanced, Interrupted, Progress, reporting_work
 from finetune.pipeline.preparation import Prepared, prepare_job
 from finetune.pipeline.train import run_training
 from finetune.recipe import Recipe
@@ -165,6 +165,9 @@ def run_one(settings: Settings, progress: Progress, pruning: TrainerCallback | N
         return run_training(
             settings, lambda event: isinstance(event, Advanced) and progress(event), pruning
         )
+    except KeyboardInterrupt:
+        progress(Interrupted("interrupted; to continue, type the same command again"))
+        raise
     finally:  # Trainer changes it, on ranks other than 0
         logging.set_verbosity(verbosity)
 

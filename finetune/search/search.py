@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from finetune.search.run_set import (
     run_one,
     set_directory,
 )
-from finetune.search.space import DEFAULT_SPACES, check_values, parse_space
+from finetune.search.space import check_values, default_space, parse_space
 from finetune.training import checkpoint
 from finetune.training.arguments import ArgumentValues
 
@@ -80,7 +81,8 @@ def search(
         UserError: If the options or the data have errors, or if the directory has another search.
     """
     run_set = run_search(from_keywords(recipe, options), progress, space, trials)
-    pages.write(run_set)
+    if distributed.is_main_process():
+        pages.write(run_set)
     return run_set
 
 
@@ -104,7 +106,7 @@ def run_search(
     check_values(distributions, settle)
     prepared = prepare_set(first_run, progress)
     if not distributions:
-        default = DEFAULT_SPACES[prepared.settings.recipe.kind.name]
+        default = default_space(prepared.settings.recipe.kind.name, prepared.settings.values)
         report(Noted(f"--space {default}"))
         distributions = parse_space(default, recipe)
     texts = {name: distribution_to_json(row) for name, row in distributions.items()}
@@ -248,7 +250,8 @@ class _Trials:
         if (best := self._best()) is None:
             reasons = {t.user_attrs.get("reason", "killed") for t in self.study.get_trials()}
             raise RunError(f"no trial has a score: {'; '.join(sorted(reasons))}")
-        return _Trial(best, self.study.trials[best].params, self.path / _name(best))
+        path = self.path / _name(best)  # another process may be evaluating it
+        return None if files.is_locked(path) else _Trial(best, self.study.best_params, path)
 
     def finish(self, winner: _Trial, base: Settings) -> None:
         """Write the options of the best trial, and the optimism of its validation score."""
@@ -258,7 +261,8 @@ class _Trials:
         options = {**base.user_options, **winner.params}
         for name in ("output_dir", "config"):
             options.pop(name, None)
-        files.write_whole(self.path / BEST, yaml.safe_dump(options, sort_keys=False))
+        plain = json.loads(json.dumps(options, default=str))  # a path, in Python
+        files.write_whole(self.path / BEST, yaml.safe_dump(plain, sort_keys=False))
         changed = dataclasses.replace(self.manifest, winner=winner.path.name, optimism=gap)
         changed.write(self.path)
 
@@ -331,6 +335,8 @@ def _require_checkpoints(values: ArgumentValues) -> None:
             raise UserError(f"--{name} no: a search needs evaluations and checkpoints")
     if values.save_only_model:
         raise UserError("--save_only_model: a search resumes its best trial to test it")
+    if not values.load_best_model_at_end:
+        raise UserError("--load_best_model_at_end false: a trial is judged by its best evaluation")
 
 
 def _on_main_process(function: Callable[[], Result]) -> Result:

@@ -17,6 +17,7 @@ from finetune.data.comma_list import split_pairs
 from finetune.errors import Report, UserError
 from finetune.recipe import Recipe
 from finetune.search.run_set import Settle
+from finetune.training.arguments import ArgumentValues
 from finetune.training.options import describe_unknown
 
 #: Groups of recipe options that decide the rows, which the trials of a search share.
@@ -28,13 +29,17 @@ _SHARED = {
     *("greater_is_better", "eval_strategy", "save_strategy", "load_best_model_at_end", "metrics"),
 }
 _MOST_TRIED = 32  # values of a dimension that are checked before the first trial
-#: The space of each task if ``--space`` is not given.
-DEFAULT_SPACES = {
-    "single_label": "learning_rate=1e-5..5e-4:log,num_train_epochs=1..6,warmup_steps=0.0..0.2",
-    "multi_label": "learning_rate=1e-5..5e-4:log,num_train_epochs=2..8,warmup_steps=0.0..0.2",
-    "ordinal": "learning_rate=1e-5..5e-4:log,num_train_epochs=1..6,warmup_steps=0.0..0.2",
-    "regression": "learning_rate=1e-5..5e-4:log,num_train_epochs=2..8,weight_decay=1e-3..0.1:log",
-}
+#: What each task adds to the default space.
+_OF_TASK = {"regression": "weight_decay=0.001..0.1:log"}
+
+
+def default_space(task: str, values: ArgumentValues) -> str:
+    """Return the space of a search without ``--space``, around the defaults of the recipe."""
+    rate, epochs = values.learning_rate, max(1, round(values.num_train_epochs))
+    parts = [f"learning_rate={rate / 5:g}..{rate * 10:g}:log"]
+    if values.max_steps <= 0:
+        parts.append(f"num_train_epochs=1..{2 * epochs}")
+    return ",".join([*parts, _OF_TASK.get(task, "warmup_steps=0.0..0.2")])
 
 
 def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str, BaseDistribution]:

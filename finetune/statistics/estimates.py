@@ -133,7 +133,8 @@ def estimate_over_seeds(replicates: np.ndarray, scale: Scale, rows: float) -> Es
 
     The variances of seeds and of rows add, without the part that is in both; the degrees of freedom
     are Satterthwaite's. Readers and cases in radiology have the same design (Obuchowski and
-    Rockette, Communications in Statistics 24, 1995; Hillis, Statistics in Medicine 26, 2007).
+    Rockette, Communications in Statistics 24, 1995; Hillis, Statistics in Medicine 26, 2007). With
+    two seeds there is no interval: it would cover 88% where seeds differ much.
 
     Args:
         replicates: Of the models on the same rows, shape ``(seeds, 1 + groups)``.
@@ -141,7 +142,7 @@ def estimate_over_seeds(replicates: np.ndarray, scale: Scale, rows: float) -> Es
         rows: The upper limit of the effective sample size.
     """
     value = float(replicates[:, 0].mean())
-    if len(replicates) < 2 or rows < FEWEST_ROWS or not np.isfinite(replicates).all():
+    if len(replicates) < 3 or rows < FEWEST_ROWS or not np.isfinite(replicates).all():
         return Estimate(value)
     with np.errstate(all="ignore"):
         scaled = replicates if scale.forward is None else scale.forward(replicates)
