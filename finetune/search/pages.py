@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+
 from finetune.errors import UserError, counted
-from finetune.reporting import tables
+from finetune.reporting import plots, tables
 from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
 from finetune.runs.run import Run
 from finetune.search import is_set, require_optuna, seeds
@@ -16,6 +18,7 @@ from finetune.training.record import MANIFEST
 PAGE = "report.html"
 
 
+@matplotlib.rc_context(plots.STYLE)
 def write(path: str | Path | RunSet) -> tuple[Path, Table, list[str]]:
     """Write the report of a set, and return its path, the table of its runs and the verdicts."""
     run_set = RunSet.load(path)

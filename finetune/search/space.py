@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,9 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
         choices = [choice.strip() for choice in values.split("|")]
         if len({*choices}) < 2 or "" in choices:
             raise UserError(f"--space {name}={values}: expected LOW..HIGH, LOW..HIGH:log or A|B")
+        for kind in (int, float):  # numbers, for options that are numbers in Python
+            with contextlib.suppress(ValueError):
+                return CategoricalDistribution([kind(choice) for choice in choices])
         return CategoricalDistribution(choices)
     is_whole = all(end.strip().lstrip("-").isdecimal() for end in (low_text, high_text))
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import matplotlib
 import numpy as np
 import optuna
+from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 from optuna.exceptions import ExperimentalWarning
@@ -27,7 +27,6 @@ from finetune.search.search import list_trials, open_study
 _FEWEST_TRIALS = 5
 
 
-@matplotlib.rc_context(plots.STYLE)
 def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     """Return the sections of the page, the first with the table of trials, and the verdicts."""
     manifest = run_set.manifest
@@ -104,6 +103,7 @@ def _restyled(name: str, alt: str, drawn: Axes) -> Plot:
     """Return a plot of Optuna in the style of the page."""
     figure = drawn.get_figure(root=True)
     assert figure is not None
+    pyplot.close(figure)  # or a notebook shows it
     for axes in figure.axes:
         axes.set_facecolor("none")
     for text in figure.findobj(Text):

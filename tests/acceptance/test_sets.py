@@ -258,3 +258,19 @@ def test_the_directory_of_another_search_is_refused(
         "files": "holds other files",
     }
     assert expected[damage] in result.stderr
+
+
+@pytest.mark.contract("G3")
+@pytest.mark.trains
+def test_a_search_in_python_varies_choices(options: dict[str, Any], tmp_path: Path) -> None:
+    space = {"global_batch_size": "8|16", "learning_rate": [3e-3, 1e-2]}
+    del options["global_batch_size"], options["learning_rate"]
+    found = finetune.search(
+        "text", space=space, trials=2, **options, max_steps=2, output_dir=tmp_path / "s"
+    )
+    for run in found.runs:
+        assert run.manifest.arguments["global_batch_size"] in (8, 16)
+        assert run.manifest.arguments["learning_rate"] in (3e-3, 1e-2)
+    assert {run.manifest.data.fingerprint for run in found.runs} == {
+        run.manifest.data.fingerprint for run in found.runs[:1]
+    }
