@@ -219,7 +219,8 @@ def evaluate(words: Sequence[str]) -> int:
     }
     typed = Parser(evaluate, flags, reading).parse_args(words)
     names = [*reading, "per_device_eval_batch_size", "cpu_kernels"]
-    options = {name: value for name, value in vars(typed).items() if name in names and value}
+    values = {name: getattr(typed, name) for name in names}
+    options = {n: v for n, v in values.items() if v is not None and v is not False}  # 0 is typed
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
     sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
     if not hub.missing(sources):

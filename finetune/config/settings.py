@@ -107,7 +107,8 @@ class Settings:
             report.error(f"--embedded: {catalog.display_name(recipe)} has no embedded data")
         embedded = recipe.embedded if user_options.get("embedded") else {}
         merged = merge_options(embedded, user_options)
-        options = [name for name in merged if name in parser.option_names]
+        # in the order of the recipe, in which an option follows those that it needs
+        options = [field.name for field in dataclasses.fields(recipe) if field.name in merged]
         training = {name: merged[name] for name in merged if name not in {*options, *RUN_OPTIONS}}
         directory = training.get("output_dir", recipe.defaults()["output_dir"])
         training["output_dir"] = str(Path(directory).expanduser())

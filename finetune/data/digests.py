@@ -66,7 +66,7 @@ def hash_rows(rows: Dataset, column: str, *, normalize: bool = False) -> list[by
         contents = (_content(value, normalize) for value in values.to_pylist())
         hashes[numbers] = [hashlib.blake2b(part, digest_size=16).digest() for part in contents]
     if rows.cache_files and column == "text":  # files of images may change
-        with files.replacing(path) as new, new.open("wb") as file:
+        with contextlib.suppress(OSError), files.replacing(path) as new, new.open("wb") as file:
             np.save(file, hashes)
     return list(hashes.tolist())
 

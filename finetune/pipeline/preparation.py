@@ -20,6 +20,7 @@ from finetune.pipeline.events import Noted, Progress
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.recipe.catalog import display_name, origin
+from finetune.recipe.options import ModelOptions
 from finetune.runtime import distributed, hub
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
@@ -154,6 +155,7 @@ def count_steps(values: ArgumentValues, rows: Dataset) -> int:
 def report_schedule(recipe: Recipe, values: ArgumentValues, steps: int) -> None:
     """Warn if the learning rate stays 0 or low, or if a pretrained text model gets few steps."""
     warmup_steps = FinetuneArguments.get_warmup_steps(cast(Any, values), steps)
+    has_adapter = isinstance(recipe, ModelOptions) and recipe.adapter is not None
     if not values.learning_rate:
         recipe.report.warning("--learning_rate 0: the training changes no weight")
     elif warmup_steps >= steps and values.lr_scheduler_type != "constant":
@@ -161,7 +163,7 @@ def report_schedule(recipe: Recipe, values: ArgumentValues, steps: int) -> None:
             f"--warmup_steps {values.warmup_steps:g}: the learning rate does not reach "
             f"{values.learning_rate:g} within {counted(steps, 'step')}; try --warmup_steps 0.1"
         )
-    elif getattr(recipe, "adapter", None) and values.learning_rate < _LOWEST_RATE_OF_ADAPTERS:
+    elif has_adapter and values.learning_rate < _LOWEST_RATE_OF_ADAPTERS:
         recipe.report.warning(
             f"--learning_rate {values.learning_rate:g}: an adapter learns little below "
             f"{_LOWEST_RATE_OF_ADAPTERS:g}; try --learning_rate {10 * values.learning_rate:g}"

@@ -28,6 +28,7 @@ from finetune.pipeline import events, results
 from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, reporting_work
 from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
+from finetune.recipe.options import ModelOptions
 from finetune.runs.run import Run
 from finetune.runtime import activity, distributed, files, stopping
 from finetune.runtime.stopping import Stopped
@@ -241,7 +242,7 @@ def _train_and_predict(
         activity.say(f"no evaluation has a number for {name}: the model of the last step is saved")
     layer = None
     thresholds = None
-    has_adapter = getattr(recipe, "adapter", None) is not None
+    has_adapter = isinstance(recipe, ModelOptions) and recipe.adapter is not None
     if has_adapter:  # in place; checkpoints stay the same
         trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
     try:

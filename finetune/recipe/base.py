@@ -194,13 +194,14 @@ class Recipe(RecipeOptions):
         """
         from finetune.models import cpu
         from finetune.models.adapters import train_a_part
+        from finetune.recipe.options import ModelOptions
 
         model = self.kind.scaled(model)
         is_on = arguments.cpu_kernels == "auto" and not arguments.torch_compile
         if arguments.device.type == "cpu" and is_on:
             recomputes = bool(arguments.activation_checkpointing)
             cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
-        return train_a_part(model, vars(self))
+        return train_a_part(model, vars(self)) if isinstance(self, ModelOptions) else model
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, except ``args``.

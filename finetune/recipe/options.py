@@ -241,7 +241,9 @@ def validate(recipe: Any) -> None:
             value = format_option(getattr(recipe, name), form, f"--{name}")
             value = os.fspath(value) if isinstance(value, os.PathLike) else value
             setattr(recipe, name, value)
-            expected, is_allowed = _RANGES.get(name, ("", lambda _: True))
+            # a recipe on no pretrained model may have its own option of this name
+            is_ours = name not in ("freeze", *LORA) or isinstance(recipe, ModelOptions)
+            expected, is_allowed = _RANGES.get(name if is_ours else "", ("", lambda _: True))
             if mistake := find_type_mistake(f"--{name}", value, hints[name]):
                 report.error(mistake)
             elif value is not None and not is_allowed(value):
@@ -267,16 +269,22 @@ def validate(recipe: Any) -> None:
     for name, value in (("long_texts", "windows"), ("truncation", "head_tail")):
         if values.get("text_columns") and values[name] == value:
             report.error(f"--{name} {value}: needs a single --text_column, not --text_columns")
-    if values.get("adapter") is None:
-        for name in sorted(LORA & values.keys()):
-            if values[name] != type(recipe).__dataclass_fields__[name].default:
-                report.error(f"--{name} {values[name]}: needs --adapter lora")
-    else:
-        with report.collect():
-            require_packages("--adapter lora", "peft", extra="adapters")
-        if values["freeze"]:
-            report.error(f"--freeze {values['freeze']}: --adapter lora freezes all but the head")
+    if isinstance(recipe, ModelOptions):
+        _check_adapter(recipe, report)
     order = split_values(values.get("label_order") or "")
     if len({*order}) < len(order):
         report.error(f"--label_order {values['label_order']}: expected each class once")
     report.raise_errors()
+
+
+def _check_adapter(recipe: ModelOptions, report: Report) -> None:
+    if recipe.adapter is not None:
+        with report.collect():
+            require_packages("--adapter lora", "peft", extra="adapters")
+        if recipe.freeze:
+            report.error(f"--freeze {recipe.freeze}: --adapter lora freezes all but the head")
+        return
+    for name in sorted(LORA):
+        value = getattr(recipe, name)
+        if value != type(recipe).__dataclass_fields__[name].default:
+            report.error(f"--{name} {value}: needs --adapter lora")

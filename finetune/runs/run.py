@@ -247,7 +247,7 @@ class Run:
                 nor imported: ``run.json`` may come from somebody else.
         """
         from finetune.recipe import catalog, scoring
-        from finetune.recipe.options import LORA
+        from finetune.recipe.options import LORA, ModelOptions
 
         path = self.path / MANIFEST
         manifest = self.manifest
@@ -259,10 +259,10 @@ class Run:
             options["metrics"] = None
         if "model" in options:
             options |= {"model": str(self.path), "model_revision": None}
-        if "adapter" in options:  # it is merged into the model
-            options |= {"adapter": None, "freeze": None}
-            options = {name: options[name] for name in options if name not in LORA}
         recipe = catalog.of_run(manifest.recipe, path)
+        if issubclass(recipe, ModelOptions):  # an adapter is merged into the model
+            options = {name: options[name] for name in options if name not in LORA}
+            options |= {"adapter": None, "freeze": None}
         if unknown := options.keys() - {field.name for field in dataclasses.fields(recipe)}:
             names = ", ".join(sorted(unknown))
             raise UserError(f"{path}: the recipe '{manifest.recipe}' has no options {names}")

@@ -18,9 +18,9 @@ from finetune.runs.run import Run
 _REPEATS = 100
 
 
-def estimate(runs: Sequence[Run], metric: str, greater_is_better: bool) -> float:
+def estimate(runs: Sequence[Run], metric: str, greater_is_better: bool) -> float | None:
     """Return by how much the validation score of the best run is expected to be better than its
-    score on other rows, in units of the metric.
+    score on other rows, in units of the metric; None if the recipe's metrics do not have it.
 
     On each of 100 bootstrap samples of the validation rows the best run is chosen again, and scored
     on the rows that are not in the sample (Tsamardinos, Greasidou and Borboudakis, Machine Learning
@@ -32,18 +32,22 @@ def estimate(runs: Sequence[Run], metric: str, greater_is_better: bool) -> float
     generator = np.random.default_rng(0)
     sign = 1 if greater_is_better else -1
 
+    if metric not in compute(EvalPrediction(arrays[0][1], labels)):
+        return None  # the loss
+
     def score(outputs: np.ndarray, rows: np.ndarray) -> float:
-        return float(compute(EvalPrediction(outputs[rows], labels[rows]))[metric])
+        return sign * float(compute(EvalPrediction(outputs[rows], labels[rows]))[metric])
 
     every_row = np.arange(len(labels))
-    best = max(sign * score(outputs, every_row) for _, outputs in arrays)
+    best = max(score(outputs, every_row) for _, outputs in arrays)
     held_out = []
     for _ in range(_REPEATS):
         sample = generator.integers(len(labels), size=len(labels))
         others = np.setdiff1d(every_row, sample)
-        scores = [sign * score(outputs, sample) for _, outputs in arrays]
-        held_out.append(sign * score(arrays[int(np.argmax(scores))][1], others))
-    return float(best - np.mean(held_out))
+        scores = [score(outputs, sample) for _, outputs in arrays]
+        held_out.append(score(arrays[int(np.argmax(scores))][1], others))
+    gap = float(best - np.mean(held_out))
+    return gap if np.isfinite(gap) else None
 
 
 def _read(directory: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from finetune.config.settings import Settings
+from finetune.data import memory
 from finetune.errors import UserError
 from finetune.pipeline.events import Advanced, Interrupted, Progress, reporting_work
 from finetune.pipeline.preparation import Prepared, prepare_job
@@ -46,7 +47,7 @@ class SetManifest(Record):
     configuration: dict[str, Any]  # what the runs have in common; the same command must have it
     space: dict[str, str] = field(default_factory=dict)  # of a search: values by option
     winner: str | None = None  # of a search: the trial that was evaluated on the test rows
-    optimism: float | None = None  # of its validation score
+    optimism: float | None = None  # of its validation score; None if that is not known
     schema: int = SCHEMA
 
 
@@ -184,6 +185,8 @@ def from_words(recipe: str, flags: Sequence[str]) -> Settle:
 
 def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]) -> Settle:
     """Return the settings of the runs of ``finetune.repeat(RECIPE, **options)``."""
+    if "dataset" in options:  # rows in memory are stored once
+        options = {**options, "dataset": memory.store(options["dataset"])}
 
     def settle(changes: Mapping[str, Any]) -> Settings:
         return Settings.from_keywords(recipe, {**options, **changes})

@@ -150,15 +150,13 @@ class _Trials:
     """The trials of a search, in rank 0: asks Optuna for values, and tells it the scores."""
 
     def __init__(self, run_set: RunSet, space: Mapping[str, BaseDistribution], seed: int) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.path = run_set.path
         self.manifest = run_set.manifest
         self.space = dict(space)
         self.study = open_study(run_set)
         # not the same values in another process
-        self.study.sampler = TPESampler(
-            seed=seed + len(self.study.trials), n_startup_trials=_STARTUP
-        )
+        seed += len(self.study.trials)
+        self.study.sampler = TPESampler(seed=seed, n_startup_trials=_STARTUP, constant_liar=True)
 
     def ask(self, count: int) -> _Trial | None:
         """Return the next trial; its directory is locked. None if ``count`` trials have begun."""

@@ -21,6 +21,7 @@ from finetune.reporting.tables import Cell, Table, directions, judge, to_cells
 from finetune.runs.run import Run
 from finetune.search.run_set import RunSet
 from finetune.statistics.estimates import difference_over_seeds, estimate_over_seeds
+from finetune.statistics.functions import Metric
 from finetune.statistics.metrics import Metrics, has_interval, most_rows
 
 
@@ -51,7 +52,7 @@ def estimate_means(rows: Sequence[Any], metrics: Metrics) -> dict[str, dict[str,
     """
     scores = {}
     for name, metric in metrics.items():
-        replicates = np.array([metric.function(row) for row in rows])
+        replicates = _replicates(rows, metric)
         limit = most_rows(rows[0], metric) if has_interval(rows[0], metric) else 0
         score = asdict(estimate_over_seeds(replicates, metric.scale, limit))
         scores[name] = score | {"deviation": float(replicates[:, 0].std(ddof=1))}
@@ -70,7 +71,10 @@ def compare(paths: Sequence[str | Path | RunSet]) -> tuple[Table, str]:
     """
     if len(paths) != 2:
         raise UserError(f"compare: expected two sets of runs, or runs, found {len(paths)}")
-    first, second = (finished_runs(RunSet.load(path)) for path in paths)
+    run_sets = [RunSet.load(path) for path in paths]
+    if {run_set.manifest.kind for run_set in run_sets} != {"repeat"}:
+        raise UserError("compare: expected sets of seeds, from `repeat`; a search has no seeds")
+    first, second = map(finished_runs, run_sets)
     is_other_task = first[0].kind.find_difference(second[0].kind)
     if is_other_task or not _test_rows(first).equals(_test_rows(second)):
         raise UserError(
@@ -84,10 +88,8 @@ def compare(paths: Sequence[str | Path | RunSet]) -> tuple[Table, str]:
     gaps = {}
     for name, metric in chosen.items():
         if has_interval(rows[0], metric):
-            replicates = [
-                np.array([metric.function(row) for row in part]) for part in (rows, rows_of_second)
-            ]
-            gaps[name] = asdict(difference_over_seeds(*replicates))
+            before, after = (_replicates(part, metric) for part in (rows, rows_of_second))
+            gaps[name] = asdict(difference_over_seeds(before, after))
     names = [str(path) for path in paths]
     lines = [
         [Cell(name), *to_cells(estimate_means(part, chosen), headline)]
@@ -97,6 +99,10 @@ def compare(paths: Sequence[str | Path | RunSet]) -> tuple[Table, str]:
     better = directions(first[0].manifest)
     verdict = judge(names[1], names[0], gaps, headline, better)
     return Table(f"Means over seeds, {len(rows[0]):,} test rows", ["", *headline], lines), verdict
+
+
+def _replicates(rows: Sequence[Any], metric: Metric) -> np.ndarray:
+    return np.array([metric.function(row) for row in rows])
 
 
 def _test_rows(runs: Sequence[Run]) -> pd.DataFrame:

@@ -36,14 +36,19 @@ def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     verdicts = []
     if manifest.winner is not None:
         run = Run(run_set.path / manifest.winner)
+        amount = ""
+        if manifest.optimism is not None:
+            amount = f" by about {format_number(manifest.optimism, 3)}"
         verdicts.append(
             f"Best of {counted(len(list_trials(study)), 'trial')}: {manifest.winner}, validation "
             f"{manifest.metric} {format_number(study.best_value)}. As the best of many, this score "
-            f"is too good by about {format_number(manifest.optimism or 0.0, 3)}."
+            f"is too good{amount}."
         )
         metrics = run.statistics.metrics
         test = "; ".join(format_score(name, metrics[name]) for name in run.headline)
-        verdicts.append(f"On the test rows, scored once: {test}.")
+        earlier = [r.path.name for r in run_set.runs if r.status == "finished" and r != run]
+        note = f" (They were also scored for {', '.join(earlier)}, the best before.)"
+        verdicts.append(f"On the test rows: {test}.{note * bool(earlier)}")
     drawn = [_history(study, manifest.metric)] if complete else []
     if len(complete) >= _FEWEST_TRIALS and len(complete[0].params) > 1:
         with warnings.catch_warnings():
@@ -79,7 +84,7 @@ def _trials_table(study: optuna.Study, metric: str) -> Table:
 
 
 def _history(study: optuna.Study, metric: str) -> Plot:
-    """Plot the score of each complete trial, and the best so far, by hours since the start."""
+    """Plot the score of each complete trial, and the best so far, by minutes since the start."""
     points = [
         (trial.datetime_complete.timestamp(), trial.value)
         for trial in study.trials

@@ -77,6 +77,38 @@ def test_a_training_of_an_adapter_resumes_to_the_bit(
     assert_identical(tmp_path / "run", whole(adapter="lora", **more))
 
 
+@pytest.mark.contract("G1", "A5")
+def test_the_order_of_flags_does_not_matter(options: dict[str, Any], cli: Cli) -> None:
+    words = ["--lora_rank", 4, "--adapter", "lora", "--learning_rate", 1e-5, "--dry_run"]
+    result = cli("text", *flags(**options), *words)
+    assert result.status == 0, result.stderr
+    assert "an adapter learns little below 0.0001" in result.stdout
+
+
+OWN_NAMES = """
+from recipes.mnist import Mnist
+
+
+class Mine(Mnist):
+    freeze: bool = False
+    adapter: str = "none"
+"""
+
+
+@pytest.mark.contract("G1", "B8")
+@pytest.mark.trains
+def test_a_recipe_may_have_its_own_options_with_these_names(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "mine.py").write_text(OWN_NAMES)
+    words = flags(freeze="true", adapter="mlp", max_steps=1, learning_rate=1e-5, train_samples=100)
+    result = cli(tmp_path / "mine.py", "--embedded", *words, "--output_dir", tmp_path / "r")
+    assert result.status == 0, result.stderr
+    assert "adapter learns" not in result.stdout
+    run = finetune.Run.load(tmp_path / "r")
+    assert (run.manifest.options["freeze"], run.manifest.options["adapter"]) == (True, "mlp")
+    scores = finetune.evaluate(run, trust_recipe=True).metrics
+    assert scores["f1"] == pytest.approx(run.metrics.test["f1"])
+
+
 @pytest.mark.contract("G1")
 @pytest.mark.trains
 @pytest.mark.parametrize(
@@ -115,6 +147,7 @@ def test_frozen_layers_keep_their_weights(
         ("--freeze 1 --adapter lora", "freezes all but the head"),
         ("--adapter lora --lora_rank 0", "--lora_rank 0: expected 1 or more"),
         ("--adapter prefix", "--adapter"),
+        ("--lora_rank 0 --adapter lora", "--lora_rank 0: expected 1 or more"),
     ],
 )
 def test_an_adapter_that_cannot_be_is_refused(
@@ -262,15 +295,22 @@ def test_the_directory_of_another_search_is_refused(
 
 @pytest.mark.contract("G3")
 @pytest.mark.trains
-def test_a_search_in_python_varies_choices(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_search_in_python_varies_choices(
+    options: dict[str, Any], cli: Cli, tmp_path: Path
+) -> None:
     space = {"global_batch_size": "8|16", "learning_rate": [3e-3, 1e-2]}
     del options["global_batch_size"], options["learning_rate"]
+    options |= {"metric_for_best_model": "loss"}  # which the metrics of the recipe do not have
     found = finetune.search(
         "text", space=space, trials=2, **options, max_steps=2, output_dir=tmp_path / "s"
     )
     for run in found.runs:
         assert run.manifest.arguments["global_batch_size"] in (8, 16)
         assert run.manifest.arguments["learning_rate"] in (3e-3, 1e-2)
-    assert {run.manifest.data.fingerprint for run in found.runs} == {
-        run.manifest.data.fingerprint for run in found.runs[:1]
-    }
+    assert len({run.manifest.data.fingerprint for run in found.runs}) == 1
+    assert (
+        "As the best of many, this score is too good." in (tmp_path / "s/report.html").read_text()
+    )
+    compared = cli("compare", tmp_path / "s", tmp_path / "s")
+    assert compared.status == 2
+    assert "a search has no seeds" in compared.stderr
