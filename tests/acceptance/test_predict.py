@@ -952,6 +952,12 @@ def test_rows_that_were_trained_on_are_counted(
         ("words,label\na b,good\nc d,bad\n", [], ["--text_column", "'text'", "words, label"]),
         ("text,label\n", [], ["in.csv"]),
         ("text,label\na b,good\n", ["--no_such", "1"], ["--no_such"]),
+        (
+            "text,label\na b,good\n",
+            ["--per_device_eval_batch_size", "0"],
+            ["--per_device_eval_batch_size 0: expected 1 or more"],
+        ),
+        ("text,label\na b,good\n", ["--label_separator", ""], ["--label_separator"]),
     ],
 )
 def test_data_that_cannot_be_evaluated_is_refused(
