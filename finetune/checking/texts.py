@@ -59,7 +59,7 @@ _PROSE = 0.5
 #: The fewest texts in other languages that are reported.
 _FEWEST_OTHERS = 5
 #: The most texts that are tokenized to estimate the lengths of all.
-_TOKEN_SAMPLE = 2000
+_TOKEN_SAMPLE = 1000
 #: The mean share of unknown tokens from which there is a warning, and the share of texts whose
 #: tokens equal those of another text above which it is an error.
 _MUCH_UNKNOWN, _MOST_EQUAL = 0.05, 0.5
@@ -189,17 +189,9 @@ def sample_tokens(dataset: Dataset, encoder: Encoder) -> TokenSample:
     total = len(dataset)
     rows = np.sort(np.random.default_rng(0).choice(total, min(_TOKEN_SAMPLE, total), replace=False))
     read = read_by_model(dataset.select(rows))
-    texts = [text if isinstance(text, str) else tuple(text) for text in read]
-    ids = [tuple(row) for row in encoder(texts)["input_ids"]]
-    lengths = np.array([len(row) for row in ids], dtype=np.int64)
-    full = np.flatnonzero(lengths >= encoder.max_length)
-    lengths[full] = encoder.whole_lengths([texts[row] for row in full])
-    tokenizer = encoder.tokenizer
-    number = tokenizer.unk_token_id
-    if number in (tokenizer.eos_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id):
-        number = None  # e.g. GPT-2, whose tokenizer knows every byte
-    special = {*tokenizer.all_special_ids} - {number}
-    contents = [[token for token in row if token not in special] for row in ids]
-    shares = [content.count(number) / max(1, len(content)) for content in contents]
-    numbers = source_rows(dataset)[rows]
-    return TokenSample(numbers, total, lengths, np.array(shares), len({*texts}), len({*ids}))
+    texts = {text if isinstance(text, str) else tuple(text) for text in read}
+    ids = [tuple(row) for row in encoder.whole_rows(read)]
+    unknown = encoder.tokenizer.unk_token_id
+    shares = np.array([row.count(unknown) / max(1, len(row)) for row in ids])
+    lengths = np.array([*map(len, ids)], dtype=np.int64) + encoder.special_tokens
+    return TokenSample(source_rows(dataset)[rows], total, lengths, shares, len(texts), len({*ids}))

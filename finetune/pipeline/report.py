@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from finetune.data import corrections
 from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION, without_bytes
@@ -253,7 +253,7 @@ def _p_value(gap: Mapping[str, float] | None) -> float:
         return 1.0
     value = gap["value"]
     margin = value - gap["low"] if value > 0 else gap["high"] - value
-    return float(2 * norm.sf(1.96 * abs(value) / margin)) if margin > 0 else float(value == 0)
+    return float(2 * ndtr(-1.96 * abs(value) / margin)) if margin > 0 else float(value == 0)
 
 
 def _settings_that_differ(runs: Sequence[Run]) -> dict[str, list[str]]:

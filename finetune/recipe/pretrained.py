@@ -247,7 +247,8 @@ class TextRecipe(Recipe, TextOptions):
         lengths = first_lengths(self.prepared[split]).copy()
         full = np.flatnonzero(lengths >= self.max_length)
         texts = read_by_model(self.splits[split].select(full))
-        lengths[full] = self.encoder().whole_lengths(texts)
+        encoder = self.encoder()
+        lengths[full] = [len(row) + encoder.special_tokens for row in encoder.whole_rows(texts)]
         return lengths
 
     @functools.cached_property

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata
+import pandas as pd
 
 from finetune.statistics.estimates import Scale, replicate, replicate_mean
 from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows, ScoredLabels, ScoredRows
@@ -159,7 +159,7 @@ def _pearson(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def _spearman(labels: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Return the Spearman correlation; ties have their mean rank."""
-    return _pearson(rankdata(labels, axis=0), rankdata(values, axis=0))
+    return _pearson(*(pd.DataFrame(table).rank().to_numpy() for table in (labels, values)))
 
 
 def _spread(numbers: np.ndarray) -> np.ndarray:

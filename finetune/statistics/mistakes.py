@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize_scalar
-from scipy.special import expit
-from scipy.stats import chi2
+from scipy.special import chdtri, expit
 
 from finetune.statistics.estimates import Estimate, share
 from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
@@ -133,7 +132,7 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
     if not _LOWEST * 1.01 < temperature < _HIGHEST / 1.01:
         return None
     gain = 2 * len(labels) * (loss(0.0) - float(best.fun))
-    return temperature if gain > chi2.ppf(0.95, 1) else 1.0
+    return temperature if gain > chdtri(1, 0.05) else 1.0
 
 
 def fit_threshold(logits: np.ndarray, is_positive: np.ndarray) -> float:
