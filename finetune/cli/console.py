@@ -72,9 +72,14 @@ def print_columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         print_line("  " + "  ".join([f"{first:<{widths[0]}}", *aligned]).rstrip())
 
 
-def print_tables(*tables: Table) -> None:
-    """Print each table under its caption; the notes of a column, if any, are a column after it."""
-    for table in tables:
+def print_parts(*parts: Table | str) -> None:
+    """Print sentences, and tables under their captions, with blank lines between them; the notes of
+    a column of a table, if any, are a column after it.
+    """
+    for table in parts:
+        if isinstance(table, str):
+            print_line(f"\n{table}")
+            continue
         print_line(f"\n{table.caption}")
         columns = []
         for name, *cells in zip(table.header, *table.rows, strict=True):

@@ -27,7 +27,6 @@ from finetune.search import is_set, require_optuna
 
 if TYPE_CHECKING:
     from finetune.pipeline.check import Check
-    from finetune.reporting.tables import Table
 
 
 def train(words: Sequence[str]) -> int:
@@ -82,6 +81,7 @@ def search(words: Sequence[str]) -> int:
         "--space RANGES": "options to vary: NAME=LOW..HIGH, NAME=LOW..HIGH:log or NAME=A|B, with "
         "commas between them (default: by task)",
         "--trials N": "number of trials in all (default: 20)",
+        "--pruner median|hyperband|none": "when to stop a bad trial early (default: median)",
     }
     return _run_set(search, words, flags)
 
@@ -112,13 +112,7 @@ def _report_set(path: Any) -> int:
     from finetune.search import pages
 
     page, table, verdicts = pages.write(path)
-    return _print_set(table, *verdicts, f"report: {page}")
-
-
-def _print_set(table: Table, *sentences: str) -> int:
-    console.print_tables(table)
-    for sentence in sentences:
-        console.print_line(f"\n{sentence}")
+    console.print_parts(table, *verdicts, f"report: {page}")
     return 0
 
 
@@ -144,6 +138,7 @@ def check(words: Sequence[str]) -> int:
     }
     typed, other_words = Parser(check, flags_of_check).parse_known_args(words)
     recipe, flags = recipe_and_flags(other_words, "check ")
+    from finetune.checking import suspects as suspicious
     from finetune.pipeline import check as checking
 
     try:
@@ -151,11 +146,11 @@ def check(words: Sequence[str]) -> int:
         console.import_libraries("finetune.training.arguments")
         suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
         if suspects is not None:
-            checking.refuse_suspects_path(suspects)
+            suspicious.refuse_path(suspects)
         settings = Settings.from_command_line(recipe, flags)
         result = checking.check_settings(settings, deep=typed.deep)
         if suspects is not None:
-            count = checking.write_suspects(suspects, result.findings, settings.recipe)
+            count = suspicious.write(suspects, result.findings, settings.recipe)
             console.print_stderr(f"{suspects}: {counted(count, 'suspicious row')}")
     except UserError as error:
         if not typed.json:
@@ -242,13 +237,12 @@ def evaluate(words: Sequence[str]) -> int:
         names = [name for name, value in result.metrics.items() if isinstance(value, float)]
         scores = {"now": result.metrics, "recorded": result.recorded or {}}
         rows = [[tables.Cell(row), *tables.to_cells(scores[row], names)] for row in scores]
-        console.print_tables(tables.Table(f"test set of {source}", ["", *names], rows))
+        parts = [tables.Table(f"test set of {source}", ["", *names], rows)]
     else:
-        console.print_tables(*tables.metrics(f"{source}, 95% confidence intervals", statistics))
-        console.print_tables(*tables.targets(statistics), *tables.classes(statistics))
+        parts = tables.metrics(f"{source}, 95% confidence intervals", statistics)
+        parts = [*parts, *tables.targets(statistics), *tables.classes(statistics)]
         notes = [*statistics.notes, *notes]
-    for note in notes:
-        console.print_line(f"\n{note}")
+    console.print_parts(*parts, *notes)
     return 0
 
 
@@ -267,7 +261,8 @@ def compare(words: Sequence[str]) -> int:
     if any(map(is_set, typed.runs)):
         from finetune.search.seeds import compare as compare_sets
 
-        return _print_set(*compare_sets(typed.runs))
+        console.print_parts(*compare_sets(typed.runs))
+        return 0
     from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
 
@@ -275,12 +270,11 @@ def compare(words: Sequence[str]) -> int:
     page = typed.output or next(name for name in names if not Path(name).exists())
     load = functools.partial(Run.load, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
     comparison = compare_runs([*map(load, typed.runs)], page)
-    console.print_tables(comparison.scores(comparison.headline))
-    for sentence in comparison.verdicts:
-        console.print_line(f"\n{sentence}")
-    console.print_tables(*tables.settings(comparison.names, comparison.settings))
+    settings = tables.settings(comparison.names, comparison.settings)
     count = counted(len(comparison.disagreements), "row")
-    console.print_line(f"\npredictions differ on {count}: see {page}")
+    note = f"predictions differ on {count}: see {page}"
+    scores = comparison.scores(comparison.headline)
+    console.print_parts(scores, *comparison.verdicts, *settings, note)
     return 0
 
 
@@ -334,8 +328,8 @@ def doctor(words: Sequence[str]) -> int:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise RunError(f"not every rank connected to {address} within 60 s: {reason}") from error
-    names = ", ".join(dict.fromkeys(hosts))
-    console.print_line(f"\n{len(hosts)} of {world_size} ranks connected, on {names}")
+    names = dict.fromkeys(hosts)
+    console.print_line(f"\n{len(hosts)} of {world_size} ranks connected, on {', '.join(names)}")
     bus_factor = 2 * (world_size - 1) / world_size  # from nccl-tests, doc/PERFORMANCE.md
     rows = [
         [f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}"]

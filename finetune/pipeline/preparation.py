@@ -4,15 +4,16 @@ import math
 from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from transformers import EvalPrediction
 
+from finetune.checking.options import refuse_combinations, report_schedule
 from finetune.config.settings import Settings
 from finetune.data.labels import list_names
-from finetune.errors import UserError, counted
+from finetune.errors import UserError
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline import resumption
@@ -24,16 +25,11 @@ from finetune.recipe.options import ModelOptions
 from finetune.runtime import distributed, hub
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
-from finetune.training.arguments import ArgumentValues, FinetuneArguments
+from finetune.training.arguments import ArgumentValues
 from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
 #: Flags that may differ between machines.
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
-#: With fewer steps a pretrained model is often undertrained: docs/decisions/too-few-steps.md.
-_FEWEST_STEPS = 50
-#: Below it LoRA is undertrained: its best rate is about ten times that of full fine-tuning
-#: (Schulman et al., "LoRA Without Regret", 2025).
-_LOWEST_RATE_OF_ADAPTERS = 1e-4
 _MOST_LOGGED = 500  # log lines of a training, unless the user sets --logging_steps
 
 
@@ -45,7 +41,7 @@ class Prepared:
     resumption: Resumption  # the checkpoint to continue from, if any
     configuration: dict[str, Any]  # what decides the result, see `resumption.configuration`
     differences: str | None  # a sentence about changes since the checkpoint
-    steps: int  # optimizer steps in total
+    steps: int  # optimizer steps in total; 0 before the first steps are timed, for --max_minutes
     is_done: bool = False  # whether the run is finished on every machine: nothing is trained
 
 
@@ -84,6 +80,9 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
     for note in resumed.notes:
         progress(Noted(note))
     settings = replace(settings)  # again, with the defaults of the task, which the data decides
+    is_timed = settings.values.max_minutes is not None and bool(resumed.configuration)
+    if is_timed:
+        settings = with_epochs(settings, resumed.configuration["num_train_epochs"])
     recipe = settings.recipe
     values = settings.values
     configuration = resumption.configuration(settings)
@@ -95,11 +94,10 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
         progress(Noted(differences))
     if is_done and not values.save_on_each_node:  # with it another machine may have to train
         return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
-    steps = count_steps(values, recipe.prepared["train"])
-    if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
-        training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
-        settings = replace(settings, training=training)
-    report_schedule(recipe, values, steps)
+    _ = recipe.prepared
+    steps = 0
+    if values.max_minutes is None or is_timed:
+        settings, steps = settle_schedule(settings)
     vars(recipe).pop("source", None)  # frees its rows and their hashes
     return Prepared(settings, resumed, configuration, differences, steps, is_done)
 
@@ -112,6 +110,10 @@ def load_and_check(settings: Settings) -> ArgumentValues | None:
     """
     recipe = settings.recipe
     values = _check_values(settings)
+    if values is not None:
+        refuse_combinations(
+            values, settings.user_options, settings.report, has_adapter=_has_adapter(recipe)
+        )
     _check_sources(settings, values)
     if settings.report.sentences("error") or "splits" not in vars(recipe):
         return values
@@ -152,31 +154,34 @@ def count_steps(values: ArgumentValues, rows: Dataset) -> int:
     return max_steps if max_steps > 0 else math.ceil(values.num_train_epochs * epoch_steps)
 
 
-def report_schedule(recipe: Recipe, values: ArgumentValues, steps: int) -> None:
-    """Warn if the learning rate stays 0 or low, or if a pretrained text model gets few steps."""
-    warmup_steps = FinetuneArguments.get_warmup_steps(cast(Any, values), steps)
-    has_adapter = isinstance(recipe, ModelOptions) and recipe.adapter is not None
-    if not values.learning_rate:
-        recipe.report.warning("--learning_rate 0: the training changes no weight")
-    elif warmup_steps >= steps and values.lr_scheduler_type != "constant":
-        recipe.report.warning(
-            f"--warmup_steps {values.warmup_steps:g}: the learning rate does not reach "
-            f"{values.learning_rate:g} within {counted(steps, 'step')}; try --warmup_steps 0.1"
-        )
-    elif has_adapter and values.learning_rate < _LOWEST_RATE_OF_ADAPTERS:
-        recipe.report.warning(
-            f"--learning_rate {values.learning_rate:g}: an adapter learns little below "
-            f"{_LOWEST_RATE_OF_ADAPTERS:g}; try --learning_rate {10 * values.learning_rate:g}"
-        )
-    if steps >= _FEWEST_STEPS or not isinstance(recipe, TextRecipe):
-        return
-    flag = f"--max_steps {_FEWEST_STEPS} or more"
-    if values.max_steps <= 0:
-        flag = f"--num_train_epochs {math.ceil(_FEWEST_STEPS * values.num_train_epochs / steps)}"
-    recipe.report.warning(
-        f"{counted(steps, 'optimizer step')}: with fewer than {_FEWEST_STEPS} a pretrained model "
-        f"is often undertrained; try {flag}"
-    )
+def settle_schedule(settings: Settings) -> tuple[Settings, int]:
+    """Return the settings with an interval for log lines, and the number of optimizer steps; report
+    a learning rate or a number of steps that teaches little.
+    """
+    recipe = settings.recipe
+    values = settings.values
+    steps = count_steps(values, recipe.prepared["train"])
+    report_steps(recipe, values, steps)
+    if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
+        training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
+        settings = replace(settings, training=training)
+    return settings, steps
+
+
+def with_epochs(settings: Settings, epochs: float) -> Settings:
+    """Return the settings with another number of epochs."""
+    return replace(settings, training={**settings.training, "num_train_epochs": epochs})
+
+
+def report_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> None:
+    """Report a learning rate or a number of steps that teaches little."""
+    is_text = isinstance(recipe, TextRecipe)
+    has_adapter = _has_adapter(recipe)
+    report_schedule(values, steps, recipe.report, is_text=is_text, has_adapter=has_adapter)
+
+
+def _has_adapter(recipe: Recipe) -> bool:
+    return isinstance(recipe, ModelOptions) and recipe.adapter is not None
 
 
 def writes_run(values: ArgumentValues | None) -> bool:

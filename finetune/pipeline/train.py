@@ -24,7 +24,7 @@ from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import adapters, head
-from finetune.pipeline import events, results
+from finetune.pipeline import events, results, time_limit
 from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, reporting_work
 from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
@@ -127,6 +127,8 @@ def run_training(
                 settings = prepared.settings
                 if settings.dry_run or prepared.is_done:
                     return _report_without_training(prepared, report_event)
+                prepared = time_limit.fit_epochs(prepared, report_event)
+                settings = prepared.settings
                 trainer = _build_trainer(prepared, report_event)
                 if pruning is not None:
                     trainer.add_callback(pruning)

@@ -16,7 +16,7 @@ import optuna
 import yaml
 from filelock import FileLock
 from optuna.distributions import BaseDistribution, distribution_to_json
-from optuna.pruners import MedianPruner
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -50,6 +50,13 @@ BEST = "best.yaml"  # the options of the best trial, for --config
 _CONTINUES = "continues"
 #: Trials that are not pruned, because there is too little to compare with; and random trials.
 _STARTUP = 5
+#: When a trial is stopped: below the median of the others at the same epoch, or, with hyperband,
+#: outside the best third of its bracket after 1, 3, 9 ... epochs (Li et al., JMLR 18, 2018).
+PRUNERS: dict[str, Callable[[], BasePruner]] = {
+    "median": lambda: MedianPruner(n_startup_trials=_STARTUP),
+    "hyperband": HyperbandPruner,
+    "none": NopPruner,
+}
 #: A search ends if this many trials have failed and none has succeeded.
 _MOST_FAILURES = 3
 Result = TypeVar("Result")
@@ -60,6 +67,7 @@ def search(
     *,
     space: str | Mapping[str, Any] | None = None,
     trials: int = 20,
+    pruner: str = "median",
     progress: Progress = ignore,
     **options: Any,
 ) -> RunSet:
@@ -73,6 +81,7 @@ def search(
         space: The options to vary: ``"learning_rate=1e-5..1e-3:log,model=a|b"``, or a mapping from
             options to such ranges or lists; None for the default of the task.
         trials: The number of trials in all.
+        pruner: When a trial is stopped early: ``median``, ``hyperband`` or ``none``.
         progress: Called with each event, e.g. ``print``.
         **options: As in :func:`finetune.train`. ``output_dir`` is the directory of the search; the
             default is ``runs/RECIPE-search``.
@@ -80,7 +89,7 @@ def search(
     Raises:
         UserError: If the options or the data have errors, or if the directory has another search.
     """
-    run_set = run_search(from_keywords(recipe, options), progress, space, trials)
+    run_set = run_search(from_keywords(recipe, options), progress, space, trials, pruner)
     if distributed.is_main_process():
         pages.write(run_set)
     return run_set
@@ -91,10 +100,13 @@ def run_search(
     progress: Progress = ignore,
     space: str | Mapping[str, Any] | None = None,
     trials: int = 20,
+    pruner: str = "median",
 ) -> RunSet:
     """Search as :func:`search` does; every process calls this."""
     if trials < 1:
         raise UserError(f"--trials {trials}: expected 1 or more")
+    if pruner not in PRUNERS:
+        raise UserError(f"--pruner {pruner}: expected {', '.join(PRUNERS)}")
     report = on_rank_zero(progress)
     base = settle({})
     base.report.raise_errors()
@@ -113,7 +125,7 @@ def run_search(
     run_set = open_set(directory, "search", base, prepared, distributions, texts)
     seed: int = prepared.settings.values.seed
     trials_of_set: list[_Trials] = []  # in rank 0 only
-    _on_main_process(lambda: trials_of_set.append(_Trials(run_set, distributions, seed)))
+    _on_main_process(lambda: trials_of_set.append(_Trials(run_set, distributions, seed, pruner)))
     while (trial := _on_main_process(lambda: trials_of_set[0].ask(trials))) is not None:
         _run_trial(trial, trials_of_set, settle, progress)
         values = first_run.values
@@ -149,13 +161,16 @@ class _Trial:
 class _Trials:
     """The trials of a search, in rank 0: asks Optuna for values, and tells it the scores."""
 
-    def __init__(self, run_set: RunSet, space: Mapping[str, BaseDistribution], seed: int) -> None:
+    def __init__(
+        self, run_set: RunSet, space: Mapping[str, BaseDistribution], seed: int, pruner: str
+    ) -> None:
         self.path = run_set.path
         self.manifest = run_set.manifest
         self.space = dict(space)
         self.study = open_study(run_set)
         # not the same values in another process
         seed += len(self.study.trials)
+        self.study.pruner = PRUNERS[pruner]()
         self.study.sampler = TPESampler(seed=seed, n_startup_trials=_STARTUP, constant_liar=True)
 
     def ask(self, count: int) -> _Trial | None:
@@ -286,7 +301,6 @@ def open_study(run_set: RunSet) -> optuna.Study:
             study_name="search",
             storage=JournalStorage(JournalFileBackend(str(path))),
             direction="maximize" if run_set.manifest.greater_is_better else "minimize",
-            pruner=MedianPruner(n_startup_trials=_STARTUP),
             load_if_exists=True,
         )
     except (ValueError, KeyError, TypeError, AssertionError) as error:

@@ -66,6 +66,7 @@ class FinetuneArguments(TrainingArguments):
     max_tokens_per_batch: int | None = _option(None, "tokens per optimizer step, with padding")
     class_sampling: Literal["none", "balanced"] = _option("none", "balanced: as many of each class")
     save_every: int = _option(1, "keep a checkpoint every N epochs, and the last and the best")
+    max_minutes: float | None = _option(None, "train for M minutes, timed by the first steps")
     resume: bool = _option(False, "continue the run in --output_dir from its newest checkpoint")
     resume_from_checkpoint: str | None = _option(None, "a checkpoint, or last: the newest complete")
     allow_changed: str | None = _option(None, "settings, with commas, that may differ on resume")
@@ -200,7 +201,6 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     """Yield a message for each contradiction between arguments, or with the machine."""
     ranks = distributed.ranks()
     gpus = torch.accelerator.device_count()
-    save = values.save_strategy
     sampling = values.train_sampling_strategy
     for name, reason in _REFUSED.items():
         if getattr(values, name):
@@ -210,12 +210,12 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         bound = _BELOW.get(name, math.inf)
         is_default = value == getattr(FinetuneArguments, name, None)  # -1 may be unset
         if isinstance(value, (int, float)) and not is_default and not lowest <= value < bound:
-            below = f" and below {bound}" * (name in _BELOW or not math.isfinite(value))
-            yield f"--{name} {value}: expected {lowest} or more{below}".replace(
-                "below inf", "finite"
-            )
-    if values.num_train_epochs == 0:
-        yield "--num_train_epochs 0: expected more than 0"
+            limit = f" and below {bound}" if name in _BELOW else " and finite"
+            limit *= name in _BELOW or not math.isfinite(value)
+            yield f"--{name} {value}: expected {lowest} or more{limit}"
+    for name in ("num_train_epochs", "max_minutes"):
+        if getattr(values, name) == 0:
+            yield f"--{name} 0: expected more than 0"
     if (seconds := values.grace_seconds) > 25 and "TORCHELASTIC_RUN_ID" in os.environ:
         yield f"--grace_seconds {seconds:g}: torchrun kills after 30 seconds; expected 25 or less"
     if ranks.world_size > 1 and not values.use_cpu and ranks.local_world_size > gpus:
@@ -230,7 +230,7 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         yield f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive"
     if sampling == "batch_rebalance":  # steps would depend on the number of processes
         yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
-    if values.save_every > 1 and save != "epoch":
+    if values.save_every > 1 and values.save_strategy != "epoch":
         yield "--save_every counts epochs: it needs --save_strategy epoch"
     if values.max_tokens_per_batch and sampling != "group_by_length":
         yield "--max_tokens_per_batch needs --train_sampling_strategy group_by_length"
@@ -238,7 +238,8 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     if is_balanced and (values.max_tokens_per_batch or sampling == "sequential"):
         flags = "--global_batch_size, and --train_sampling_strategy random or group_by_length"
         yield f"--class_sampling balanced draws rows: it needs {flags}"
-    keeps_best = values.load_best_model_at_end and "no" not in (values.eval_strategy, save)
+    strategies = values.eval_strategy, values.save_strategy
+    keeps_best = values.load_best_model_at_end and "no" not in strategies
     if values.early_stopping_patience is not None and not keeps_best:
         flags = "--eval_strategy and --save_strategy other than no"
         yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
@@ -280,14 +281,13 @@ def _resolve(values: ArgumentValues) -> None:
 
 def _resolve_batch(values: ArgumentValues) -> None:
     if values.max_tokens_per_batch is not None:
-        values.per_device_train_batch_size = 8  # the default of the library; not used
+        values.per_device_train_batch_size = 8  # the default of the library, as below; not used
         values.global_batch_size = None
         return
     devices = distributed.devices_in_training(values.use_cpu)
     shares = devices * values.gradient_accumulation_steps
     if values.global_batch_size is None:
-        rows = values.per_device_train_batch_size or 8  # the default of the library
-        values.global_batch_size = rows * shares
+        values.global_batch_size = (values.per_device_train_batch_size or 8) * shares
     values.per_device_train_batch_size, rest = divmod(values.global_batch_size, shares)
     if rest or not values.per_device_train_batch_size:
         smaller = values.global_batch_size // shares * shares
