@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from transformers import PrinterCallback
+
 from finetune.pipeline.events import Noted, Progress
 from finetune.pipeline.preparation import Prepared, settle_schedule, with_epochs
 from finetune.runtime import distributed
@@ -33,6 +35,7 @@ def fit_epochs(prepared: Prepared, progress: Progress) -> Prepared:
         replace(settings, training={**settings.training, **_ALONE}).arguments,
         recipe.adapt,
     )
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     speeds = [row["rows_per_second"] for row in trainer.state.log_history if "loss" in row]
     rows_per_second = _TIMED / sum(1 / speed for speed in speeds[-_TIMED:])
