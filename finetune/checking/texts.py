@@ -150,13 +150,23 @@ class TokenSample:
     texts: int
     sequences: int
 
+    @property
+    def sampled(self) -> str:
+        """How many texts were sampled, in parentheses; empty if all were tokenized."""
+        return f" ({len(self.rows):,} sampled)" if len(self.rows) < self.total else ""
+
+    def describe_truncated(self, max_length: int) -> str:
+        """Return a clause about the share of training texts that are truncated."""
+        share = float((self.lengths > max_length).mean())
+        texts = f"training texts{self.sampled}"
+        return f"{share:.1%} of the {texts} are truncated at --max_length {max_length}"
+
     def report_lengths(self, max_length: int, report: Report) -> None:
         """Report the lengths of the training texts in tokens, and how many are truncated."""
         share = float((self.lengths > max_length).mean())
         median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
-        sampled = f" ({len(self.rows):,} sampled)" if len(self.rows) < self.total else ""
         (report.warning if share > _SUSPICIOUS_TRUNCATED else report.info)(
-            f"training texts{sampled} have {median:,} tokens (median), 95% up to {high:,}, "
+            f"training texts{self.sampled} have {median:,} tokens (median), 95% up to {high:,}, "
             f"the longest {longest:,}; {share:.1%} are truncated at --max_length {max_length}",
             "lengths",
             fix="--long_texts windows reads all of them" if share > 0.01 else "",

@@ -105,8 +105,7 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
 def _long_texts(recipe: TextRecipe) -> str:
     if recipe.windows is not None or recipe.token_sample is None:
         return ""
-    share = float((recipe.token_sample.lengths > recipe.max_length).mean())
-    return f"{share:.1%} of the training texts are truncated at --max_length {recipe.max_length}"
+    return recipe.token_sample.describe_truncated(recipe.max_length)
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:
