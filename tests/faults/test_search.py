@@ -52,6 +52,28 @@ def start(servers: Servers) -> Iterator[Start]:
             process.communicate()
 
 
+#: Optuna, slowly: a worker has stopped a trial, or chosen the best, a second before it says so.
+SLOW = """
+
+import optuna
+
+tell, best_params = optuna.Study.tell, optuna.Study.best_params.fget
+
+
+def slow_tell(study, *args, **options):
+    time.sleep(1)
+    return tell(study, *args, **options)
+
+
+def slow_best_params(study):
+    time.sleep(1)
+    return best_params(study)
+
+
+optuna.Study.tell, optuna.Study.best_params = slow_tell, property(slow_best_params)
+"""
+
+
 @pytest.fixture(scope="module")
 def search(shared_directory: Path, faulty: dict[str, str]) -> list[str]:
     """The words of a search; the model has no dropout, so processes change nothing."""
@@ -136,7 +158,10 @@ def test_two_processes_try_the_same_and_score_the_same(
 def test_two_workers_share_the_trials_of_a_search(
     start: Start, search: list[str], tmp_path: Path
 ) -> None:
-    words = [*search, "--trials", "6", "--output_dir", str(tmp_path / "s")]
+    """A trial that has just ended is not taken for a killed one, and one worker tests the best."""
+    recipe = tmp_path / "slow.py"
+    recipe.write_text(FAULTY.read_text() + SLOW)
+    words = ["search", str(recipe), *search[2:], "--trials", "6", "--output_dir", f"{tmp_path}/s"]
     places = [tmp_path / "first", tmp_path / "second"]
     for place in places:
         place.mkdir()
@@ -154,6 +179,7 @@ def test_two_workers_share_the_trials_of_a_search(
     assert all(steps > 0 for steps in trained)
     lengths = [STEPS if t.state == TrialState.COMPLETE else t.last_step or 0 for t in trials]
     assert sum(trained) == sum(lengths)
+    assert sum("evaluating it on the test rows" in output for output in outputs) == 1
     assert_only_the_winner_was_tested(tmp_path / "s", 6)
 
 
