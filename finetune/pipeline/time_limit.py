@@ -40,8 +40,7 @@ def fit_epochs(prepared: Prepared, progress: Progress) -> Prepared:
     speeds = [row["rows_per_second"] for row in trainer.state.log_history if "loss" in row]
     rows_per_second = _TIMED / sum(1 / speed for speed in speeds[-_TIMED:])
     rows_per_second = distributed.gather(rows_per_second)[0]
-    rows = len(recipe.prepared["train"])
-    epochs = round(60 * minutes * rows_per_second / rows, 4)
+    epochs = round(60 * minutes * rows_per_second / len(recipe.prepared["train"]), 4)
     settings, steps = settle_schedule(with_epochs(settings, epochs))
     progress(
         Noted(

@@ -152,7 +152,8 @@ def run_training(
 
                 write_final_report(recording.run, report_event)
     finally:
-        files.unlock(settings.output_dir)
+        if pruning is None:  # else the search does, when the score is in the study
+            files.unlock(settings.output_dir)
     return Run(settings.output_dir)
 
 

@@ -127,7 +127,10 @@ def run_search(
     trials_of_set: list[_Trials] = []  # in rank 0 only
     _on_main_process(lambda: trials_of_set.append(_Trials(run_set, distributions, seed, pruner)))
     while (trial := _on_main_process(lambda: trials_of_set[0].ask(trials))) is not None:
-        _run_trial(trial, trials_of_set, settle, progress)
+        try:
+            _run_trial(trial, trials_of_set, settle, progress)
+        finally:
+            files.unlock(trial.path)
         values = first_run.values
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
     winner = _on_main_process(lambda: trials_of_set[0].winner())
@@ -168,16 +171,17 @@ class _Trials:
         self.manifest = run_set.manifest
         self.space = dict(space)
         self.study = open_study(run_set)
-        # not the same values in another process
-        seed += len(self.study.trials)
+        seed += len(self.study.trials)  # not the same values in another process
         self.study.pruner = PRUNERS[pruner]()
         self.study.sampler = TPESampler(seed=seed, n_startup_trials=_STARTUP, constant_liar=True)
 
     def ask(self, count: int) -> _Trial | None:
         """Return the next trial; its directory is locked. None if ``count`` trials have begun."""
         with FileLock(self.path / ".ask.lock"):
-            for frozen in self.study.get_trials(states=[TrialState.RUNNING]):
-                if not files.is_locked(self.path / _name(frozen.number)):  # it was killed
+            trials = self.study.get_trials(states=[TrialState.RUNNING])
+            free = {t.number for t in trials if not files.is_locked(self.path / _name(t.number))}
+            for frozen in self.study.get_trials(states=[TrialState.RUNNING]):  # one may have ended
+                if frozen.number in free:  # it was killed
                     self.study.tell(frozen.number, state=TrialState.FAIL)
                     continued = {_CONTINUES: frozen.number}
                     self.study.enqueue_trial(frozen.params, user_attrs=continued)
@@ -219,11 +223,10 @@ class _Trials:
             self.study.tell(trial.number, state=state)
             ending = str(failure) if is_pruned else f"failed: {failure}"
         elif math.isnan(score := self._score(Run(trial.path).manifest.history)):
-            self.current.set_user_attr(
-                "reason", f"no evaluation has a number for {self.manifest.metric}"
-            )
+            reason = f"no evaluation has a number for {self.manifest.metric}"
+            self.current.set_user_attr("reason", reason)
             self.study.tell(trial.number, state=TrialState.FAIL)
-            ending = "failed: no evaluation has a number"
+            ending = f"failed: {reason}"
         else:
             self.study.tell(trial.number, score)
             ending = f"{self.manifest.metric} {format_number(score)}"
@@ -263,8 +266,11 @@ class _Trials:
         if (best := self._best()) is None:
             reasons = {t.user_attrs.get("reason", "killed") for t in self.study.get_trials()}
             raise RunError(f"no trial has a score: {'; '.join(sorted(reasons))}")
-        path = self.path / _name(best)  # another process may be evaluating it
-        return None if files.is_locked(path) else _Trial(best, self.study.best_params, path)
+        winner = _Trial(best, self.study.best_params, self.path / _name(best))
+        with contextlib.suppress(TimeoutError):  # another process may be evaluating it
+            files.lock(winner.path)
+            return winner
+        return None
 
     def finish(self, winner: _Trial, base: Settings) -> None:
         """Write the options of the best trial, and the optimism of its validation score."""

@@ -66,20 +66,12 @@ def _trials_table(study: optuna.Study, metric: str) -> Table:
     lines = []
     for trial in trials:
         state = trial.state.name.lower()
-        reason = trial.user_attrs.get("reason", "")
+        reason = trial.user_attrs.get("reason", "") if state == "fail" else ""
         values = [trial.params.get(name, "") for name in names]
+        texts = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]
         score = trial.value if trial.state == TrialState.COMPLETE else None
-        lines.append(
-            [
-                Cell(f"trial-{trial.number:03}"),
-                *to_cells({metric: score}, [metric]),
-                *(
-                    Cell(f"{v:.3g}" if isinstance(v, float) else str(v), kind="number")
-                    for v in values
-                ),
-                Cell(state, reason if state == "fail" else ""),
-            ]
-        )
+        cells = [*to_cells({metric: score}, [metric]), *(Cell(t, kind="number") for t in texts)]
+        lines.append([Cell(f"trial-{trial.number:03}"), *cells, Cell(state, reason)])
     return Table("Trials, scores on the validation rows", ["", metric, *names, ""], lines)
 
 

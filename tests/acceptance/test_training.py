@@ -96,6 +96,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "rows that divide": dict(label_column="verdict", train_samples=96),
     "images": dict(recipe="image", max_length=None, dataset="photos", model="vit"),
+    "adapter": dict(label_column="verdict", adapter="lora", lora_dora=True),
 }  # fmt: skip
 #: Cases for several processes: three processes train one of each task, and other kinds of steps.
 IN_TWO = [name for name in CASES if name not in ("weights, smoothed", "focal")]
@@ -106,7 +107,11 @@ LAUNCHES = {1: 3, 2: 2, 3: 1}
 #: Extra cases at the end of each job; the last one fails and ends it.
 #: Directory, options, environment.
 LAST: dict[int, list[tuple[str, dict[str, Any], dict[str, str]]]] = {
-    2: [("whole", {}, {}), ("diverged", {}, {"FAULT": "loss 5,nan,1"})],
+    2: [
+        ("whole", {}, {}),
+        ("timed/run", dict(max_minutes=0.01, ddp_timeout=60), {}),
+        ("diverged", {}, {"FAULT": "loss 5,nan,1"}),
+    ],
     3: [("refused", dict(global_batch_size=32), {})],
 }
 
@@ -208,6 +213,8 @@ def jobs(
             cases.append(dict(recipe=recipe, options=chosen, environment=environment))
         for name, more, environment in LAST[processes]:
             chosen = faulty | more | {"output_dir": str(directory / name)}
+            (directory / name).parent.mkdir(exist_ok=True)
+            environment = environment | {"ROWS": str((directory / name).parent)}
             cases.append(dict(recipe=str(FAULTY), options=chosen, environment=environment))
         for case in cases:
             case["port"] = free_port()

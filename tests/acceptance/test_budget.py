@@ -1,0 +1,255 @@
+"""The best model for the budget (rows G1 to G3): adapters for every task, minutes, pruning."""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from peft import PeftModel
+from PIL import Image as Pillow
+from safetensors.torch import load_file
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+import finetune
+from finetune import Run
+from tests.acceptance.conftest import TRAINING, Finished, flags
+from tests.acceptance.test_training import (
+    LENGTH,
+    Options,
+    Train,
+    faulty,  # noqa: F401
+    jobs,  # noqa: F401
+    numbers,
+    options,  # noqa: F401
+    sources,  # noqa: F401
+    table,  # noqa: F401
+    train,  # noqa: F401
+    typed_again,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+Cli = Callable[..., Finished]
+
+
+# ---- G1: adapters --------------------------------------------------------------------------------
+
+
+def outputs_by_hand(name: str, path: Path, rows: pd.DataFrame) -> np.ndarray:
+    """Return the outputs of a saved model for rows, one at a time."""
+    if name == "images":
+        model: Any = AutoModelForImageClassification.from_pretrained(path)
+        processor: Any = AutoImageProcessor.from_pretrained(path)
+        pictures = [Pillow.open(file).convert("RGB") for file in rows["file"]]
+        batches = [processor(picture, return_tensors="pt") for picture in pictures]
+    else:
+        model = AutoModelForSequenceClassification.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        columns = ["text", "second"] if name == "pair" else ["text"]
+        cut = dict(truncation=True, max_length=LENGTH, return_tensors="pt")
+        batches = [tokenizer(*row, **cut) for row in rows[columns].itertuples(index=False)]
+    with torch.no_grad():
+        return torch.cat([model.eval()(**batch).logits for batch in batches]).double().numpy()
+
+
+@pytest.mark.contract("G1")
+@pytest.mark.parametrize("name", ["multi label", "ordinal", "regression", "pair", "images"])
+def test_an_adapter_is_trained_for_every_task(
+    options: Options,  # noqa: F811
+    table: Path,  # noqa: F811
+    tmp_path: Path,
+    name: str,
+) -> None:
+    """The merged model in the root makes the predictions; the base and `adapter/` are the same."""
+    chosen = options(name, adapter="lora")
+    run = finetune.train(chosen.pop("recipe", "text"), output_dir=tmp_path, **chosen)
+    weights = load_file(tmp_path / "model.safetensors")
+    auto: Any = AutoModelForSequenceClassification
+    auto = AutoModelForImageClassification if name == "images" else auto
+    base = auto.from_pretrained(chosen["model"], num_labels=len(run.labels))
+    before = {name: value.clone() for name, value in base.state_dict().items()}
+    moved = {name for name in before if not torch.equal(before[name], weights[name])}
+    assert any("q_proj" in name or "query" in name for name in moved)
+    assert not any("embeddings" in name or "norm" in name.lower() for name in moved)
+    merged = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
+    assert all(torch.allclose(merged[name], weights[name], atol=1e-6) for name in weights)
+
+    rows = pd.read_csv(table / "test.csv")
+    if name == "images":
+        rows = run.predictions.assign(file=f"{chosen['dataset']}/" + run.predictions["file"])
+    outputs = torch.tensor(outputs_by_hand(name, tmp_path, rows))
+    columns = [f"probability of {label}" for label in run.labels]
+    if name == "regression":
+        columns = [f"prediction of {label}" for label in run.labels]
+    else:
+        outputs = outputs.sigmoid() if name == "multi label" else outputs.softmax(dim=-1)
+    np.testing.assert_allclose(run.predictions[columns], outputs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.contract("G1", "G3")
+@pytest.mark.parametrize(
+    ("package", "extra", "words"),
+    [("peft", "adapters", ["text", "--adapter", "lora"]), ("optuna", "search", ["search", "text"])],
+)
+def test_a_missing_package_is_answered_with_the_line_that_installs_it(
+    cli: Cli,
+    faulty: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    package: str,
+    extra: str,
+    words: list[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    result = cli(*words, *flags(**faulty, output_dir=tmp_path / "run"))
+    assert result.status == 2, result.output
+    assert f"needs {package}: pip install 'trainer-recipes[{extra}]'" in result.stderr
+    assert not (tmp_path / "run").exists()
+    if package == "optuna":
+        with pytest.raises(
+            finetune.UserError, match=re.escape(f"pip install 'trainer-recipes[{extra}]'")
+        ):
+            finetune.search("text", **faulty, output_dir=tmp_path / "run")
+
+
+# ---- G3: minutes ---------------------------------------------------------------------------------
+
+#: Minutes for some epochs of `faulty.py`: it has 144 rows, nine steps in each epoch.
+MINUTES = 0.008
+TIMED = re.compile(r"3 steps took ([\d,]+) samples/s, so --num_train_epochs is ([\d.]+)")
+
+
+@pytest.mark.contract("G3")
+def test_a_training_has_as_many_epochs_as_fit_into_the_minutes(
+    train: Train,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """The learning rate falls in equal parts to 0 at the last step."""
+    result = train(tmp_path / "run", "--max_minutes", MINUTES)
+    assert result.status == 0, result.stderr
+    ((speed, epochs),) = TIMED.findall(result.stdout)
+    speed, epochs = float(speed.replace(",", "")), float(epochs)
+    assert epochs == pytest.approx(60 * MINUTES * speed / 144, rel=1 / speed)
+    run = Run.load(tmp_path / "run")
+    assert run.manifest.arguments["num_train_epochs"] == pytest.approx(epochs, rel=1e-5)
+    steps = run.manifest.steps
+    assert steps == pytest.approx(9 * epochs, abs=1)
+    rates = {e["step"]: e["learning_rate"] for e in numbers(run) if "learning_rate" in e}
+    expected = {step: 3e-3 * (1 - (step - 1) / steps) for step in range(1, steps + 1)}
+    assert rates == pytest.approx(expected)
+
+
+@pytest.mark.contract("G3", "D5")
+def test_a_resumed_training_keeps_the_epochs_of_its_minutes(
+    train: Train,  # noqa: F811
+    cli: Cli,
+    tmp_path: Path,
+) -> None:
+    stopped = train(tmp_path / "run", "--max_minutes", MINUTES, fault="end of step 2,SIGTERM")
+    assert stopped.status == 75, stopped.output
+    ((_, epochs),) = TIMED.findall(stopped.stdout)
+    again = typed_again(stopped)
+    assert "--max_minutes" in again
+    resumed = cli(*again)
+    assert resumed.status == 0, resumed.stderr
+    assert not TIMED.search(resumed.stdout)
+    run = Run.load(tmp_path / "run")
+    assert run.manifest.arguments["num_train_epochs"] == pytest.approx(float(epochs), rel=1e-5)
+    assert run.manifest.steps == math.ceil(9 * run.manifest.arguments["num_train_epochs"])
+    assert run.manifest.steps_before == 2
+
+
+@pytest.mark.contract("G3")
+def test_two_processes_have_the_same_steps_in_the_minutes(jobs: Callable[[int], Path]) -> None:  # noqa: F811
+    """Each process writes the steps that it trains, the timed ones too."""
+    directory = jobs(2) / "timed"
+    lines = [(directory / f"rank{rank}.jsonl").read_text().splitlines() for rank in range(2)]
+    steps = [[json.loads(line)[0] for line in part] for part in lines]
+    run = Run.load(directory / "run")
+    assert run.manifest.status == "finished"
+    assert steps[0] == steps[1] == [*range(1, 5), *range(1, run.manifest.steps + 1)]
+    assert run.manifest.steps == math.ceil(9 * run.manifest.arguments["num_train_epochs"])
+
+
+@pytest.mark.contract("G3", "F4")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--max_minutes 1 --num_train_epochs 2", "--max_minutes and --num_train_epochs are mut"),
+        ("--max_minutes 1 --max_steps 5", "--max_minutes and --max_steps are mutually exclusive"),
+        ("--max_minutes 1 --dry_run", "--max_minutes and --dry_run are mutually exclusive"),
+        ("--max_minutes 0", "--max_minutes 0: expected more than 0"),
+        ("--max_minutes -1", "--max_minutes -1"),
+        ("--max_minutes nan", "--max_minutes nan"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(
+    train: Train,  # noqa: F811
+    tmp_path: Path,
+    words: str,
+    message: str,
+) -> None:
+    result = train(tmp_path / "run", *words.split())
+    assert result.status == 2, result.output
+    assert message in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# ---- G3: pruning ---------------------------------------------------------------------------------
+
+
+@pytest.mark.contract("G3")
+@pytest.mark.parametrize("pruner", ["hyperband", "none"])
+def test_trials_that_are_worse_than_others_are_stopped_early(
+    reviews: Path, bert: Path, tmp_path: Path, pruner: str
+) -> None:
+    """Most of the rates teach little; with `none` their trials are trained to the end."""
+    chosen = TRAINING | dict(dataset=str(reviews), model=str(bert), metric_for_best_model="loss")
+    chosen |= dict(train_samples=96, eval_samples=40, baseline=False)
+    del chosen["learning_rate"]
+    space = {"learning_rate": "1e-6..1e-2:log"}
+    said: list[str] = []
+    runs = finetune.search(
+        "text",
+        **chosen,
+        space=space,
+        trials=6,
+        pruner=pruner,
+        progress=lambda event: said.append(str(event)),
+        output_dir=tmp_path / "s",
+    ).runs
+    ends = re.findall(r"^(trial-\d+): pruned after epoch (\d) ", "\n".join(said), re.M)
+    assert bool(ends) is (pruner == "hyperband")
+    assert {name for name, _ in ends} == {r.path.name for r in runs if r.status == "pruned"}
+    assert all(int(epoch) < 3 for _, epoch in ends)
+    assert {r.path.name for r in runs if r.status == "finished"}.isdisjoint(
+        name for name, _ in ends
+    )
+    for run in runs:
+        if run.status != "pruned":
+            assert sum("eval_loss" in entry for entry in run.manifest.history) == 3
+
+
+@pytest.mark.contract("G3", "F4")
+def test_an_unknown_pruner_is_refused_with_the_names(
+    cli: Cli,
+    faulty: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(finetune.UserError, match="--pruner half: expected median, hyperband, none"):
+        finetune.search("text", **faulty, pruner="half", output_dir=tmp_path / "s")
+    result = cli("search", "text", *flags(**faulty, output_dir=tmp_path / "s", pruner="half"))
+    assert result.status == 2
+    assert all(name in result.stderr for name in ("half", "median", "hyperband", "none"))
+    assert not (tmp_path / "s").exists()
