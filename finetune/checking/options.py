@@ -38,9 +38,10 @@ def report_schedule(
             f"{values.learning_rate:g} within {counted(steps, 'step')}; try --warmup_steps 0.1"
         )
     elif has_adapter and values.learning_rate < _LOWEST_RATE_OF_ADAPTERS:
+        rate = max(10 * values.learning_rate, _LOWEST_RATE_OF_ADAPTERS)
         report.warning(
             f"--learning_rate {values.learning_rate:g}: an adapter learns little below "
-            f"{_LOWEST_RATE_OF_ADAPTERS:g}; try --learning_rate {10 * values.learning_rate:g}"
+            f"{_LOWEST_RATE_OF_ADAPTERS:g}; try --learning_rate {rate:g}"
         )
     if steps >= _FEWEST_STEPS or not is_text:
         return

@@ -79,7 +79,7 @@ def _run(words: list[str]) -> int:
         raise UserError(f"unknown option {verb}{hint}")
     if verb == "list":
         if len(rest) == 1 and not rest[0].startswith("-"):
-            print(_table(importlib.import_module("finetune.search.pages").list_runs(rest[0])))
+            print(_table(importlib.import_module("finetune.search.listing").list_runs(rest[0])))
             return 0
         if rest and rest != ["--help"]:
             raise UserError(f"list: expected at most a directory, found {' '.join(rest)}")

@@ -94,7 +94,8 @@ def _run_set(
     recipe, recipe_flags = recipe_and_flags(other_words, f"{verb.__name__} ")
     if verb is search:
         require_optuna()
-    require_hub(catalog.find(recipe), recipe_flags)
+    if "model=" not in (vars(typed).get("space") or ""):  # those may be on the Hub
+        require_hub(catalog.find(recipe), recipe_flags)
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
     from finetune.search.run_set import from_words
@@ -107,11 +108,11 @@ def _run_set(
     return _report_set(run_set) if distributed.is_main_process() else 0
 
 
-def _report_set(path: Any) -> int:
+def _report_set(path: Any, trust_recipe: bool = False) -> int:
     """Write the report of a set of runs, and print its table and verdicts."""
     from finetune.search import pages
 
-    page, table, verdicts = pages.write(path)
+    page, table, verdicts = pages.write(path, trust_recipe, console.print_stderr)
     console.print_parts(table, *verdicts, f"report: {page}")
     return 0
 
@@ -261,7 +262,9 @@ def compare(words: Sequence[str]) -> int:
     if any(map(is_set, typed.runs)):
         from finetune.search.seeds import compare as compare_sets
 
-        console.print_parts(*compare_sets(typed.runs))
+        if typed.output:
+            raise UserError("--output: a comparison of sets of runs has no page")
+        console.print_parts(*compare_sets(typed.runs, typed.trust_recipe, console.print_stderr))
         return 0
     from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
@@ -287,7 +290,7 @@ def report(words: Sequence[str]) -> int:
     """
     typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
     if is_set(typed.run):
-        return _report_set(typed.run)
+        return _report_set(typed.run, typed.trust_recipe)
     from finetune.pipeline.report import report as write_report
 
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)

@@ -18,7 +18,7 @@ from finetune.errors import UserError, counted, suggestion
 _EMBEDDINGS = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|shared)(\.|$)")
 
 
-def train_a_part(model: Module, options: Mapping[str, Any]) -> Module:
+def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
     """Return ``model`` with an adapter or frozen layers, as the options of a recipe say.
 
     Raises:
@@ -39,17 +39,16 @@ def train_a_part(model: Module, options: Mapping[str, Any]) -> Module:
     return _add_lora(model, base, options)
 
 
-def _frozen(base: Module, text: str) -> list[torch.nn.Parameter]:
-    """Return the parameters that ``--freeze`` names: ``base``, ``embeddings`` or a number of the
-    lowest layers, with the embeddings below them.
-    """
+def _frozen(base: Any, text: str) -> list[torch.nn.Parameter]:
+    """Return the parameters that ``--freeze`` names; of layers also the embeddings below them."""
     if text == "base":
         return list(base.parameters())
     embeddings = [p for name, p in base.named_parameters() if _EMBEDDINGS.search(name)]
     if text == "embeddings":
         return embeddings
+    encoder = base.get_encoder() if base.config.is_encoder_decoder else base
     stack = max(
-        (module for module in base.modules() if isinstance(module, ModuleList)),
+        (module for module in encoder.modules() if isinstance(module, ModuleList)),
         key=lambda layers: sum(map(torch.numel, layers.parameters())),
         default=ModuleList(),
     )
@@ -99,7 +98,7 @@ def _add_lora(model: PreTrainedModel, base: Module, options: Mapping[str, Any]) 
         raise UserError(f"--adapter lora: {error}") from error
 
 
-def unload(trainer: Any) -> None:
+def save_and_unload_adapter(trainer: Any) -> None:
     """Save the adapter alone, in ``adapter/``, and let the trainer save the merged model."""
     if trainer.args.should_save:
         trainer.model.save_pretrained(str(Path(trainer.args.output_dir) / "adapter"))

@@ -85,8 +85,7 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
                     recipe.token_sample.report_lengths(recipe.max_length, report)
                 depends = values.train_sampling_strategy == "group_by_length" or values.max_minutes
                 if not in_windows and not depends:
-                    steps = preparation.count_steps(values, recipe.splits["train"])
-                    preparation.report_steps(recipe, values, steps)
+                    _, steps = preparation.settle_schedule(settings, recipe.splits["train"])
         if deep and is_read and not report.sentences("error"):
             columns = recipe.columns_read()
             plan = recipe.split_plan()

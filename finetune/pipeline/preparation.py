@@ -94,10 +94,9 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
         progress(Noted(differences))
     if is_done and not values.save_on_each_node:  # with it another machine may have to train
         return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
-    _ = recipe.prepared
-    steps = 0
+    rows, steps = recipe.prepared["train"], 0
     if values.max_minutes is None or is_timed:
-        settings, steps = settle_schedule(settings)
+        settings, steps = settle_schedule(settings, rows)
     vars(recipe).pop("source", None)  # frees its rows and their hashes
     return Prepared(settings, resumed, configuration, differences, steps, is_done)
 
@@ -112,7 +111,7 @@ def load_and_check(settings: Settings) -> ArgumentValues | None:
     values = _check_values(settings)
     if values is not None:
         refuse_combinations(
-            values, settings.user_options, settings.report, has_adapter=_has_adapter(recipe)
+            values, settings.user_options, settings.report, has_adapter=has_adapter(recipe)
         )
     _check_sources(settings, values)
     if settings.report.sentences("error") or "splits" not in vars(recipe):
@@ -154,14 +153,15 @@ def count_steps(values: ArgumentValues, rows: Dataset) -> int:
     return max_steps if max_steps > 0 else math.ceil(values.num_train_epochs * epoch_steps)
 
 
-def settle_schedule(settings: Settings) -> tuple[Settings, int]:
-    """Return the settings with an interval for log lines, and the number of optimizer steps; report
-    a learning rate or a number of steps that teaches little.
+def settle_schedule(settings: Settings, rows: Dataset) -> tuple[Settings, int]:
+    """Return the settings with an interval for log lines, and the number of optimizer steps on
+    training ``rows``; report a learning rate or a number of steps that teaches little.
     """
     recipe = settings.recipe
     values = settings.values
-    steps = count_steps(values, recipe.prepared["train"])
-    report_steps(recipe, values, steps)
+    steps = count_steps(values, rows)
+    facts = {"is_text": isinstance(recipe, TextRecipe), "has_adapter": has_adapter(recipe)}
+    report_schedule(values, steps, recipe.report, **facts)
     if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
         training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
         settings = replace(settings, training=training)
@@ -173,14 +173,8 @@ def with_epochs(settings: Settings, epochs: float) -> Settings:
     return replace(settings, training={**settings.training, "num_train_epochs": epochs})
 
 
-def report_steps(recipe: Recipe, values: ArgumentValues, steps: int) -> None:
-    """Report a learning rate or a number of steps that teaches little."""
-    is_text = isinstance(recipe, TextRecipe)
-    has_adapter = _has_adapter(recipe)
-    report_schedule(values, steps, recipe.report, is_text=is_text, has_adapter=has_adapter)
-
-
-def _has_adapter(recipe: Recipe) -> bool:
+def has_adapter(recipe: Recipe) -> bool:
+    """Return whether an adapter is trained."""
     return isinstance(recipe, ModelOptions) and recipe.adapter is not None
 
 

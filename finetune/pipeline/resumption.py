@@ -46,7 +46,7 @@ _FREE_PREFIXES = ("log", "hub_", "push_to_hub", "trackio_", "eval_", "save_", "d
 #: tokenization.
 _FREE_OPTIONS = ("dataset", "dataset_revision", "preprocessing_num_workers")
 #: Entries of the configuration that may change with a message.
-_ANNOUNCED = {"launch", "gradient_accumulation_steps", "commit", *versions()}
+ANNOUNCED = {"launch", "gradient_accumulation_steps", "commit", *versions()}
 _LENGTH = ("num_train_epochs", "max_steps")
 
 
@@ -293,7 +293,7 @@ def refuse_changes(
     for name, (old, new) in resumption.changes(current).items():
         before, now = _shorten(old), _shorten(new)
         accepted_changes.append(f"{name}: {now} instead of {before}")
-        if name not in allowed | _ANNOUNCED and accepted.get(name, old) != new:
+        if name not in allowed | ANNOUNCED and accepted.get(name, old) != new:
             trained = f"{resumption.path or resumption.directory} was trained with {name}"
             refused[name] = f"{trained} {before}, now it is {now}"
     if refused:

@@ -1,8 +1,10 @@
 """``--max_minutes``: as many epochs as the steps of a training fit into the time."""
 
+import gc
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from transformers import PrinterCallback
 
 from finetune.pipeline.events import Noted, Progress
@@ -12,11 +14,13 @@ from finetune.training.trainer import build_trainer
 
 _TIMED = 3  # steps, after a first one, in which memory is allocated and kernels are chosen
 #: Training arguments of the steps that are timed: nothing is written, evaluated or tracked.
-_ALONE: dict[str, Any] = dict(
-    **dict(max_steps=1 + _TIMED, logging_strategy="steps", logging_steps=1, disable_tqdm=True),
-    **dict(eval_strategy="no", save_strategy="no", load_best_model_at_end=False),
-    **dict(report_to="none", push_to_hub=False, profile=None, early_stopping_patience=None),
-)
+_TIMING_ARGUMENTS: dict[str, Any] = {
+    **{"max_steps": 1 + _TIMED, "logging_strategy": "steps", "logging_steps": 1},
+    **dict.fromkeys(["eval_strategy", "save_strategy"], "no"),
+    **dict.fromkeys(["load_best_model_at_end", "push_to_hub"], False),
+    **dict.fromkeys(["profile", "early_stopping_patience"]),
+    **{"report_to": "none", "disable_tqdm": True},
+}
 
 
 def fit_epochs(prepared: Prepared, progress: Progress) -> Prepared:
@@ -32,21 +36,24 @@ def fit_epochs(prepared: Prepared, progress: Progress) -> Prepared:
     recipe = settings.recipe
     trainer = build_trainer(
         lambda: {**recipe.trainer_kwargs(), "callbacks": []},
-        replace(settings, training={**settings.training, **_ALONE}).arguments,
+        replace(settings, training={**settings.training, **_TIMING_ARGUMENTS}).arguments,
         recipe.adapt,
     )
     trainer.remove_callback(PrinterCallback)
     trainer.train()
-    speeds = [row["rows_per_second"] for row in trainer.state.log_history if "loss" in row]
-    rows_per_second = _TIMED / sum(1 / speed for speed in speeds[-_TIMED:])
-    rows_per_second = distributed.gather(rows_per_second)[0]
-    epochs = round(60 * minutes * rows_per_second / len(recipe.prepared["train"]), 4)
-    settings, steps = settle_schedule(with_epochs(settings, epochs))
-    progress(
-        Noted(
-            f"--max_minutes {minutes:g}: {_TIMED} steps took {rows_per_second:,.0f} samples/s, so "
-            f"--num_train_epochs is {epochs:g}; evaluations come on top"
-        )
-    )
+    speeds = [entry["rows_per_second"] for entry in trainer.state.log_history if "loss" in entry]
+    sampler = trainer.callback.sampler
+    steps_rows = [sampler.rows_of_step(number) for number in range(1, 1 + _TIMED)]
+    seconds = sum(len(rows) / speed for rows, speed in zip(steps_rows, speeds[1:], strict=True))
+    # steps may differ in rows, and rows in tokens
+    lengths = np.ones(len(trainer.train_dataset)) if sampler.lengths is None else sampler.lengths
+    share = sum(lengths[rows].sum() for rows in steps_rows) / (lengths.mean() * sum(sampler.sizes))
+    minutes_of_epoch = distributed.gather(float(seconds / share / 60))[0]
+    del trainer
+    gc.collect()  # the model
+    epochs = round(minutes / minutes_of_epoch, 4)
+    settings, steps = settle_schedule(with_epochs(settings, epochs), recipe.prepared["train"])
+    timed = f"by {_TIMED} steps an epoch takes {minutes_of_epoch:.3g} minutes without evaluations"
+    progress(Noted(f"--max_minutes {minutes:g}: {timed}: --num_train_epochs {epochs:g}"))
     configuration = {**prepared.configuration, "num_train_epochs": epochs}
     return replace(prepared, settings=settings, steps=steps, configuration=configuration)

@@ -26,9 +26,8 @@ from finetune.errors import Diverged, RunError, UserError
 from finetune.models import adapters, head
 from finetune.pipeline import events, results, time_limit
 from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, reporting_work
-from finetune.pipeline.preparation import Prepared, prepare, prepare_job, writes_run
+from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.recipe import Recipe
-from finetune.recipe.options import ModelOptions
 from finetune.runs.run import Run
 from finetune.runtime import activity, distributed, files, stopping
 from finetune.runtime.stopping import Stopped
@@ -193,6 +192,8 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
         Logged(state.global_step, state.max_steps, values)
     )
     assert trainer.model is not None
+    if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
+        raise UserError("--adapter lora: adapt() of the recipe must return super().adapt(...)")
     task = recipe.kind.without_thresholds()
     has_bias = False
     with contextlib.suppress(UserError):  # a model may have no such layer
@@ -245,8 +246,7 @@ def _train_and_predict(
         activity.say(f"no evaluation has a number for {name}: the model of the last step is saved")
     layer = None
     thresholds = None
-    has_adapter = isinstance(recipe, ModelOptions) and recipe.adapter is not None
-    if has_adapter:  # in place; checkpoints stay the same
+    if has_adapter(recipe):  # in place; checkpoints stay the same
         trainer.model.merge_adapter()  # type: ignore[operator, union-attr]
     try:
         validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
@@ -267,8 +267,8 @@ def _train_and_predict(
         raise
     if not is_trial:
         with explained(trainer.args, "writing the model"):
-            if has_adapter:
-                adapters.unload(trainer)
+            if has_adapter(recipe):
+                adapters.save_and_unload_adapter(trainer)
             trainer.save_model()
     state = trainer.state
     outcome = {  # loss, seconds and speed are measured since the start or the resume

@@ -193,7 +193,7 @@ class Recipe(RecipeOptions):
         :meth:`load_model` must load them, and they must not be added twice.
         """
         from finetune.models import cpu
-        from finetune.models.adapters import train_a_part
+        from finetune.models.adapters import freeze_or_add_adapter
         from finetune.recipe.options import ModelOptions
 
         model = self.kind.scaled(model)
@@ -201,7 +201,7 @@ class Recipe(RecipeOptions):
         if arguments.device.type == "cpu" and is_on:
             recomputes = bool(arguments.activation_checkpointing)
             cpu.for_training(model, bf16=arguments.bf16, recomputes=recomputes)
-        return train_a_part(model, vars(self)) if isinstance(self, ModelOptions) else model
+        return freeze_or_add_adapter(model, vars(self)) if isinstance(self, ModelOptions) else model
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         """Return the keyword arguments of ``transformers.Trainer``, except ``args``.

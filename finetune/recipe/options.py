@@ -222,6 +222,9 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+_TYPES_OF_ADAPTERS = {name: get_type_hints(ModelOptions)[name] for name in ("freeze", *LORA)}
+
+
 def validate(recipe: Any) -> None:
     """Convert lists, mappings and rows from Python to the text of their options, and check values.
 
@@ -243,6 +246,9 @@ def validate(recipe: Any) -> None:
             setattr(recipe, name, value)
             # a recipe on no pretrained model may have its own option of this name
             is_ours = name not in ("freeze", *LORA) or isinstance(recipe, ModelOptions)
+            if is_ours and hints[name] != _TYPES_OF_ADAPTERS.get(name, hints[name]):
+                report.error(f"--{name}: the recipe declares it with another type: rename it")
+                continue
             expected, is_allowed = _RANGES.get(name if is_ours else "", ("", lambda _: True))
             if mistake := find_type_mistake(f"--{name}", value, hints[name]):
                 report.error(mistake)

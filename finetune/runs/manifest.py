@@ -24,7 +24,7 @@ class Manifest(Record):
 
     NAME = MANIFEST
 
-    status: str  # running, finished, interrupted, diverged or failed; of a trial, also pruned
+    status: str  # running, finished, interrupted, diverged or failed; of trials validated or pruned
     recipe: str  # its name, or the path of its file
     command: str  # starts the same training again
     options: dict[str, Any]  # of the recipe

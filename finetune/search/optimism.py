@@ -20,7 +20,9 @@ _REPEATS = 100
 
 def estimate(runs: Sequence[Run], metric: str, greater_is_better: bool) -> float | None:
     """Return by how much the validation score of the best run is expected to be better than its
-    score on other rows, in units of the metric; None if the recipe's metrics do not have it.
+    score on other rows because it was chosen among the runs, in units of the metric, 0 or more;
+    None if the recipe's metrics do not have it. The choice of an epoch in each run, on the same
+    rows, is not included.
 
     On each of 100 bootstrap samples of the validation rows the best run is chosen again, and scored
     on the rows that are not in the sample (Tsamardinos, Greasidou and Borboudakis, Machine Learning
@@ -47,7 +49,7 @@ def estimate(runs: Sequence[Run], metric: str, greater_is_better: bool) -> float
         scores = [score(outputs, sample) for _, outputs in arrays]
         held_out.append(score(arrays[int(np.argmax(scores))][1], others))
     gap = float(best - np.mean(held_out))
-    return gap if np.isfinite(gap) else None
+    return max(0.0, gap) if np.isfinite(gap) else None
 
 
 def _read(directory: Path) -> tuple[np.ndarray, np.ndarray]:

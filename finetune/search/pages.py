@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
-from finetune.errors import UserError, counted
 from finetune.reporting import plots, tables
-from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
-from finetune.runs.run import Run
-from finetune.search import is_set, require_optuna, seeds
+from finetune.reporting.tables import Cell, Table, format_score, to_cells
+from finetune.search import require_optuna, seeds
 from finetune.search.run_set import RunSet
-from finetune.training.record import MANIFEST
 
 PAGE = "report.html"
 
 
 @matplotlib.rc_context(plots.STYLE)
-def write(path: str | Path | RunSet) -> tuple[Path, Table, list[str]]:
-    """Write the report of a set, and return its path, the table of its runs and the verdicts."""
-    run_set = RunSet.load(path)
+def write(
+    path: str | Path | RunSet,
+    trust_recipe: bool = False,
+    tell: Callable[[str], object] = warnings.warn,
+) -> tuple[Path, Table, list[str]]:
+    """Write the report of a set, and return its path, the table of its runs and the verdicts; for
+    the other arguments see :meth:`Run.load`.
+    """
+    run_set = RunSet.load(path, trust_recipe=trust_recipe, tell=tell)
     if run_set.manifest.kind == "repeat":
         sections, verdicts = _describe_seeds(run_set)
     else:
@@ -50,23 +55,3 @@ def _describe_seeds(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     verdict = f"Mean of {len(runs)} seeds: {format_score(names[0], scores[names[0]])}."
     note = "The interval of the mean is for other seeds and other test rows."
     return {"Scores": [table, note]}, [f"{verdict} {note}"]
-
-
-def list_runs(directory: str | Path) -> dict[str, str]:
-    """Return status and test scores of each run in a directory, and the size of each set of runs.
-
-    Raises:
-        UserError: If there are none.
-    """
-    lines = {}
-    for path in sorted(Path(directory).expanduser().glob("*/")):
-        if is_set(path):
-            lines[path.name] = f"set of {counted(len(RunSet(path).runs), 'run')}"
-        elif (path / MANIFEST).exists():
-            run = Run(path)
-            scores = run.metrics.test if run.status == "finished" else {}
-            texts = [f"{name} {format_number(value)}" for name, value in scores.items()]
-            lines[path.name] = "  ".join([f"{run.status:<11}", *texts[:3]])
-    if not lines:
-        raise UserError(f"list {directory}: no runs in this directory")
-    return lines

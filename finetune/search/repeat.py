@@ -13,6 +13,7 @@ from finetune.search import pages
 from finetune.search.run_set import (
     RunSet,
     Settle,
+    describe_command,
     from_keywords,
     open_set,
     prepare_set,
@@ -54,16 +55,14 @@ def run_repeat(settle: Settle, progress: Progress = ignore, seeds: int = 5) -> R
     directory = set_directory(base, "seeds")
     first: int = base.training.get("seed", base.recipe.defaults()["seed"])
     report = on_rank_zero(progress)
-    run_set = None
+    command = describe_command(base, "repeat", {"seeds": seeds})
+    prepared = prepare_set(settle({"seed": first}), directory, command, progress)
+    run_set = open_set(directory, "repeat", base, prepared, command, {"seed"})
     for number, seed in enumerate(range(first, first + seeds), start=1):
         changes = {"seed": seed, "output_dir": str(directory / f"seed-{seed}")}
-        if run_set is None:
-            prepared = prepare_set(settle(changes), progress)
-            run_set = open_set(directory, "repeat", base, prepared, {"seed"})
         run = run_one(settle({**changes, "resume": True}), progress)
         if distributed.is_main_process():
             metric = run.headline[0]
             score = format_number(run.metrics.test[metric])
             report(Noted(f"seed {seed} ({number} of {seeds}): {metric} {score} on the test rows"))
-    assert run_set is not None
     return run_set

@@ -9,6 +9,9 @@ runs/sentiment-seeds/
 
 from __future__ import annotations
 
+import re
+import shlex
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,14 +23,15 @@ from transformers.utils import logging
 from finetune.config.settings import Settings
 from finetune.data import memory
 from finetune.errors import UserError
-from finetune.pipeline.events import Advanced, Interrupted, Progress, reporting_work
+from finetune.pipeline.events import Advanced, Interrupted, Progress, Started, reporting_work
 from finetune.pipeline.preparation import Prepared, prepare_job
+from finetune.pipeline.resumption import ANNOUNCED
 from finetune.pipeline.train import run_training
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.search import SET, is_set
-from finetune.training.record import SCHEMA, Record
+from finetune.training.record import MANIFEST, SCHEMA, Record
 
 #: Returns the settings of a run of the set from the options that only this run has.
 Settle = Callable[[Mapping[str, Any]], Settings]
@@ -58,8 +62,15 @@ class RunSet:
     path: Path
 
     @classmethod
-    def load(cls, path: str | Path | RunSet) -> RunSet:
-        """Return the set in ``path``; a set is returned unchanged.
+    def load(
+        cls,
+        path: str | Path | RunSet,
+        *,
+        trust_recipe: bool = False,
+        tell: Callable[[str], object] = warnings.warn,
+    ) -> RunSet:
+        """Return the set in ``path``; a set is returned unchanged. For the other arguments see
+        :meth:`Run.load`.
 
         Raises:
             UserError: If the directory has no ``set.json``.
@@ -67,6 +78,8 @@ class RunSet:
         run_set = path if isinstance(path, RunSet) else cls(Path(path).expanduser())
         if not is_set(run_set.path):
             raise UserError(f"{path} is not the directory of a set of runs: no {SET}")
+        for run in run_set.runs[:1]:  # all have the same recipe
+            Run.load(run.path, trust_recipe=trust_recipe, tell=tell)
         return run_set
 
     @property
@@ -76,9 +89,21 @@ class RunSet:
 
     @property
     def runs(self) -> list[Run]:
-        """The runs of the set, in the order of their names."""
-        paths = sorted(path.parent for path in self.path.glob("*-*/run.json"))
-        return [Run(path) for path in paths if path.name.startswith(("seed-", "trial-"))]
+        """The runs of the set, in the order of their numbers."""
+        paths = [path.parent for path in self.path.glob(f"*/{MANIFEST}")]
+        paths = [path for path in paths if re.fullmatch(r"(seed|trial)-\d+", path.name)]
+        return [Run(path) for path in sorted(paths, key=lambda path: int(path.name.split("-")[1]))]
+
+
+_SAME = "leave it out; the same command continues a set of runs"
+#: Options that a set of runs does not have, and why.
+_REFUSED = {
+    "resume": _SAME,
+    "resume_from_checkpoint": _SAME,
+    "dry_run": "leave it out; to check options and data: python -m finetune check RECIPE",
+    "push_to_hub": "leave it out; the runs of a set would replace each other on the Hub",
+    "max_minutes": "use --num_train_epochs: the runs of a set are compared at equal epochs",
+}
 
 
 def set_directory(settings: Settings, suffix: str) -> Path:
@@ -87,21 +112,45 @@ def set_directory(settings: Settings, suffix: str) -> Path:
     Raises:
         UserError: If there are flags that a set has no use for.
     """
-    for name in ("resume", "resume_from_checkpoint", "dry_run"):
+    for name, reason in _REFUSED.items():
         if settings.user_options.get(name):
-            raise UserError(f"--{name}: leave it out; the same command continues a set of runs")
+            raise UserError(f"--{name}: {reason}")
     directory = settings.output_dir
     if "output_dir" in settings.user_options:
         return directory
     return directory.with_name(f"{directory.name}-{suffix}")
 
 
-def prepare_set(first_run: Settings, progress: Progress) -> Prepared:
-    """Check the settings and prepare the data of a run of a set; every process calls this, and is
-    in the process group then.
+def describe_command(settings: Settings, kind: str, typed: Mapping[str, Any]) -> str:
+    """Return the command that continues a set.
+
+    Args:
+        settings: Those that its runs share, with the command of a training.
+        kind: The verb, or the name of the function.
+        typed: Its own options; those that are None are left out.
     """
+    own = {name: value for name, value in typed.items() if value is not None}
+    if settings.command.startswith("finetune.train("):
+        words = "".join(f", {name}={value!r}" for name, value in own.items())
+        return f"{settings.command[:-1]}{words})".replace("finetune.train", f"finetune.{kind}", 1)
+    flags = shlex.join(f"--{name}={value}" for name, value in own.items())
+    return f"{settings.command.replace('-m finetune', f'-m finetune {kind}', 1)} {flags}"
+
+
+def prepare_set(first_run: Settings, directory: Path, command: str, progress: Progress) -> Prepared:
+    """Check the settings and prepare the data of a run of a set, and report its start block; every
+    process calls this, and is in the process group then.
+    """
+    unused = str(directory / "preparation")  # another process may train in that of the first run
+    settings = replace(
+        first_run, dry_run=True, training={**first_run.training, "output_dir": unused}
+    )
     with reporting_work(progress) as report_event:
-        return prepare_job(replace(first_run, dry_run=True), report_event)
+        prepared = prepare_job(settings, report_event)
+        training = {**prepared.settings.training, "output_dir": str(directory)}
+        shown = replace(prepared.settings, training=training, command=command)
+        report_event(Started(shown, shown.arguments, prepared.steps, model=None))
+    return prepared
 
 
 def open_set(
@@ -109,6 +158,7 @@ def open_set(
     kind: Literal["repeat", "search"],
     base: Settings,
     prepared: Prepared,
+    command: str,
     varied: Collection[str],
     space: Mapping[str, str] | None = None,
 ) -> RunSet:
@@ -119,6 +169,7 @@ def open_set(
         kind: The kind of set.
         base: The settings without those of a single run.
         prepared: From :func:`prepare_set`.
+        command: From :func:`describe_command`.
         varied: The options that differ between the runs.
         space: Their values in a search.
 
@@ -128,14 +179,15 @@ def open_set(
     values = prepared.settings.values
     metric = str(values.metric_for_best_model).removeprefix("eval_")
     is_greater = values.greater_is_better
-    facts = prepared.configuration
+    compared = {n: v for n, v in prepared.configuration.items() if n not in ANNOUNCED}
+    compared |= {name: getattr(values, name) for name in ("eval_strategy", "eval_steps")}
     manifest = SetManifest(
         kind=kind,
         recipe=base.name,
-        command=base.command,
+        command=command,
         metric=metric,
         greater_is_better=not metric.endswith("loss") if is_greater is None else is_greater,
-        configuration={name: facts[name] for name in facts if name not in {*varied, "launch"}},
+        configuration={n: v for n, v in compared.items() if n not in varied},
         space=dict(space or {}),
     )
     distributed.main_process_first(lambda: _write_or_compare(directory, manifest))

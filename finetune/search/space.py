@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,7 +85,7 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
         return CategoricalDistribution(choices)
     ends, _, scale = values.partition(":")
     low_text, is_range, high_text = ends.partition("..")
-    if not is_range:
+    if not is_range or "|" in values:  # a path may have two dots
         choices = [choice.strip() for choice in values.split("|")]
         if len({*choices}) < 2 or "" in choices:
             raise UserError(f"--space {name}={values}: expected LOW..HIGH, LOW..HIGH:log or A|B")
@@ -123,6 +124,19 @@ def check_values(space: Mapping[str, BaseDistribution], settle: Settle) -> None:
             mistakes += [f"--space {name}: {sentence}" for sentence in sentences]
     if mistakes:
         raise UserError(*dict.fromkeys(mistakes))
+
+
+def first_values(space: Mapping[str, BaseDistribution]) -> dict[str, Any]:
+    """Return the first value of each option, for the preparation of the data."""
+    return {name: _values(distribution)[0] for name, distribution in space.items()}
+
+
+def most_epochs(space: Mapping[str, BaseDistribution], values: ArgumentValues) -> int:
+    """Return the most epochs of a trial, rounded up."""
+    epochs: list[float] = [values.num_train_epochs]
+    if "num_train_epochs" in space:
+        epochs = [*_values(space["num_train_epochs"])]
+    return math.ceil(max(epochs))
 
 
 def _values(distribution: BaseDistribution) -> Sequence[Any]:

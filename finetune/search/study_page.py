@@ -21,7 +21,7 @@ from finetune.reporting.plots import INK, Plot
 from finetune.reporting.tables import Cell, Table, format_number, format_score, to_cells
 from finetune.runs.run import Run
 from finetune.search.run_set import RunSet
-from finetune.search.search import list_trials, open_study
+from finetune.search.trials import list_trials, open_study, reason_of, short, trial_name
 
 #: With fewer complete trials, the importance of an option is noise.
 _FEWEST_TRIALS = 5
@@ -33,22 +33,8 @@ def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     study = open_study(run_set)
     complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
     table = _trials_table(study, manifest.metric)
-    verdicts = []
-    if manifest.winner is not None:
-        run = Run(run_set.path / manifest.winner)
-        amount = ""
-        if manifest.optimism is not None:
-            amount = f" by about {format_number(manifest.optimism, 3)}"
-        verdicts.append(
-            f"Best of {counted(len(list_trials(study)), 'trial')}: {manifest.winner}, validation "
-            f"{manifest.metric} {format_number(study.best_value)}. As the best of many, this score "
-            f"is too good{amount}."
-        )
-        metrics = run.statistics.metrics
-        test = "; ".join(format_score(name, metrics[name]) for name in run.headline)
-        earlier = [r.path.name for r in run_set.runs if r.status == "finished" and r != run]
-        note = f" (They were also scored for {', '.join(earlier)}, the best before.)"
-        verdicts.append(f"On the test rows: {test}.{note * bool(earlier)}")
+    is_over = bool(complete) and manifest.winner == trial_name(study.best_trial.number)
+    verdicts = _describe_winner(run_set, study) if is_over else ["The search is not finished."]
     drawn = [_history(study, manifest.metric)] if complete else []
     if len(complete) >= _FEWEST_TRIALS and len(complete[0].params) > 1:
         with warnings.catch_warnings():
@@ -60,18 +46,35 @@ def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     return {"Trials": [table], "Plots": [drawn]}, verdicts
 
 
+def _describe_winner(run_set: RunSet, study: optuna.Study) -> list[str]:
+    manifest = run_set.manifest
+    run = Run(run_set.path / str(manifest.winner))
+    count = len(list_trials(study))
+    validation = f"validation {manifest.metric} {format_number(study.best_value)}"
+    verdict = f"Best of {counted(count, 'trial')}: {run.path.name}, {validation}."
+    if manifest.optimism is not None:
+        verdict += (
+            f" As the best of many, this score is too good by about "
+            f"{format_number(manifest.optimism, 3)}; the choice of the best epoch adds to it."
+        )
+    metrics = run.statistics.metrics
+    test = "; ".join(format_score(name, metrics[name]) for name in run.headline)
+    earlier = [r.path.name for r in run_set.runs if r.status == "finished" and r != run]
+    note = f" (They were also scored for {', '.join(earlier)}, the best before.)"
+    return [verdict, f"On the test rows: {test}.{note * bool(earlier)}"]
+
+
 def _trials_table(study: optuna.Study, metric: str) -> Table:
     trials = list_trials(study)
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
     lines = []
     for trial in trials:
         state = trial.state.name.lower()
-        reason = trial.user_attrs.get("reason", "") if state == "fail" else ""
-        values = [trial.params.get(name, "") for name in names]
-        texts = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]
+        reason = reason_of(trial) if state == "fail" else ""
+        texts = [short(trial.params.get(name, "")) for name in names]
         score = trial.value if trial.state == TrialState.COMPLETE else None
         cells = [*to_cells({metric: score}, [metric]), *(Cell(t, kind="number") for t in texts)]
-        lines.append([Cell(f"trial-{trial.number:03}"), *cells, Cell(state, reason)])
+        lines.append([Cell(trial_name(trial.number)), *cells, Cell(state, reason)])
     return Table("Trials, scores on the validation rows", ["", metric, *names, ""], lines)
 
 
@@ -79,7 +82,7 @@ def _history(study: optuna.Study, metric: str) -> Plot:
     """Plot the score of each complete trial, and the best so far, by minutes since the start."""
     points = [
         (trial.datetime_complete.timestamp(), trial.value)
-        for trial in study.trials
+        for trial in study.get_trials(states=[TrialState.COMPLETE])
         if trial.datetime_complete is not None and trial.value is not None
     ]
     start = min(trial.datetime_start.timestamp() for trial in study.trials if trial.datetime_start)

@@ -183,7 +183,7 @@ def _error_over_seeds(*models: np.ndarray) -> tuple[float, float]:
     variance = max(of_rows + sum(of_seeds) - in_both, of_rows, *of_seeds)
     spread = of_rows**2 / (len(means[0]) - 2)
     spread += sum(v**2 / (len(r) - 1) for v, r in zip(of_seeds, models, strict=True))
-    freedom = variance**2 / spread if spread else 1.0
+    freedom = variance**2 / spread if spread else len(means[0]) - 2
     return math.sqrt(variance), float(stdtrit(max(1.0, freedom), _UPPER))
 
 

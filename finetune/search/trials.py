@@ -1,0 +1,286 @@
+"""The trials of a search, in rank 0: Optuna proposes their options, and is told their scores."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from filelock import FileLock
+from optuna.distributions import BaseDistribution
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
+from optuna.samplers import TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from finetune.errors import Pruned, RunError, UserError
+from finetune.reporting.tables import format_number
+from finetune.runs.run import Run
+from finetune.runtime import files
+from finetune.search import optimism
+from finetune.search.run_set import RunSet
+from finetune.training import checkpoint
+
+JOURNAL = "study.journal"
+BEST = "best.yaml"  # the options of the best trial, for --config
+#: Trials that are not pruned, because there is too little to compare with; and random trials.
+STARTUP_TRIALS = 5
+#: When a trial is stopped: below the median of the others at the same epoch, or, with hyperband,
+#: outside the best third of its bracket after 1, 3, 9 ... epochs of at most so many (Li et al.,
+#: JMLR 18, 2018).
+PRUNERS: dict[str, Callable[[int], BasePruner]] = {
+    "median": lambda epochs: MedianPruner(n_startup_trials=STARTUP_TRIALS),
+    "hyperband": lambda epochs: HyperbandPruner(max_resource=epochs),
+    "none": lambda epochs: NopPruner(),
+}
+#: Attributes of a trial: the number of the killed trial that it continues, how often it was killed,
+#: and why it failed or was pruned.
+_CONTINUES, _KILLS, _REASON = "continues", "kills", "reason"
+_MOST_KILLS = 3  # then the trial fails
+#: A search ends if this many trials have failed and none has succeeded.
+_MOST_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial as every process knows it."""
+
+    number: int
+    params: Mapping[str, Any]
+    path: Path
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The options of its run."""
+        return {**self.params, "output_dir": str(self.path)}
+
+
+@dataclass
+class Trials:
+    """The trials of a search. Only rank 0 calls the methods.
+
+    Attributes:
+        run_set: The set of their runs.
+        space: The values of each option.
+        seed: Of the sampler.
+        pruner: A key of :data:`PRUNERS`.
+        epochs: The most epochs of a trial.
+    """
+
+    run_set: RunSet
+    space: Mapping[str, BaseDistribution]
+    seed: int
+    pruner: str
+    epochs: int
+
+    @cached_property
+    def _study(self) -> optuna.Study:
+        study = open_study(self.run_set)
+        study.pruner = PRUNERS[self.pruner](self.epochs)
+        return study
+
+    @property
+    def _lock(self) -> FileLock:
+        """The lock of the study, for reading it and changing directories in one step."""
+        return FileLock(self.run_set.path / ".study.lock")
+
+    def ask(self, count: int) -> Trial | None:
+        """Return the next trial; its directory is locked. None if ``count`` trials have begun.
+
+        Raises:
+            RunError: If the first trials failed.
+        """
+        study = self._study
+        with self._lock:
+            self._continue_killed()
+            begun = list_trials(study)
+            failed = [reason_of(trial) for trial in begun if trial.state == TrialState.FAIL]
+            if len(failed) == len(begun) >= _MOST_FAILURES:
+                raise RunError(f"the first {len(begun)} trials failed: {failed[-1]}")
+            if len(begun) >= count:
+                return None
+            # a process that asks later samples other values
+            study.sampler = TPESampler(
+                seed=self.seed + len(study.trials),
+                n_startup_trials=STARTUP_TRIALS,
+                constant_liar=True,
+            )
+            trial = study.ask(dict(self.space))
+            path = self._path(trial.number)
+            if (killed := trial.user_attrs.get(_CONTINUES)) is not None:
+                with contextlib.suppress(FileNotFoundError):  # killed before it began
+                    self._path(killed).rename(path)
+            checkpoint.occupy(path)
+        self._current, self._last_step = trial, 0
+        return Trial(trial.number, trial.params, path)
+
+    def _continue_killed(self) -> None:
+        """Enqueue trials whose process is gone again, from their checkpoint."""
+        study = self._study
+        running = study.get_trials(states=[TrialState.RUNNING])
+        free = {t.number for t in running if not files.is_locked(self._path(t.number))}
+        for trial in study.get_trials(states=[TrialState.RUNNING]):  # one may have ended
+            if trial.number not in free:
+                continue
+            kills = trial.user_attrs.get(_KILLS, 0) + 1
+            study.tell(trial.number, state=TrialState.FAIL)
+            if kills < _MOST_KILLS:
+                attributes = {_CONTINUES: trial.number, _KILLS: kills}
+                study.enqueue_trial(trial.params, user_attrs=attributes)
+
+    def should_prune(self, history: Sequence[Mapping[str, Any]], by_epoch: bool) -> bool:
+        """Tell Optuna the evaluations so far, and return whether the trial is worse than others."""
+        for entry in history:
+            step = round(entry["epoch" if by_epoch else "step"])
+            score = self._scores([entry])
+            if step > self._last_step and score:
+                self._current.report(score[0], step)
+                self._last_step = step
+        return self._current.should_prune()
+
+    def tell(self, trial: Trial, failure: Exception | None) -> str:
+        """Tell Optuna how a trial ended, delete checkpoints that no longer matter, and return a
+        sentence.
+        """
+        values = ", ".join(f"{name}={short(value)}" for name, value in trial.params.items())
+        metric = self.run_set.manifest.metric
+        scores = [] if failure else self._scores(Run(trial.path).manifest.history)
+        if scores:
+            score = max(scores) if self.run_set.manifest.greater_is_better else min(scores)
+            self._study.tell(trial.number, score)
+            ending = f"{metric} {format_number(score)}"
+        else:
+            is_pruned = isinstance(failure, Pruned)
+            reason = str(failure) if failure else f"no evaluation has a number for {metric}"
+            self._current.set_user_attr(_REASON, reason)
+            state = TrialState.PRUNED if is_pruned else TrialState.FAIL
+            self._study.tell(trial.number, state=state)
+            ending = reason if is_pruned else f"failed: {reason}"
+        deleted = ", ".join(self._delete_checkpoints())
+        note = f"; deleted the checkpoints of {deleted}" * bool(deleted)
+        return f"{trial.path.name}: {ending} ({values}){note}"
+
+    def _scores(self, history: Sequence[Mapping[str, Any]]) -> list[float]:
+        """Return the finite scores in a history; ``run.json`` has null for NaN."""
+        values = [entry.get(f"eval_{self.run_set.manifest.metric}") for entry in history]
+        return [value for value in values if value is not None and math.isfinite(value)]
+
+    def _delete_checkpoints(self) -> Iterator[str]:
+        """Delete the checkpoints of all finished trials but the best, and yield their names."""
+        with self._lock:  # of two processes one may not know the best trial of the other
+            best = self._best()
+            for frozen in self._study.get_trials(deepcopy=False):
+                paths = checkpoint.list_checkpoints(self._path(frozen.number))
+                is_best = best is not None and frozen.number == best.number
+                if paths and frozen.state.is_finished() and not is_best:
+                    for path in paths:
+                        shutil.rmtree(path, ignore_errors=True)
+                    yield trial_name(frozen.number)
+
+    def _best(self) -> FrozenTrial | None:
+        """Return the best complete trial, if there is one."""
+        complete = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        return self._study.best_trial if complete else None
+
+    def choose_winner(self) -> Trial | None:
+        """Return the best trial, with its directory locked; None if other processes have trials
+        that are not finished, or evaluate it.
+
+        Raises:
+            RunError: If all trials failed.
+        """
+        with self._lock:
+            if self._study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
+                return None
+            if (best := self._best()) is None:
+                reasons = sorted({*map(reason_of, list_trials(self._study))})
+                raise RunError(f"no trial has a score: {'; '.join(reasons)}")
+            path = self._path(best.number)
+            try:
+                files.lock(path)
+            except TimeoutError:
+                return None
+        return Trial(best.number, best.params, path)
+
+    def finish(self, winner: Trial, options: Mapping[str, Any]) -> str:
+        """Write the options of the best trial, and the optimism of its validation score.
+
+        Args:
+            winner: The best trial, evaluated on the test rows.
+            options: The options that all trials share.
+
+        Returns:
+            A sentence if the optimism is not known, else an empty string.
+        """
+        shared = {n: value for n, value in options.items() if n not in ("output_dir", "config")}
+        plain = json.loads(json.dumps({**shared, **winner.params}, default=str))  # paths in Python
+        files.write_whole(self.run_set.path / BEST, yaml.safe_dump(plain, sort_keys=False))
+        manifest = dataclasses.replace(
+            self.run_set.manifest, winner=winner.path.name, optimism=None
+        )
+        manifest.write(self.run_set.path)
+        complete = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+        runs = [Run(self._path(frozen.number)) for frozen in complete]
+        try:
+            gap = optimism.estimate(runs, manifest.metric, manifest.greater_is_better)
+        except Exception as error:  # in the metrics of a recipe, which get a sample of the rows
+            return f"the optimism of the best score is not known: {type(error).__name__}: {error}"
+        dataclasses.replace(manifest, optimism=gap).write(self.run_set.path)
+        return ""
+
+    def _path(self, number: int) -> Path:
+        return self.run_set.path / trial_name(number)
+
+
+def list_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """Return the trials that have begun, without killed ones that another trial continues."""
+    trials = study.get_trials(deepcopy=False)
+    continued = {trial.user_attrs.get(_CONTINUES) for trial in trials}
+    begun = [trial for trial in trials if trial.state != TrialState.WAITING]
+    return [trial for trial in begun if trial.number not in continued]
+
+
+def reason_of(trial: FrozenTrial) -> str:
+    """Return why a trial failed or was pruned."""
+    return str(trial.user_attrs.get(_REASON, f"its process was killed {_MOST_KILLS} times"))
+
+
+def open_study(run_set: RunSet) -> optuna.Study:
+    """Return the study of a search, from its journal.
+
+    Raises:
+        UserError: If the journal is damaged.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = run_set.path / JOURNAL
+    try:
+        return optuna.create_study(
+            study_name="search",
+            storage=JournalStorage(JournalFileBackend(str(path))),
+            direction="maximize" if run_set.manifest.greater_is_better else "minimize",
+            load_if_exists=True,
+        )
+    except (ValueError, KeyError, TypeError, AssertionError) as error:
+        raise UserError(
+            f"{path} is damaged: {error}; remove its directory, or restore it"
+        ) from error
+
+
+def trial_name(number: int) -> str:
+    """Return the name of a trial, which is also its directory."""
+    return f"trial-{number:03}"
+
+
+def short(value: Any) -> str:
+    """Return the value of an option with three digits."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
