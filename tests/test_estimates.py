@@ -149,3 +149,5 @@ def test_intervals_over_seeds_cover_the_true_values(seeds: int, deviation: float
     assert of_difference / 300 > 0.92
     assert mean.high - mean.low < 0.5
     assert math.isnan(estimates.estimate_over_seeds(first[:2], SHARE, 200).low)
+    all_right = np.ones_like(first)
+    assert estimates.estimate_over_seeds(all_right, SHARE, 200).low > 0.97

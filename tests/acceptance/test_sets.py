@@ -1,6 +1,7 @@
 """Adapters, seeds and searches: rows G1 to G3."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from tests.acceptance.test_training import (
     typed_again,
     whole,  # noqa: F401
 )
+from tests.families import write
 
 Cli = Callable[..., Finished]
 
@@ -136,6 +138,21 @@ def test_frozen_layers_keep_their_weights(
     assert int(trained.replace(",", "")) == count < int(total.replace(",", ""))
 
 
+@pytest.mark.contract("G1", "B5")
+@pytest.mark.trains
+def test_the_lowest_layers_of_an_encoder_are_frozen_not_those_of_its_decoder(
+    reviews: Path, tmp_path: Path
+) -> None:
+    model = write("t5", tmp_path / "t5")
+    options = {**TRAINING, "dataset": str(reviews), "model": str(model), "max_steps": 2}
+    run = finetune.train("text", **options, freeze="1", output_dir=tmp_path / "run")
+    before = AutoModelForSequenceClassification.from_pretrained(model).state_dict()
+    after = load_file(run.path / "model.safetensors")
+    same = {name for name in after if torch.equal(after[name], before[name])}
+    assert {name for name in after if "encoder.block.0" in name} <= same
+    assert not {name for name in after if "decoder.block.0" in name} <= same
+
+
 @pytest.mark.contract("G1", "F4")
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -214,7 +231,10 @@ def test_a_search_scores_the_test_rows_of_its_best_trial_only(
     assert cli(*words, "--trials", 2).status == 0
     result = cli(*words, "--trials", 4)  # continues
     assert result.status == 0, result.stderr
+    assert "splits" in result.stdout  # the start block
     manifest = json.loads((tmp_path / "s" / "set.json").read_text())
+    assert "-m finetune search text" in manifest["command"]
+    assert manifest["command"].endswith("--trials=2 --pruner=median")
     runs = finetune.RunSet.load(tmp_path / "s").runs
     scores = {
         run.path.name: max(entry["eval_f1"] for entry in run.manifest.history if "eval_f1" in entry)
@@ -255,6 +275,9 @@ def test_a_search_scores_the_test_rows_of_its_best_trial_only(
         ("--load_best_model_at_end false", "judged by its best evaluation"),
         ("--save_strategy no", "a search needs evaluations and checkpoints"),
         ("--resume", "the same command continues a set of runs"),
+        ("--push_to_hub true", "would replace each other on the Hub"),
+        ("--max_minutes 5", "compared at equal epochs"),
+        ("--space model=../a|../b", "../a"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(
@@ -293,6 +316,29 @@ def test_the_directory_of_another_search_is_refused(
     assert expected[damage] in result.stderr
 
 
+class Undefined(finetune.TextRecipe):
+    """Its own metric is not a number."""
+
+    own_metrics = ("score",)
+    training = dict(metric_for_best_model="score")
+
+    def compute_metrics(self, prediction: Any) -> dict[str, float]:
+        """Return a score that is not a number."""
+        return {"score": math.nan}
+
+
+@pytest.mark.contract("G3")
+@pytest.mark.trains
+def test_a_search_by_a_metric_that_is_not_a_number_ends_with_a_message(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    space = {"learning_rate": [1e-3, 1e-2]}
+    del options["learning_rate"]
+    options |= {"max_steps": 2, "output_dir": tmp_path / "s"}
+    with pytest.raises(finetune.RunError, match="no evaluation has a number for score"):
+        finetune.search(Undefined, space=space, trials=2, **options)
+
+
 @pytest.mark.contract("G3")
 @pytest.mark.trains
 def test_a_search_in_python_varies_choices(
@@ -309,7 +355,8 @@ def test_a_search_in_python_varies_choices(
         assert run.manifest.arguments["learning_rate"] in (3e-3, 1e-2)
     assert len({run.manifest.data.fingerprint for run in found.runs}) == 1
     page = (tmp_path / "s/report.html").read_text()
-    assert "Best of 2 trials: trial-" in page and "too good" not in page  # of a loss
+    assert "Best of 2 trials: trial-" in page
+    assert "too good" not in page  # of a loss
     compared = cli("compare", tmp_path / "s", tmp_path / "s")
     assert compared.status == 2
     assert "a search has no seeds" in compared.stderr
