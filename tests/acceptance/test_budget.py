@@ -26,6 +26,7 @@ import finetune
 from finetune import Run
 from tests.acceptance.conftest import TRAINING, Finished, flags
 from tests.acceptance.test_training import (
+    FAULTY,
     LENGTH,
     Options,
     Train,
@@ -239,6 +240,27 @@ def test_trials_that_are_worse_than_others_are_stopped_early(
     for run in runs:
         if run.status != "pruned":
             assert sum("eval_loss" in entry for entry in run.manifest.history) == 3
+
+
+@pytest.mark.contract("G3", "D7")
+def test_an_interrupted_search_goes_on_in_the_same_process(
+    cli: Cli,
+    faulty: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a notebook: the trial that Ctrl-C stopped is not taken for one of another worker."""
+    words = ["search", FAULTY, *flags(**faulty, space="learning_rate=1e-4..1e-2:log", trials=2)]
+    words += flags(num_train_epochs=1, output_dir=tmp_path / "s")
+    monkeypatch.setenv("FAULT", "end of step 5,SIGINT")
+    stopped = cli(*words)
+    assert stopped.status == 75, stopped.output
+    assert "to continue, type the same command again" in stopped.stdout
+    monkeypatch.delenv("FAULT")
+    result = cli(*words)
+    assert result.status == 0, result.output
+    assert "Best of 2 trials" in result.stdout
+    assert len(finetune.RunSet.load(tmp_path / "s").runs) == 2
 
 
 @pytest.mark.contract("G3", "F4")
