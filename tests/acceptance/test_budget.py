@@ -187,9 +187,12 @@ def test_two_processes_have_the_same_steps_in_the_minutes(jobs: Callable[[int], 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--max_minutes 1 --num_train_epochs 2", "--max_minutes and --num_train_epochs are mut"),
-        ("--max_minutes 1 --max_steps 5", "--max_minutes and --max_steps are mutually exclusive"),
-        ("--max_minutes 1 --dry_run", "--max_minutes and --dry_run are mutually exclusive"),
+        ("--max_minutes 0.01 --num_train_epochs 2", "--max_minutes and --num_train_epochs are mut"),
+        (
+            "--max_minutes 0.01 --max_steps 5",
+            "--max_minutes and --max_steps are mutually exclusive",
+        ),
+        ("--max_minutes 0.01 --dry_run", "--max_minutes and --dry_run are mutually exclusive"),
         ("--max_minutes 0", "--max_minutes 0: expected more than 0"),
         ("--max_minutes -1", "--max_minutes -1"),
         ("--max_minutes nan", "--max_minutes nan"),
