@@ -2,14 +2,17 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors import safe_open
 
 import finetune
+from finetune.checking.options import refuse_combinations
 from finetune.config.parser import RecipeParser
-from finetune.errors import UserError
+from finetune.errors import Report, UserError
 from finetune.recipe import Recipe, TextRecipe, catalog, option
 from tests.hub.repositories import UNCASED
 
@@ -159,3 +162,13 @@ def test_the_batch_size_of_a_subclass_replaces_that_of_its_base() -> None:
     assert Rows.training["global_batch_size"] == 16
     assert "max_tokens_per_batch" not in Rows.training
     assert "global_batch_size" not in Tokens.training
+
+
+@pytest.mark.parametrize(("fsdp", "count"), [("full_shard", 1), ("", 0)])
+def test_an_adapter_is_not_sharded(fsdp: str, count: int) -> None:
+    """Without accelerators the command line refuses `--fsdp` alone, so it cannot show this."""
+    report = Report()
+    values = cast(Any, SimpleNamespace(max_minutes=None, fsdp=fsdp))
+    refuse_combinations(values, {}, report, has_adapter=True)
+    message = "--adapter lora is not supported with --fsdp: use DistributedDataParallel"
+    assert report.sentences("error") == [message] * count

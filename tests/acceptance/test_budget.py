@@ -26,6 +26,7 @@ import finetune
 from finetune import Run
 from tests.acceptance.conftest import TRAINING, Finished, flags
 from tests.acceptance.test_training import (
+    FAULTY,
     LENGTH,
     Options,
     Train,
@@ -186,9 +187,12 @@ def test_two_processes_have_the_same_steps_in_the_minutes(jobs: Callable[[int], 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--max_minutes 1 --num_train_epochs 2", "--max_minutes and --num_train_epochs are mut"),
-        ("--max_minutes 1 --max_steps 5", "--max_minutes and --max_steps are mutually exclusive"),
-        ("--max_minutes 1 --dry_run", "--max_minutes and --dry_run are mutually exclusive"),
+        ("--max_minutes 0.01 --num_train_epochs 2", "--max_minutes and --num_train_epochs are mut"),
+        (
+            "--max_minutes 0.01 --max_steps 5",
+            "--max_minutes and --max_steps are mutually exclusive",
+        ),
+        ("--max_minutes 0.01 --dry_run", "--max_minutes and --dry_run are mutually exclusive"),
         ("--max_minutes 0", "--max_minutes 0: expected more than 0"),
         ("--max_minutes -1", "--max_minutes -1"),
         ("--max_minutes nan", "--max_minutes nan"),
@@ -239,6 +243,27 @@ def test_trials_that_are_worse_than_others_are_stopped_early(
     for run in runs:
         if run.status != "pruned":
             assert sum("eval_loss" in entry for entry in run.manifest.history) == 3
+
+
+@pytest.mark.contract("G3", "D7")
+def test_an_interrupted_search_goes_on_in_the_same_process(
+    cli: Cli,
+    faulty: dict[str, str],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a notebook: the trial that Ctrl-C stopped is not taken for one of another worker."""
+    words = ["search", FAULTY, *flags(**faulty, space="learning_rate=1e-4..1e-2:log", trials=2)]
+    words += flags(num_train_epochs=1, output_dir=tmp_path / "s")
+    monkeypatch.setenv("FAULT", "end of step 5,SIGINT")
+    stopped = cli(*words)
+    assert stopped.status == 75, stopped.output
+    assert "to continue, type the same command again" in stopped.stdout
+    monkeypatch.delenv("FAULT")
+    result = cli(*words)
+    assert result.status == 0, result.output
+    assert "Best of 2 trials" in result.stdout
+    assert len(finetune.RunSet.load(tmp_path / "s").runs) == 2
 
 
 @pytest.mark.contract("G3", "F4")

@@ -426,10 +426,28 @@ def test_a_row_without_a_text_has_no_prediction(
     assert any(count.search(note) for note in result.notes) is bool(missing)
 
 
+@pytest.mark.contract("E4", "F4")
+def test_a_parquet_file_without_rows_is_refused(
+    single_label_run: finetune.Run, cli: Callable[..., Any], bert: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "none.parquet"
+    pq.write_table(pa.schema([("text", pa.string()), ("label", pa.string())]).empty_table(), source)
+    with pytest.raises(finetune.UserError, match=r"none\.parquet has no rows"):
+        finetune.predict_file(single_label_run, source, tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+    with pytest.raises(finetune.UserError, match=r"none\.parquet has no rows"):
+        finetune.evaluate(single_label_run, data=str(source))
+    result = cli("text", "--dataset", source, "--model", bert, "--output_dir", tmp_path / "run")
+    assert result.status == 2
+    assert "none.parquet has no rows" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
 MAPS = pa.map_(pa.string(), pa.int64())
 IDS = b'{"text": "a", "id": "A1"}\n{"text": "b", "id": 7}\n{"text": "c", "id": "007"}\n'
 EMPTY = b'{"text": "a", "meta": {}, "nested": {"a": {}}}\n'
 INFINITE = b'{"text": "a", "x": Infinity, "y": [-Infinity]}\n{"text": "b", "x": 1.5, "y": null}\n'
+NOT_A_NUMBER = b'{"text": "a", "x": NaN, "y": [NaN, 1]}\n{"text": "b", "x": 1.5, "y": null}\n'
 
 
 @pytest.mark.contract("E4", "E8")
@@ -444,6 +462,10 @@ INFINITE = b'{"text": "a", "x": Infinity, "y": [-Infinity]}\n{"text": "b", "x": 
         (INFINITE, "out.jsonl", "x", [np.inf, 1.5]),
         (INFINITE, "out.jsonl", "y", [[-np.inf], None]),
         (INFINITE, "out.csv", "y", ["[-Infinity]", ""]),
+        (NOT_A_NUMBER, "out.jsonl", "x", [None, 1.5]),
+        (NOT_A_NUMBER, "out.jsonl", "y", [[None, 1], None]),
+        (NOT_A_NUMBER, "out.csv", "x", ["", "1.5"]),
+        (NOT_A_NUMBER, "out.csv", "y", ["[null, 1.0]", ""]),
         (pa.array([[("k", 1), ("j", 2)], None, []], MAPS), "out.parquet", "column", None),
         (pa.array([{"m": [("k", 1)]}], pa.struct([("m", MAPS)])), "out.parquet", "column", None),
     ],
@@ -457,7 +479,7 @@ def test_values_and_types_of_the_input_are_kept(
     values: list[Any] | None,
 ) -> None:
     """Ids of mixed types, infinity and maps are kept (`values` is None). Parquet cannot store empty
-    structs, so these become JSON.
+    structs, so these become JSON; in text files NaN is null.
     """
     path = tmp_path / ("in.jsonl" if isinstance(source, bytes) else "in.parquet")
     if isinstance(source, bytes):

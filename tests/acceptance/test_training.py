@@ -26,6 +26,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file
 from sklearn.metrics import f1_score, log_loss, mean_squared_error
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -1167,6 +1168,28 @@ def test_the_same_data_in_another_place_are_accepted(
 ) -> None:
     moved = shutil.copytree(faulty["dataset"], tmp_path / "moved")
     assert train(broken_off, "--resume", "--dry_run", "--dataset", moved).status == 0
+
+
+@pytest.mark.contract("D6")
+def test_a_changed_image_is_refused(
+    cli: Cli, image_run: Run, copy_run: Callable[[Run], Run], tmp_path: Path
+) -> None:
+    """The images are other data if a pixel of one differs, and the same in another folder."""
+    options, arguments = image_run.manifest.options, image_run.manifest.arguments
+    photos = shutil.copytree(options["dataset"], tmp_path / "photos")
+    names = ("learning_rate", "global_batch_size", "logging_steps", "precision", "disable_tqdm")
+    words = flags(dataset=photos, model=options["model"], num_train_epochs=8)
+    words += flags(**{name: arguments[name] for name in names})
+    words += ["--output_dir", str(copy_run(image_run).path), "--resume", "--dry_run"]
+    same = cli("image", *words)
+    assert same.status == 0, same.stderr
+    path = next(photos.rglob("*7.png"))
+    with Image.open(path) as image:
+        image.putpixel((3, 3), (1, 2, 3))
+        image.save(path)
+    changed = cli("image", *words)
+    assert changed.status == 2
+    assert re.findall(r"--allow_changed (\S+)", changed.stderr) == ["data"]
 
 
 @pytest.mark.contract("D6")

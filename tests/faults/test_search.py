@@ -138,7 +138,7 @@ def test_two_processes_try_the_same_and_score_the_same(
     """Under torchrun each trial is trained by both; they prune it at the same step."""
     found = []
     for name, torchrun in (("one", False), ("two", True)):
-        words = [*search, "--trials", "10", "--output_dir", str(tmp_path / name)]
+        words = [*search, *flags(trials=10, ddp_timeout=30, output_dir=tmp_path / name)]
         output = finish(start(words, torchrun=torchrun))
         assert "is the best of 10" in output
         assert_only_the_winner_was_tested(tmp_path / name, 10)
