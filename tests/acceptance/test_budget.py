@@ -1,5 +1,7 @@
 """The best model for the budget (rows G1 to G4): adapters for every task, minutes, pruning."""
 
+# ruff: noqa: F401, F811
+
 import json
 import math
 import re
@@ -30,13 +32,13 @@ from tests.acceptance.test_training import (
     LENGTH,
     Options,
     Train,
-    faulty,  # noqa: F401
-    jobs,  # noqa: F401
+    faulty,
+    jobs,
     numbers,
-    options,  # noqa: F401
-    sources,  # noqa: F401
-    table,  # noqa: F401
-    train,  # noqa: F401
+    options,
+    sources,
+    table,
+    train,
     typed_again,
 )
 
@@ -67,10 +69,7 @@ def outputs_by_hand(name: str, path: Path, rows: pd.DataFrame) -> np.ndarray:
 @pytest.mark.contract("G1")
 @pytest.mark.parametrize("name", ["multi label", "ordinal", "regression", "pair", "images"])
 def test_an_adapter_is_trained_for_every_task(
-    options: Options,  # noqa: F811
-    table: Path,  # noqa: F811
-    tmp_path: Path,
-    name: str,
+    options: Options, table: Path, tmp_path: Path, name: str
 ) -> None:
     """The merged model in the root makes the predictions; the base and `adapter/` are the same."""
     chosen = options(name, adapter="lora")
@@ -105,7 +104,7 @@ def test_an_adapter_is_trained_for_every_task(
 )
 def test_a_missing_package_is_answered_with_the_line_that_installs_it(
     cli: Cli,
-    faulty: dict[str, str],  # noqa: F811
+    faulty: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     package: str,
@@ -133,8 +132,7 @@ TIMED = re.compile(r"an epoch takes (\S+) minutes without evaluations: --num_tra
 
 @pytest.mark.contract("G4")
 def test_a_training_has_as_many_epochs_as_fit_into_the_minutes(
-    train: Train,  # noqa: F811
-    tmp_path: Path,
+    train: Train, tmp_path: Path
 ) -> None:
     """The learning rate falls in equal parts to 0 at the last step."""
     result = train(tmp_path / "run", "--max_minutes", MINUTES)
@@ -153,9 +151,7 @@ def test_a_training_has_as_many_epochs_as_fit_into_the_minutes(
 
 @pytest.mark.contract("G4", "D5")
 def test_a_resumed_training_keeps_the_epochs_of_its_minutes(
-    train: Train,  # noqa: F811
-    cli: Cli,
-    tmp_path: Path,
+    train: Train, cli: Cli, tmp_path: Path
 ) -> None:
     stopped = train(tmp_path / "run", "--max_minutes", MINUTES, fault="end of step 2,SIGTERM")
     assert stopped.status == 75, stopped.output
@@ -172,7 +168,7 @@ def test_a_resumed_training_keeps_the_epochs_of_its_minutes(
 
 
 @pytest.mark.contract("G4")
-def test_two_processes_have_the_same_steps_in_the_minutes(jobs: Callable[[int], Path]) -> None:  # noqa: F811
+def test_two_processes_have_the_same_steps_in_the_minutes(jobs: Callable[[int], Path]) -> None:
     """Each process writes the steps that it trains, the timed ones too."""
     directory = jobs(2) / "timed"
     lines = [(directory / f"rank{rank}.jsonl").read_text().splitlines() for rank in range(2)]
@@ -199,10 +195,7 @@ def test_two_processes_have_the_same_steps_in_the_minutes(jobs: Callable[[int], 
     ],
 )
 def test_a_budget_that_cannot_be_is_refused(
-    train: Train,  # noqa: F811
-    tmp_path: Path,
-    words: str,
-    message: str,
+    train: Train, tmp_path: Path, words: str, message: str
 ) -> None:
     result = train(tmp_path / "run", *words.split())
     assert result.status == 2, result.output
@@ -247,10 +240,7 @@ def test_trials_that_are_worse_than_others_are_stopped_early(
 
 @pytest.mark.contract("G3", "D7")
 def test_an_interrupted_search_goes_on_in_the_same_process(
-    cli: Cli,
-    faulty: dict[str, str],  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cli: Cli, faulty: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a notebook: the trial that Ctrl-C stopped is not taken for one of another worker."""
     words = ["search", FAULTY, *flags(**faulty, space="learning_rate=1e-4..1e-2:log", trials=2)]
@@ -268,9 +258,7 @@ def test_an_interrupted_search_goes_on_in_the_same_process(
 
 @pytest.mark.contract("G3", "F4")
 def test_an_unknown_pruner_is_refused_with_the_names(
-    cli: Cli,
-    faulty: dict[str, str],  # noqa: F811
-    tmp_path: Path,
+    cli: Cli, faulty: dict[str, str], tmp_path: Path
 ) -> None:
     with pytest.raises(finetune.UserError, match="--pruner half: expected median, hyperband, none"):
         finetune.search("text", **faulty, pruner="half", output_dir=tmp_path / "s")
