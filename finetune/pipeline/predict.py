@@ -16,6 +16,7 @@ from finetune.data import arrow, memory
 from finetune.data.corrections import FILE
 from finetune.data.read import READABLE
 from finetune.errors import Report, UserError, counted
+from finetune.export.module import model_loader
 from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import FILES, READING, Options
@@ -233,13 +234,18 @@ def _request(
     options = Options(**{name: value for name, value in values.items() if name in names})
     # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
     is_classifier = run.kind.has_probabilities and isinstance(run.recipe(scores=False), TextRecipe)
-    is_bf16 = is_classifier and hardware.prefers_bf16(device().type)
+    is_torch = options.engine in (None, "torch")
+    is_bf16 = is_torch and is_classifier and hardware.prefers_bf16(device().type)
+    kernels = run.manifest.arguments.get("cpu_kernels", "auto") if is_torch else "off"
     options = replace(
         options,
         precision=options.precision or ("bf16" if is_bf16 else "fp32"),
-        cpu_kernels=options.cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
+        cpu_kernels=options.cpu_kernels or kernels,
     )
     request = Request(run, source, options, output)
+    if not is_torch:
+        threads = hardware.use_threads(None)  # each computes whole batches
+        request.load_model = model_loader(run, options, threads=1, streams=threads)
     is_image = isinstance(request.recipe, ImageRecipe)
     unused = {"text_column", "text_columns"} if is_image else {"image_column"}
     if request.kind not in READABLE:
