@@ -92,18 +92,23 @@ class SessionModule(torch.nn.Module):
 
 
 def model_loader(
-    run: Run, options: Options, threads: int | None = None, streams: int = 1
-) -> Callable[..., SessionModule]:
-    """Return a ``load_model`` for the export of a run; other arguments as for a session.
+    run: Run, options: Options, workers: int = 0
+) -> Callable[..., SessionModule] | None:
+    """Return a ``load_model`` for the export of a run; None for torch.
+
+    With ``workers``, as many threads compute batches at once, each on one core.
 
     Raises:
         UserError: If there is no such export, or if the options are not for this engine.
     """
-    engine = str(options.engine)
+    engine = options.engine or "torch"
     require_engine(engine)
+    if engine == "torch":
+        return None
     for name, value in {"precision": "fp32", "cpu_kernels": "off"}.items():
         if (typed := getattr(options, name)) not in (None, value):
             raise UserError(f"--{name} {typed}: --engine {engine} expects {value}")
     export = Export.of_run(run.path, engine)
+    threads, streams = (1, workers) if workers else (None, 1)
     session = Session(export.path / MODEL, engine, threads, streams, bf16=False)
     return lambda *_: SessionModule(session, export.facts.inputs)

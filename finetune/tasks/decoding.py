@@ -21,7 +21,7 @@ Function = Literal["softmax", "sigmoid"] | None
 
 def probabilities(outputs: np.ndarray, function: Function, temperature: float = 1.0) -> np.ndarray:
     """Return probabilities, or predicted numbers unchanged: float64, shape ``(rows, outputs)``."""
-    values = outputs.reshape(len(outputs), -1).astype(np.float64)
+    values = np.atleast_2d(outputs.T).T.astype(np.float64)  # (rows,) if there is one number
     if function == "softmax":
         values = values / temperature
         values = np.exp(values - values.max(axis=1, keepdims=True))
