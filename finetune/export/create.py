@@ -92,11 +92,11 @@ def export(
     versions = run.manifest.versions | {name: version(name) for name in _LIBRARIES}
     facts = replace(facts, inputs=[n for n in facts.inputs if n in names], versions=versions)
     with _renamed_at_the_end(target) as directory:
-        _write_model(model, facts.inputs, directory / MODEL)
+        encoder = TextEncoder(recipe.processing_class(), facts)
+        _write_model(model, encoder, texts, directory / MODEL)
         _write_tokenizer(recipe.processing_class(), facts, directory / TOKENIZER)
         facts = _write_facts(directory, facts)
-        logits = TextEncoder(recipe.processing_class(), facts).logits(texts, TorchSession(model))
-        reference = run.kind.scored(labels, logits)
+        reference = run.kind.scored(labels, encoder.logits(texts, TorchSession(model)))
         answers = run.kind.scored(labels, Predictor(directory).logits(texts))
         check = agreement(reference, answers)
         if check["changed"] or not check["largest_difference"] <= _MOST_DIFFERENT:
@@ -159,23 +159,24 @@ class _Logits(torch.nn.Module):
         return self.model(**dict(zip(self.names, inputs, strict=True)))["logits"]
 
 
-def _write_model(model: torch.nn.Module, names: Sequence[str], path: Path) -> None:
+def _write_model(
+    model: torch.nn.Module, encoder: TextEncoder, texts: Sequence[Any], path: Path
+) -> None:
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     if size > _MOST_WEIGHTS:
         raise UserError(f"the model has {size / 2**30:.1f} GiB of weights, an export at most 2")
-    # more rows and tokens than one: torch takes a size of 1 for a constant
-    inputs = tuple(torch.from_numpy(array) for array in _example(names, (2, 8)).values())
+    # several rows: torch takes a size of 1 for a constant
+    _, batch = next(encoder.batches(encoder.rows([*texts[:2], *texts[:2]])[0]))
+    names = [*batch]
+    inputs = tuple(map(torch.from_numpy, batch.values()))
     sizes = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in names)
-    disabled = logging.root.manager.disable
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # they and the log are about the code of the exporter
-            logging.disable(logging.WARNING)
+        with _quiet(), torch.no_grad():
             torch.onnx.export(
                 _Logits(model, names),
                 inputs,
                 path,
-                input_names=[*names],
+                input_names=names,
                 output_names=["logits"],
                 dynamic_shapes=(sizes,),
                 external_data=False,
@@ -184,6 +185,17 @@ def _write_model(model: torch.nn.Module, names: Sequence[str], path: Path) -> No
     except torch.onnx.errors.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise UserError(f"torch.onnx cannot export {type(model).__name__}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide warnings and logs of the libraries that write models, which are about their own code."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.disable(disabled)
 
@@ -214,7 +226,8 @@ def _quantize(directory: Path) -> None:
 
     path = directory / MODEL
     path.rename(original := directory / "fp32.onnx")
-    quantize_dynamic(original, path)
+    with _quiet():
+        quantize_dynamic(original, path)
     original.unlink()
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from joblib import cpu_count
 
-from finetune.errors import UserError
-
-Inputs = dict[str, np.ndarray]
+from finetune.errors import RunError, UserError
+from finetune.export.text import Inputs
 
 
 class Session:
@@ -39,14 +38,29 @@ class Session:
                 self._run = _onnxruntime(path, threads)
             else:
                 self._run = _openvino(path, threads, streams, bf16)
-        except RuntimeError as error:  # the base class of the errors of both
+        except _errors(engine) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(f"{path}: {engine} cannot load it: {reason}") from error
+        self._engine = engine
 
     def __call__(self, inputs: Inputs) -> np.ndarray:
         """Return the logits of a batch, float32, shape ``(rows, outputs)``."""
-        logits = np.asarray(self._run(inputs), np.float32)
+        try:
+            logits = np.asarray(self._run(inputs), np.float32)
+        except _errors(self._engine) as error:
+            reason = str(error).partition("\n")[0]
+            raise RunError(f"{self._engine} cannot compute this model: {reason}") from error
         return logits.reshape(len(next(iter(inputs.values()))), -1)
+
+
+def _errors(engine: str) -> tuple[type[Exception], ...]:
+    """Return the classes of the errors of an engine; those of ONNX Runtime have no base class."""
+    if engine == "openvino":
+        return (RuntimeError,)
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    values = [value for value in vars(state).values() if isinstance(value, type)]
+    return tuple(value for value in values if issubclass(value, Exception))
 
 
 def _onnxruntime(path: Path, threads: int) -> Any:

@@ -11,8 +11,9 @@ import torch
 
 from finetune.errors import UserError
 from finetune.export import require_engine
-from finetune.export.engines import Inputs, Session
+from finetune.export.engines import Session
 from finetune.export.files import MODEL, Export, Facts, digest_of_model
+from finetune.export.text import Inputs
 from finetune.models import cpu
 from finetune.predicting import Options
 from finetune.predicting.predictor import device
@@ -34,6 +35,11 @@ def facts_of(run: Run, recipe: Any) -> Facts:
     except UserError as error:
         raise UserError(f"{run.path}: {error}; use finetune.predict") from error
     tokenizer: Any = recipe.processing_class()
+    padding = {
+        "input_ids": tokenizer.pad_token_id,
+        "token_type_ids": tokenizer.pad_token_type_id,
+        "attention_mask": 0,
+    }
     return Facts(
         task=run.kind.name,
         labels=run.labels,
@@ -41,13 +47,8 @@ def facts_of(run: Run, recipe: Any) -> Facts:
         threshold=0.5 if run.kind.function == "sigmoid" else None,
         temperature=run.manifest.temperature,
         encoding=encoding,
-        padding={
-            "side": tokenizer.padding_side,
-            "input_ids": tokenizer.pad_token_id,
-            "token_type_ids": tokenizer.pad_token_type_id,
-            "attention_mask": 0,
-        },
-        inputs=[*tokenizer.model_input_names],
+        padding={"side": tokenizer.padding_side, **padding},
+        inputs=[name for name in tokenizer.model_input_names if name in padding],
         source={"run": run.path.resolve().name, "sha256": digest_of_model(run.path)},
     )
 

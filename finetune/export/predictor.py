@@ -138,7 +138,7 @@ class Predictor:
         if isinstance(batch, str | bytes):
             raise UserError(f"expected a list of rows, found {batch!r:.60}: put it into a list")
         if isinstance(batch, Mapping) or hasattr(batch, "columns"):
-            available = [*map(str, batch.keys())]
+            available = [*map(str, getattr(batch, "columns", batch))]
             for name in self._names:
                 if name not in available:
                     hint = f"{suggestion(name, available)} (available: {', '.join(available)})"

@@ -13,6 +13,7 @@ from finetune.data.encoding import Columns, Encoder, Windows, pooled
 from finetune.export.files import Facts
 
 _ROWS, _TOKENS = 32, 8192  # of a batch, at most
+Inputs = dict[str, np.ndarray]  # int64, shape (rows, tokens)
 _NAMES = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
 
 
@@ -66,45 +67,39 @@ class TextEncoder:
         is_cut = encoding["long_texts"] == "cut"
         self._windows = None if is_cut else Windows(self._encoder, encoding["stride"])
         self._padding, self._pooling = facts.padding, encoding["pooling"]
-        self._width = max(1, len(facts.labels))
+        self._inputs, self._width = facts.inputs, max(1, len(facts.labels))
 
-    def logits(
-        self, texts: Sequence[Any], session: Callable[[dict[str, np.ndarray]], np.ndarray]
-    ) -> np.ndarray:
-        """Return the logits of texts, or of tuples of texts: float32, shape ``(rows, outputs)``."""
-        outputs = np.zeros((0, self._width), np.float32)
-        if not texts:
-            return outputs
-        if self._windows is None:
-            columns = self._encoder(texts)
-            tokens = zip(*columns.values(), strict=True)
-            rows = [dict(zip(columns, row, strict=True)) for row in tokens]
-            numbers = np.arange(len(texts))
-        else:  # several rows may belong to a text
+    def rows(self, texts: Sequence[Any]) -> tuple[list[Columns], np.ndarray]:
+        """Return tokenized rows, and the number of the text of each: several windows may be one."""
+        if self._windows is not None:
             windows = [*self._windows.rows(texts)]
-            rows = [row for _, row in windows]
-            numbers = np.array([number for number, _ in windows])
-        outputs = np.resize(outputs, (len(rows), self._width))
-        for places, inputs in self._batches(rows):
-            outputs[places] = session(inputs)
-        return pooled(outputs, numbers, self._pooling)
+            return [row for _, row in windows], np.array([number for number, _ in windows])
+        columns = self._encoder(texts)
+        tokens = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in tokens], np.arange(len(texts))
 
-    def _batches(
-        self, rows: Sequence[Columns]
-    ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    def batches(self, rows: Sequence[Columns]) -> Iterator[tuple[np.ndarray, Inputs]]:
         """Yield the numbers of the rows of each batch, of similar length, and its padded inputs,
         int64, shape ``(rows, tokens)``.
         """
         lengths = np.array([len(row["input_ids"]) for row in rows])
         order = np.argsort(-lengths, kind="stable")
         while len(order):
-            longest = max(1, int(lengths[order[0]]))
+            longest = max(1, int(lengths[order[0]]))  # some tokenizers have none for an empty text
             numbers, order = np.split(order, [min(_ROWS, max(1, _TOKENS // longest))])
             batch = {}
-            for name in rows[0]:
+            for name in self._inputs:
                 batch[name] = np.full((len(numbers), longest), self._padding[name], np.int64)
                 for padded, number in zip(batch[name], numbers, strict=True):
                     tokens = rows[number][name]
                     start = longest - len(tokens) if self._padding["side"] == "left" else 0
                     padded[start : start + len(tokens)] = tokens
             yield numbers, batch
+
+    def logits(self, texts: Sequence[Any], session: Callable[[Inputs], np.ndarray]) -> np.ndarray:
+        """Return the logits of texts, or of tuples of texts: float32, shape ``(rows, outputs)``."""
+        rows, numbers = self.rows(texts) if texts else ([], np.zeros(0))
+        outputs = np.zeros((len(rows), self._width), np.float32)
+        for places, inputs in self.batches(rows):
+            outputs[places] = session(inputs)
+        return pooled(outputs, numbers, self._pooling) if rows else outputs

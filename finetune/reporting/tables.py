@@ -186,7 +186,7 @@ def export(export: Export) -> list[Table | str]:
     for name, gap in quantized["difference"].items():
         value = format_score(name, quantized["score"][name])
         difference = format_score(name, gap, signed=True)
-        parts.append(f"{name} with {quantized['weights']}: {value}; difference {difference}")
+        parts.append(f"with {quantized['weights']}: {value}; difference to fp32: {difference}")
     return parts
 
 
