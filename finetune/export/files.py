@@ -59,7 +59,7 @@ class Export:
         if not (directory / EXPORT).exists():
             reason = f"no {EXPORT} in it" if directory.exists() else "no such directory"
             hint = "to make one: python -m finetune export RUN"
-            raise UserError(f"{path} is not a whole export: {reason}; {hint}")
+            raise UserError(f"{path} is neither a run nor a whole export: {reason}; {hint}")
         facts = Facts.read(directory)
         for name in (MODEL, TOKENIZER):
             file = directory / name

@@ -30,10 +30,6 @@ def facts_of(run: Run, recipe: Any) -> Facts:
     run.require_model()
     if not isinstance(recipe, TextRecipe):
         raise UserError(f"{run.path}: expected a run that reads texts; use finetune.predict")
-    try:
-        encoding = recipe.encoding_facts()
-    except UserError as error:
-        raise UserError(f"{run.path}: {error}; use finetune.predict") from error
     tokenizer: Any = recipe.processing_class()
     padding = {
         "input_ids": tokenizer.pad_token_id,
@@ -46,7 +42,7 @@ def facts_of(run: Run, recipe: Any) -> Facts:
         function=run.kind.function,
         threshold=0.5 if run.kind.function == "sigmoid" else None,
         temperature=run.manifest.temperature,
-        encoding=encoding,
+        encoding=recipe.encoding_facts(),
         padding={"side": tokenizer.padding_side, **padding},
         inputs=[name for name in tokenizer.model_input_names if name in padding],
         source={"run": run.path.resolve().name, "sha256": digest_of_model(run.path)},

@@ -13,6 +13,7 @@ from finetune.errors import UserError, suggestion
 from finetune.export import require_engine
 from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export
 from finetune.tasks import decoding
+from finetune.training.record import MANIFEST
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +54,7 @@ class Predictor:
     ) -> None:
         path = source if isinstance(source, str | Path) else source.path
         self._path = Path(path).expanduser()
-        is_export = (self._path / EXPORT).exists()
+        is_export = (self._path / EXPORT).exists() or not (self._path / MANIFEST).exists()
         self.engine = engine or ("onnxruntime" if is_export else "torch")
         require_engine(self.engine)
         self._trust_recipe = trust_recipe

@@ -232,7 +232,8 @@ class TextRecipe(Recipe, TextOptions):
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             reason = f"{type(tokenizer).__name__} is not a fast tokenizer"
         if reason:
-            raise UserError(f"expected rows that can be tokenized without the recipe; {reason}")
+            expected = "expected rows that can be tokenized without the recipe"
+            raise UserError(f"{expected}, but {reason}; use finetune.predict")
         facts = ("truncation", "long_texts", "stride", "pooling")
         special = ("sep_token", "eos_token", "split_special_tokens")
         return {

@@ -237,8 +237,8 @@ def test_a_changed_or_missing_file_is_refused(copy: Path, name: str) -> None:
     with pytest.raises(finetune.UserError, match=rf"{name} (has changed|is damaged)"):
         finetune.Predictor(copy / "export")
     path.unlink()
-    with pytest.raises(finetune.UserError, match=rf"(no |{name} is missing)"):
-        finetune.Predictor(copy / "export", "onnxruntime")
+    with pytest.raises(finetune.UserError, match=rf"nor a whole export|{name} is missing"):
+        finetune.Predictor(copy / "export")
 
 
 @pytest.mark.trains
@@ -268,14 +268,22 @@ def test_refusals(copy: Path, image_run: finetune.Run, tmp_path: Path) -> None:
 
 
 OWN = """
-import torch
-
 from finetune import TextRecipe
 
 
 class Mine(TextRecipe):
     def prepare(self, dataset):
         return super().prepare(dataset)
+"""
+SLOW = """
+from transformers import ByT5Tokenizer
+
+from finetune import TextRecipe
+
+
+class Mine(TextRecipe):
+    def processing_class(self):
+        return ByT5Tokenizer(model_max_length=64)
 """
 OTHER = """
 import torch
@@ -304,6 +312,7 @@ class Mine(TextRecipe):
     ("source", "error", "message"),
     [
         (OWN, finetune.UserError, r"the recipe has its own prepare\(\); use finetune.predict"),
+        (SLOW, finetune.UserError, r"ByT5Tokenizer is not a fast tokenizer; use finetune.predict"),
         (OTHER, finetune.RunError, "the export does not answer as the run: "),
     ],
 )
