@@ -222,13 +222,13 @@ def _write_tokenizer(source: Any, facts: Facts, path: Path) -> None:
 
 def _quantize(directory: Path) -> None:
     """Replace the model by one with weights in 8 bits."""
+    import onnx
     from onnxruntime.quantization import quantize_dynamic
 
-    path = directory / MODEL
-    path.rename(original := directory / "fp32.onnx")
+    model = onnx.load(directory / MODEL)
+    del model.graph.value_info[:]  # recorded shapes may be wrong (onnxscript 0.6): inferred again
     with _quiet():
-        quantize_dynamic(original, path)
-    original.unlink()
+        quantize_dynamic(model, directory / MODEL)
 
 
 def _measure(directory: Path, facts: Facts) -> dict[str, Any]:
