@@ -81,12 +81,7 @@ def export(
     target = Path(output or run.path / FOLDER).expanduser()
     if target.exists() and not (target / EXPORT).exists():
         raise UserError(f"--output {target} exists and is no export: name another directory")
-    hub.require({**run.manifest.options, "model": None})
-    rows = recipe.splits["validation"]
-    if len(rows) > _MOST_ROWS:
-        rows = rows.select(np.linspace(0, len(rows) - 1, _MOST_ROWS).astype(int))
-    texts = [text if isinstance(text, str) else tuple(text) for text in read_by_model(rows)]
-    labels = run.kind.targets(values(rows))
+    texts, labels = _validation_rows(run, recipe)
     model = recipe.load_model(run.path, run.labels).eval()
     names = inspect.signature(model.forward).parameters
     versions = run.manifest.versions | {name: version(name) for name in _LIBRARIES}
@@ -116,6 +111,16 @@ def export(
             check |= {"weights": quantize} | _measure(directory, facts)
             _write_facts(directory, facts, quantized=check)
     return Export.load(target)
+
+
+def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
+    """Return what the model reads of up to 1,000 validation rows, and their labels."""
+    hub.require({**run.manifest.options, "model": None})
+    rows = recipe.splits["validation"]
+    if len(rows) > _MOST_ROWS:
+        rows = rows.select(np.linspace(0, len(rows) - 1, _MOST_ROWS).astype(int))
+    texts = [text if isinstance(text, str) else tuple(text) for text in read_by_model(rows)]
+    return texts, run.kind.targets(values(rows))
 
 
 def _listed(check: dict[str, Any]) -> str:
