@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
+from filelock import FileLock
 from scipy.special import softmax
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -35,11 +36,12 @@ ODD = [
 
 
 @pytest.fixture(scope="session")
-def exported(trained: Trained, reviews: Path, bert: Path) -> finetune.Run:
+def exported(trained: Trained, shared_directory: Path, reviews: Path, bert: Path) -> finetune.Run:
     """A run like `single_label_run`, with its export."""
     run = trained("exported", "text", dataset=str(reviews), model=str(bert), num_train_epochs=1)
-    if not (run.path / "export").exists():
-        finetune.export(run)
+    with FileLock(shared_directory / "export.lock"):
+        if not (run.path / "export").exists():
+            finetune.export(run)
     return run
 
 
@@ -121,7 +123,7 @@ def test_texts_become_the_same_tokens(options: Any, bert: Path, tmp_path: Path) 
             pd.testing.assert_series_equal(predictor(columns)["label"], answers["label"][:20])
 
 
-def test_the_example_in_the_docs_needs_no_torch(exported: finetune.Run) -> None:
+def test_the_example_in_the_docs_needs_no_torch(exported: finetune.Run, tmp_path: Path) -> None:
     """In a new process: the example of docs/serving.md, then `Predictor`."""
     page = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
@@ -135,11 +137,9 @@ heavy = {{"torch", "transformers", "datasets", "sklearn"}} & {{*sys.modules}}
 {example}
 print(json.dumps([sorted(heavy), predict(texts), answers.to_dict("list"), predictor.digest]))
 """
-    folder = exported.path / "cwd" / "runs" / "yelp"
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(exported.path / "export", folder / "export", dirs_exist_ok=True)
+    shutil.copytree(exported.path / "export", tmp_path / "runs" / "yelp" / "export")
     words = [sys.executable, "-c", script]
-    process = subprocess.run(words, cwd=folder.parents[1], capture_output=True, text=True)
+    process = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     heavy, pairs, answers, digest = json.loads(process.stdout)
     assert heavy == []
