@@ -27,6 +27,9 @@ from finetune.runtime import __version__ as __version__
 
 if TYPE_CHECKING:
     from finetune.errors import Diverged, RunError, UserError
+    from finetune.export.create import export
+    from finetune.export.files import Export
+    from finetune.export.predictor import Predictor
     from finetune.pipeline.check import Check, check
     from finetune.pipeline.evaluate import Evaluation, evaluate
     from finetune.pipeline.predict import FilePrediction, predict, predict_file
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 #: The public names of each module. Type checkers find the types of the events in their module.
 _MODULES = {
     "errors": "Diverged RunError UserError",
+    "export.files": "Export",
+    "export.predictor": "Predictor",
     "pipeline.check": "Check check",
     "pipeline.evaluate": "Evaluation evaluate",
     "pipeline.events": "Advanced Collated Event Finished Interrupted Logged MovedAside Noted "
@@ -55,19 +60,20 @@ _MODULES = {
     "search.run_set": "RunSet",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
-__all__ = ["Check", "Comparison", "Diverged", "Evaluation", "FilePrediction", "ImageRecipe"]
-__all__ += ["Recipe", "Report", "Run", "RunError", "RunSet", "Scoring", "TextRecipe", "UserError"]
-__all__ += ["check", "compare", "evaluate", "launch", "option", "predict", "predict_file", "repeat"]
-__all__ += ["report", "search", "train"]
+_CALLABLE = ("export", "search")  # packages that can be called
+__all__ = ["Check", "Comparison", "Diverged", "Evaluation", "Export", "FilePrediction"]
+__all__ += ["ImageRecipe", "Predictor", "Recipe", "Report", "Run", "RunError", "RunSet", "Scoring"]
+__all__ += ["TextRecipe", "UserError", "check", "compare", "evaluate", "export", "launch", "option"]
+__all__ += ["predict", "predict_file", "repeat", "report", "search", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "search":  # a package that can be called
-        return importlib.import_module("finetune.search")
+    if name in _CALLABLE:
+        return importlib.import_module(f"finetune.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'finetune' has no attribute {name!r}")
     return getattr(importlib.import_module(f"finetune.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF, "search"})
+    return sorted({*globals(), *_MODULE_OF, *_CALLABLE})

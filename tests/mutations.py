@@ -272,9 +272,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the probability columns of predict are swapped",
-        "finetune/tasks/classes.py",
-        "PROBABILITY: probabilities.max(axis=1)}",
-        "PROBABILITY: probabilities.max(axis=1)}\n        probabilities = probabilities[:, ::-1]",
+        "finetune/tasks/decoding.py",
+        "columns[PROBABILITY] = values.max(axis=1)",
+        "columns[PROBABILITY] = values.max(axis=1)\n        values = values[:, ::-1]",
         ("E4",),
     ),
     Mutation(

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "finetune"
-MAX_PACKAGES, MAX_MODULES, MAX_FILE_LINES, MAX_LINES = 20, 4, 400, 19_700
+MAX_PACKAGES, MAX_MODULES, MAX_FILE_LINES, MAX_LINES = 20, 4, 400, 21_000
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

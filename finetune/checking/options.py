@@ -15,7 +15,7 @@ _LOWEST_RATE_OF_ADAPTERS = 1e-4
 
 
 def refuse_combinations(
-    values: ArgumentValues, typed: Mapping[str, Any], report: Report, *, has_adapter: bool
+    values: ArgumentValues, typed: Mapping[str, Any], has_adapter: bool, report: Report
 ) -> None:
     """Report options that exclude each other; ``typed`` are those of the user."""
     for name in ("num_train_epochs", "max_steps", "dry_run"):

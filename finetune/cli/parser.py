@@ -20,6 +20,8 @@ RUN = {
     **TRUST,
     "--cpu_kernels auto|off": "kernels on a CPU: auto for the fast ones of this toolkit, off for "
     "the stock PyTorch ones (default: as in training)",
+    "--engine torch|onnxruntime|openvino": "what computes: torch (default), or another engine with "
+    "the export of the run, see python -m finetune export --help",
 }
 
 

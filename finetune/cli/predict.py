@@ -100,7 +100,8 @@ def predict(words: Sequence[str]) -> int:
         print_note(
             f"{counted(prediction.rows, 'row')} saved to {prediction.output}"
             f"{earlier_rows * bool(prediction.rows_before)}; throughput: "
-            f"{prediction.samples_per_second:,.1f} samples/s in {prediction.precision}"
+            f"{prediction.samples_per_second:,.1f} samples/s in {prediction.precision} "
+            f"by {typed.engine or 'torch'}"
         )
     for note in prediction.notes:
         print_note(note)

@@ -103,9 +103,8 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
 
 
 def _long_texts(recipe: TextRecipe) -> str:
-    if recipe.windows is not None or recipe.token_sample is None:
-        return ""
-    return recipe.token_sample.describe_truncated(recipe.max_length)
+    sample = recipe.token_sample if recipe.windows is None else None
+    return sample.describe_truncated(recipe.max_length) if sample is not None else ""
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:

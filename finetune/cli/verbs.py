@@ -13,8 +13,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from finetune.checking import summary
 from finetune.cli import console
 from finetune.cli.parser import RUN, TRUST, Parser, recipe_and_flags
 from finetune.config.settings import Settings, require_hub
@@ -24,9 +25,6 @@ from finetune.recipe import catalog
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, stopping
 from finetune.search import is_set, require_optuna
-
-if TYPE_CHECKING:
-    from finetune.pipeline.check import Check
 
 
 def train(words: Sequence[str]) -> int:
@@ -159,21 +157,9 @@ def check(words: Sequence[str]) -> int:
         result = checking.refused_check(error.mistakes)
     if typed.json:
         print(json.dumps(checking.as_json(result), indent=2, ensure_ascii=False))
-    else:
-        _print_check(result)
-    return result.status
-
-
-def _print_check(result: Check) -> None:
+        return result.status
     if result.splits:
-        total = sum(facts.rows for facts in result.splits.values())
-        rows = []
-        for split, facts in result.splits.items():
-            counts = ", ".join(f"{name} {count:,}" for name, count in facts.classes.items())
-            if len(facts.classes) > 6:
-                values = facts.classes.values()
-                counts = f"{len(values):,} classes of {min(values):,} to {max(values):,} rows"
-            rows.append([split, f"{facts.rows:,}", f"{facts.rows / max(1, total):.0%}", counts])
+        rows = summary.describe_splits(result.splits)
         console.print_line(f"task: {result.task.replace('_', ' ')}")
         console.print_columns(["", "rows", "share", "classes"], rows)
         console.print_line(f"splits: {result.split_how}\n" if result.split_how else "")
@@ -181,17 +167,10 @@ def _print_check(result: Check) -> None:
         console.print_line(f"{finding.severity:<8} {finding.message}")
         if finding.fix:
             console.print_line(f"{'':<8} -> {finding.fix}")
-    steps = f", {counted(result.steps, 'step')}" if result.steps is not None else ""
-    severities = [finding.severity for finding in result.findings]
-    errors, warnings = (severities.count(severity) for severity in ("error", "warning"))
-    verdict = {
-        0: f"nothing suspicious: training would work{steps}",
-        2: f"training would refuse: {counted(errors, 'error')}",
-        3: f"training would work{steps}; {counted(warnings, 'warning')} to look at first",
-    }[result.status]
-    console.print_line("\n" * bool(result.findings) + verdict)
+    console.print_line("\n" * bool(result.findings) + summary.verdict(result))
     if result.status != 2:
         console.print_line(f"to train: {result.command}")
+    return result.status
 
 
 def evaluate(words: Sequence[str]) -> int:
@@ -214,8 +193,7 @@ def evaluate(words: Sequence[str]) -> int:
         "--per_device_eval_batch_size N": "rows per batch and device (default: 32)",
     }
     typed = Parser(evaluate, flags, reading).parse_args(words)
-    names = [*reading, "per_device_eval_batch_size", "cpu_kernels"]
-    values = {name: getattr(typed, name) for name in names}
+    values = {n: v for n, v in vars(typed).items() if n not in ("run", "data", "trust_recipe")}
     options = {n: v for n, v in values.items() if v is not None and v is not False}  # 0 is typed
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
     sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
@@ -232,18 +210,37 @@ def evaluate(words: Sequence[str]) -> int:
     )
     from finetune.reporting import tables
 
-    source = f"{result.source}, {counted(result.rows, 'row')}"
-    notes = result.notes
-    if (statistics := result.statistics) is None:
-        names = [name for name, value in result.metrics.items() if isinstance(value, float)]
-        scores = {"now": result.metrics, "recorded": result.recorded or {}}
-        rows = [[tables.Cell(row), *tables.to_cells(scores[row], names)] for row in scores]
-        parts = [tables.Table(f"test set of {source}", ["", *names], rows)]
-    else:
-        parts = tables.metrics(f"{source}, 95% confidence intervals", statistics)
-        parts = [*parts, *tables.targets(statistics), *tables.classes(statistics)]
-        notes = [*statistics.notes, *notes]
-    console.print_parts(*parts, *notes)
+    console.print_parts(*tables.evaluation(result))
+    return 0
+
+
+def export(words: Sequence[str]) -> int:
+    """Export the model of a run to ONNX, for use without torch, and check it.
+
+        python -m finetune export runs/yelp
+        python -m finetune export runs/yelp --quantize int8 --output yelp-int8
+
+    It is written only if it answers as the run, on up to 1,000 of its validation rows.
+    """
+    flags = {
+        "run": RUN["run"],
+        "--output DIR": "directory to write or replace (default: RUN/export)",
+        "--quantize int8": "weights in 8 bits, smaller and faster; a few answers change",
+        "--accept_changes": "even if more than 1% of the answers change",
+        **TRUST,
+    }
+    typed = Parser(export, flags).parse_args(words)
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
+    if not hub.missing({**run.manifest.options, "model": None}):
+        hub.go_offline()
+    console.import_libraries("finetune.export.create")
+    from finetune.export.create import export as export_run
+    from finetune.reporting import tables
+
+    exported = export_run(
+        run, typed.output, quantize=typed.quantize, accept_changes=typed.accept_changes
+    )
+    console.print_parts(*tables.export(exported), f"saved to {exported.path}")
     return 0
 
 

@@ -18,16 +18,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from finetune.data import arrow
 from finetune.errors import UserError, counted
 
+Tokenizer = Any  # a ``PreTrainedTokenizerBase``, or that of an export, which has no transformers
 Truncation = Literal["head", "tail", "head_tail"]
 #: The input of the model in a row: a text, or its parts.
 Read = str | Sequence[str]
-#: A tokenized row: ``input_ids``, ``attention_mask`` and the like.
-Columns = dict[str, list[int]]
+Columns = dict[str, list[int]]  # a tokenized row: ``input_ids``, ``attention_mask`` and so on
 #: ``head_tail`` keeps a quarter of ``max_length`` from the beginning of the text (Sun et al., 2019,
 #: "How to fine-tune BERT for text classification": 128 of 512).
 _HEAD = 4
@@ -38,13 +36,13 @@ COLUMN = "document"
 _SAMPLE = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
 
 
-def is_pair(tokenizer: PreTrainedTokenizerBase, columns: int) -> bool:
+def is_pair(tokenizer: Tokenizer, columns: int) -> bool:
     """Return whether there are two text columns and the tokenizer supports pairs."""
     special = tokenizer.num_special_tokens_to_add
     return columns == 2 and special(pair=True) > special(pair=False)
 
 
-def token_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[list[int]]:
+def token_ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
     """Yield the token ids of each text, without special tokens and truncation."""
     names = ("add_special_tokens", "return_attention_mask", "return_token_type_ids", "verbose")
     options: dict[str, Any] = dict.fromkeys(names, False)
@@ -59,7 +57,7 @@ class Frame:
         UserError: If the tokens of a text change when special tokens are added.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: int = 1) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: int = 1) -> None:
         self._example: Columns = dict(tokenizer(*[_SAMPLE] * texts, verbose=False))
         ids = self._example["input_ids"]
         (sample,) = token_ids(tokenizer, [_SAMPLE])
@@ -95,7 +93,7 @@ class Encoder:
         UserError: If ``max_length`` has no room for one token of each part.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     max_length: int
     truncation: Truncation = "head"
     parts: int = 1
@@ -217,6 +215,8 @@ def documents_of(rows: Any) -> np.ndarray | None:
 
 def first_lengths(rows: Any) -> np.ndarray:
     """Return the number of tokens of each document, or of its first window."""
+    from finetune.data import arrow  # imports datasets
+
     lengths = np.asarray(arrow.column(rows, "length").to_numpy())
     documents = documents_of(rows)
     return lengths if documents is None else lengths[np.unique(documents, return_index=True)[1]]

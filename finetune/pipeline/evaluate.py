@@ -14,8 +14,10 @@ from finetune.data.digests import fingerprint, seen_in
 from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
 from finetune.data.sources import Source, number_rows
 from finetune.errors import UserError, counted
+from finetune.export.module import model_loader
 from finetune.pipeline.events import Progress, ignore, reporting_work
 from finetune.pipeline.results import assess, scores
+from finetune.predicting import Options
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, formats, hub
@@ -52,6 +54,7 @@ def evaluate(
     *,
     per_device_eval_batch_size: int = 32,
     cpu_kernels: str | None = None,
+    engine: str | None = None,
     trust_recipe: bool = False,
     progress: Progress = ignore,
     **reading: Any,
@@ -64,6 +67,7 @@ def evaluate(
             :func:`finetune.train`; None for the test set of the run.
         per_device_eval_batch_size: Rows per batch and device.
         cpu_kernels: ``auto`` or ``off``; None for the setting of the training.
+        engine: ``onnxruntime`` or ``openvino`` for the export of the run; None for ``torch``.
         trust_recipe: Whether to import a recipe file that the run names; see :meth:`Run.load`.
         progress: Called with each :class:`~finetune.pipeline.events.Advanced`, on rank 0.
         **reading: Recipe options that say how to read ``data``, e.g. ``text_column``.
@@ -82,7 +86,8 @@ def evaluate(
         raise UserError(f"--{next(iter(reading))} says how to read other data: add --data FILE")
     recipe = run.recipe()
     manifest = run.manifest
-    precision = manifest.launch.precision
+    loader = model_loader(run, Options(engine=engine, cpu_kernels=cpu_kernels))
+    precision = "fp32" if loader else manifest.launch.precision
     if precision == "tf32" or (precision == "fp16" and not torch.accelerator.is_available()):
         precision = "fp32"
     values = argument_values(
@@ -114,7 +119,7 @@ def evaluate(
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         evaluated, rows_trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(
-            lambda: evaluated.trainer_kwargs(evaluated.load_model(run.path, run.labels)),
+            lambda: evaluated.trainer_kwargs((loader or recipe.load_model)(run.path, run.labels)),
             values.build(),
             evaluated.adapt,
         )

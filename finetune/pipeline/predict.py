@@ -16,6 +16,7 @@ from finetune.data import arrow, memory
 from finetune.data.corrections import FILE
 from finetune.data.read import READABLE
 from finetune.errors import Report, UserError, counted
+from finetune.export.module import model_loader
 from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import FILES, READING, Options
@@ -233,13 +234,15 @@ def _request(
     options = Options(**{name: value for name, value in values.items() if name in names})
     # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
     is_classifier = run.kind.has_probabilities and isinstance(run.recipe(scores=False), TextRecipe)
-    is_bf16 = is_classifier and hardware.prefers_bf16(device().type)
+    load_model = model_loader(run, options, workers=hardware.use_threads(None))
+    is_bf16 = load_model is None and is_classifier and hardware.prefers_bf16(device().type)
     options = replace(
         options,
         precision=options.precision or ("bf16" if is_bf16 else "fp32"),
         cpu_kernels=options.cpu_kernels or run.manifest.arguments.get("cpu_kernels", "auto"),
     )
     request = Request(run, source, options, output)
+    request.load_model = load_model or request.load_model
     is_image = isinstance(request.recipe, ImageRecipe)
     unused = {"text_column", "text_columns"} if is_image else {"image_column"}
     if request.kind not in READABLE:
@@ -261,10 +264,9 @@ def _notes(request: Request) -> list[str]:
     notes = [*filter(None, [request.run.unfinished]), *request.file_facts]
     if renamed := [name for name in request.added if name.startswith("predicted ")]:
         notes.append(f"the input already has columns of these names: see {', '.join(renamed)}")
-    columns = request.columns_read
-    nulls = [request.rows.column(name).is_null().to_numpy() for name in columns]
+    nulls = [request.rows.column(name).is_null().to_numpy() for name in request.columns_read]
     if missing := int(np.any(nulls, axis=0).sum()):
-        rows = f"{counted(missing, 'row')} without a value in {' or '.join(columns)}"
+        rows = f"{counted(missing, 'row')} without a value in {' or '.join(request.columns_read)}"
         notes.append(f"{rows}: their predictions are empty")
     return notes
 

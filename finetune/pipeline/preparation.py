@@ -110,9 +110,7 @@ def load_and_check(settings: Settings) -> ArgumentValues | None:
     recipe = settings.recipe
     values = _check_values(settings)
     if values is not None:
-        refuse_combinations(
-            values, settings.user_options, settings.report, has_adapter=has_adapter(recipe)
-        )
+        refuse_combinations(values, settings.user_options, has_adapter(recipe), settings.report)
     _check_sources(settings, values)
     if settings.report.sentences("error") or "splits" not in vars(recipe):
         return values

@@ -24,9 +24,10 @@ from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import adapters, head
-from finetune.pipeline import events, results, time_limit
+from finetune.pipeline import events, results
 from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, reporting_work
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
+from finetune.pipeline.time_limit import fit_epochs
 from finetune.recipe import Recipe
 from finetune.runs.run import Run
 from finetune.runtime import activity, distributed, files, stopping
@@ -122,12 +123,10 @@ def run_training(
         with reporting_work(progress) as report_event:
             recording = _Recording(settings, report_event)
             with recording.failures():
-                prepared = prepare_job(settings, report_event)
+                prepared = fit_epochs(prepare_job(settings, report_event), report_event)
                 settings = prepared.settings
                 if settings.dry_run or prepared.is_done:
                     return _report_without_training(prepared, report_event)
-                prepared = time_limit.fit_epochs(prepared, report_event)
-                settings = prepared.settings
                 trainer = _build_trainer(prepared, report_event)
                 if pruning is not None:
                     trainer.add_callback(pruning)

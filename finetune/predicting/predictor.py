@@ -5,7 +5,7 @@ for each other after each one. The logits of a row are then the same for any num
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -41,10 +41,10 @@ Submission = tuple[list[tuple[Future[np.ndarray], np.ndarray]], np.ndarray]
 class Predictor:
     """The model of a run, loaded: values of rows in, columns of predictions out.
 
-    ``options`` have a precision and kernels.
+    ``options`` have a precision and kernels; ``load_model`` is that of the recipe or like it.
     """
 
-    def __init__(self, run: Run, options: Options) -> None:
+    def __init__(self, run: Run, options: Options, load_model: Callable[..., Any]) -> None:
         self._options = options
         self._temperature = float(run.manifest.temperature or 1.0) if options.calibrated else 1.0
         self._recipe = run.recipe(scores=False)
@@ -58,7 +58,7 @@ class Predictor:
         # a new thread of torch starts with as many threads of its own as there are cores
         use_one = partial(torch.set_num_threads, 1) if on_cpu else None
         self._executor = ThreadPoolExecutor(threads, initializer=use_one)
-        model = self._recipe.load_model(run.path, run.labels).eval()
+        model = load_model(run.path, run.labels).eval()
         self._inputs = {*inspect.signature(model.forward).parameters, *_LABELS}
         self._removes_columns = run.manifest.arguments.get("remove_unused_columns", True)
         if self._bf16:

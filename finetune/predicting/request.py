@@ -6,7 +6,7 @@ processes share the chunks, and an interrupted prediction continues with the nex
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import chain, pairwise
 from pathlib import Path
@@ -45,6 +45,7 @@ class Request:
         self.run = run
         self.task = run.kind
         self.recipe = run.recipe(scores=False)
+        self.load_model: Callable[..., Any] = self.recipe.load_model  # or that of an engine
         self.options = options  # with a precision and kernels
         self.path = Path(source or "").expanduser()
         self.folder = self.path if self.path.is_dir() else self.path.parent
@@ -140,7 +141,7 @@ class Request:
         chunks: Iterable[tuple[int, Any]] = ((number, self.chunk(number)) for number in numbers)
         if self.kind == STANDARD_INPUT:
             chunks = enumerate(_read_lines(self.rows))
-        with closing(Predictor(self.run, self.options)) as predictor:
+        with closing(Predictor(self.run, self.options, self.load_model)) as predictor:
             submitted: Iterator[Any] = (
                 (number, rows, predictor.submit(self._values(number, rows)))
                 for number, rows in chunks

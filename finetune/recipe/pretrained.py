@@ -216,6 +216,33 @@ class TextRecipe(Recipe, TextOptions):
         parts = len(self.columns_read())
         return Encoder(self.processing_class(), self.max_length, self.truncation, parts)
 
+    def encoding_facts(self) -> dict[str, Any]:
+        """Return what decides how rows become tokens, as JSON, for use without this recipe.
+
+        Raises:
+            UserError: If the recipe tokenizes in its own way, or its tokenizer is not a fast one.
+        """
+        from transformers import PreTrainedTokenizerFast
+
+        tokenizer: Any = self.processing_class()
+        reason = ""
+        for name in ("prepare", "encoder", "windows", "data_collator"):
+            if getattr(type(self), name) is not getattr(TextRecipe, name):
+                reason = f"the recipe has its own {name}()"
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            reason = f"{type(tokenizer).__name__} is not a fast tokenizer"
+        if reason:
+            expected = "expected rows that can be tokenized without the recipe"
+            raise UserError(f"{expected}, but {reason}; use finetune.predict")
+        facts = ("truncation", "long_texts", "stride", "pooling")
+        special = ("sep_token", "eos_token", "split_special_tokens")
+        return {
+            "columns": self.columns_read(),
+            "max_length": self.encoder().max_length,
+            **{name: getattr(self, name) for name in facts},
+            **{name: getattr(tokenizer, name) for name in special},
+        }
+
     @property
     def windows(self) -> Windows | None:
         """The object that cuts texts into windows; None if texts are truncated."""

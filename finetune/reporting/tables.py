@@ -9,6 +9,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from finetune.errors import counted
+from finetune.export.files import Export
 from finetune.runs.manifest import Manifest
 from finetune.runs.run import Run
 from finetune.runtime.files import write_whole
@@ -152,6 +154,40 @@ def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) 
     values |= {f"top-{k} accuracy": value for k, value in (statistics.top_k or {}).items()}
     rows = [[Cell(name), *to_cells(values, [name])] for name in values if name not in headline]
     return [Table(caption, ["", ""], rows)] if rows else []
+
+
+def evaluation(result: Any) -> list[Table | str]:
+    """Return the tables and notes of an :class:`~finetune.pipeline.evaluate.Evaluation`."""
+    source = f"{result.source}, {counted(result.rows, 'row')}"
+    if (statistics := result.statistics) is None:
+        names = [name for name, value in result.metrics.items() if isinstance(value, float)]
+        scores = {"now": result.metrics, "recorded": result.recorded or {}}
+        rows = [[Cell(row), *to_cells(scores[row], names)] for row in scores]
+        return [Table(f"test set of {source}", ["", *names], rows), *result.notes]
+    parts = metrics(f"{source}, 95% confidence intervals", statistics)
+    parts = [*parts, *targets(statistics), *classes(statistics)]
+    return [*parts, *statistics.notes, *result.notes]
+
+
+def export(export: Export) -> list[Table | str]:
+    """Return the table of what was checked at an export, and what it means."""
+    checks = {"fp32": export.facts.check}
+    if quantized := export.facts.quantized:
+        checks[quantized["weights"]] = quantized
+    header = ["", "MB", "ms for a row", "changed rows", "largest difference"]
+    rows = []
+    for name, check in checks.items():
+        changed = f"{check['changed']:,} of {check['rows']:,}"
+        texts = [f"{check['bytes'] / 1e6:,.1f}", f"{check['latency_ms']:.1f}", changed]
+        rows.append([*map(Cell, [name, *texts, f"{check['largest_difference']:.2g}"])])
+    parts: list[Table | str] = [Table("checked on validation rows of the run", header, rows)]
+    if quantized is None:
+        return parts
+    for name, gap in quantized["difference"].items():
+        value = format_score(name, quantized["score"][name])
+        difference = format_score(name, gap, signed=True)
+        parts.append(f"with {quantized['weights']}: {value}; difference to fp32: {difference}")
+    return parts
 
 
 def classes(statistics: Statistics) -> list[Table]:

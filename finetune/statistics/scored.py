@@ -269,6 +269,24 @@ def distances(first: Any, second: Any) -> np.ndarray:
     return np.asarray(gaps.max(axis=1))
 
 
+def agreement(first: Any, second: Any) -> dict[str, Any]:
+    """Return how far the answers of two models agree on the same rows.
+
+    Returns:
+        ``rows``; ``changed``, the rows with another decision, of numbers those that move by more
+        than 5% of the standard deviation of the labels; ``largest_difference`` of a probability,
+        or of a number in standard deviations. It is NaN if an answer is not finite.
+    """
+    changes = distances(first, second)
+    if first.kind == "numbers":
+        largest, limit = changes.max(), 0.05
+    else:
+        gaps = first.probabilities.rows() - second.probabilities.rows()
+        largest, limit = np.abs(gaps).max(), 0.0
+    changed = int(np.count_nonzero(~(changes <= limit)))
+    return {"rows": len(first), "changed": changed, "largest_difference": float(largest)}
+
+
 def class_numbers(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
     """Return the class ids of the names in a column of a table, int64, shape ``(rows,)``."""
     return pd.Index(names).get_indexer(pd.Index(table[column]))

@@ -22,7 +22,7 @@ from finetune.statistics.baselines import Source
 from finetune.statistics.metrics import Metrics, Scoring, module_of
 from finetune.statistics.results import Statistics
 from finetune.statistics.scored import Kind, Scored
-from finetune.tasks import losses
+from finetune.tasks import decoding, losses
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +57,7 @@ class Task(ABC, Generic[S]):
     #: Whether each row has exactly one class. Only then do label smoothing and a temperature apply.
     has_one_class: ClassVar[bool] = False
     has_probabilities: ClassVar[bool] = False  # for each label; then bf16 is precise enough
+    function: ClassVar[decoding.Function] = None  # turns outputs into probabilities
 
     #: The names of the classes by class id, or of the targets of a regression with several targets;
     #: empty for a regression with one target.
@@ -187,9 +188,11 @@ class Task(ABC, Generic[S]):
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         """Return the columns of ``predictions.parquet`` that the toolkit adds, ``label`` first."""
 
-    @abstractmethod
     def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
         """Return the columns that ``predict`` adds, with each label's probability if asked for."""
+        return decoding.predicted(
+            outputs, self.labels, self.function, temperature, all_labels=all_labels
+        )
 
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         """Return one line about a row with the columns of :meth:`predicted`: the prediction, then

@@ -58,6 +58,7 @@ class SingleLabel(Task[ScoredRows]):
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
     is_ordered: ClassVar[bool] = False  # whether the order of the classes is meaningful
     has_one_class = has_probabilities = True
+    function = "softmax"
 
     @property
     def feature(self) -> Any:
@@ -97,12 +98,6 @@ class SingleLabel(Task[ScoredRows]):
             columns[of_rank(PREDICTION, rank)] = names[classes[:, rank - 1]]
             columns[of_rank(PROBABILITY, rank)] = probabilities[:, rank - 1]
         return columns
-
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
-        probabilities = Probabilities(outputs, "softmax", temperature).rows()
-        predictions = [self.labels[index] for index in probabilities.argmax(axis=1)]
-        columns = {LABEL: predictions, PROBABILITY: probabilities.max(axis=1)}
-        return columns | (_probability_columns(self.labels, probabilities.T) if all_labels else {})
 
     def statistics(
         self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None = None
@@ -163,6 +158,7 @@ class MultiLabel(Task[ScoredLabels]):
     metric_modules = MODULES["multi_label"]
     losses = {"binary_cross_entropy": losses.binary_cross_entropy, "focal": losses.binary_focal}
     has_probabilities = True
+    function = "sigmoid"
 
     #: The thresholds to fit on the validation rows for the best F1: ``one`` for all labels, one for
     #: each ``label``, or ``none``.
@@ -220,11 +216,6 @@ class MultiLabel(Task[ScoredLabels]):
         rows = self.scored(labels, outputs)
         names = {LABEL: self._list_names(rows.labels), PREDICTION: self._list_names(rows.decided)}
         return names | _probability_columns(self.labels, rows.probabilities.columns())
-
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
-        probabilities = Probabilities(outputs, "sigmoid").rows()
-        columns = {LABEL: self._list_names(probabilities > 0.5)}
-        return columns | (_probability_columns(self.labels, probabilities.T) if all_labels else {})
 
     def describe(self, row: pd.Series[Any], column: str) -> str:
         return ", ".join(row[column]) or "none"

@@ -176,9 +176,6 @@ class Regression(Task[ScoredNumbers]):
     def _names(self, column: str) -> list[str]:
         return [of_target(column, name) for name in self.labels] or [column]
 
-    def predicted(self, outputs: np.ndarray, temperature: float, *, all_labels: bool) -> Columns:
-        return self._columns(PREDICTION, outputs)
-
     def sentence(self, row: pd.Series[Any], most: int | None) -> str:
         values = zip(self.labels or [""], self._names(PREDICTION), strict=True)
         return ", ".join(f"{label} {row[name]:.6g}".lstrip() for label, name in values)

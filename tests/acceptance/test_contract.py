@@ -111,8 +111,8 @@ def test_private_names_are_read() -> None:
 
 
 def test_the_rows_are_in_order() -> None:
-    """The ids of the contract are A1, A2, ..., B1, ..., G, each once and in order."""
-    last = {section: sum(row[0] == section for row in IDS) for section in "ABCDEFG"}
+    """The ids of the contract are A1, A2, ..., B1, ..., H, each once and in order."""
+    last = {section: sum(row[0] == section for row in IDS) for section in "ABCDEFGH"}
     assert [f"{section}{n + 1}" for section in last for n in range(last[section])] == IDS != []
 
 

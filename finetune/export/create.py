@@ -1,0 +1,249 @@
+"""Export the model of a run to ONNX, and check the export against the run."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import secrets
+import shutil
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from finetune.data.targets import values
+from finetune.data.tokenize import read_by_model
+from finetune.errors import RunError, UserError
+from finetune.export import FOLDER
+from finetune.export.engines import Session
+from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export, Facts, sha256
+from finetune.export.module import TorchSession, facts_of
+from finetune.export.predictor import Predictor
+from finetune.export.text import TextEncoder
+from finetune.runs.run import Run
+from finetune.runtime import hub
+from finetune.runtime.importing import require_packages
+from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
+from finetune.statistics.scored import agreement
+
+_MOST_ROWS = 1000  # validation rows of the check
+_MOST_DIFFERENT = 1e-4  # of probabilities; of numbers, in standard deviations
+_MOST_CHANGED = 0.01  # share of rows whose decision quantization may change
+_MOST_WEIGHTS = 2**31 - 2**20  # bytes: the file is one protobuf message
+_LIBRARIES = ("torch", "transformers", "tokenizers", "onnx", "onnxscript", "onnxruntime")
+
+
+def export(
+    run: Run | str | Path,
+    output: str | Path | None = None,
+    *,
+    quantize: str | None = None,
+    accept_changes: bool = False,
+    trust_recipe: bool = False,
+) -> Export:
+    """Export the model of a run to ONNX, for use without torch, and check it.
+
+    On up to 1,000 validation rows of the run, no decision may differ from that of the model in
+    fp32, and no probability by more than 1e-4 (no predicted number by more than 1e-4 standard
+    deviations). If a check fails, no directory is written.
+
+    Args:
+        run: A run that reads texts, or its directory.
+        output: The directory to write; an export that is there is replaced. None for ``export`` in
+            the directory of the run, where ``--engine`` finds it.
+        quantize: ``int8`` for weights in 8 bits, by the dynamic quantization of ONNX Runtime.
+        accept_changes: Whether quantization may change more than 1% of the decisions.
+        trust_recipe: See :meth:`Run.load`.
+
+    Returns:
+        The export; ``facts.check`` and ``facts.quantized`` have what was checked.
+
+    Raises:
+        UserError: If the run cannot be exported, or if quantization changes too many decisions.
+        RunError: If the export does not answer as the run.
+    """
+    require_packages("export", "onnx", "onnxscript", "onnxruntime", extra="onnx")
+    if quantize not in (None, "int8"):
+        raise UserError(f"--quantize {quantize}: expected int8")
+    run = Run.load(run, trust_recipe=trust_recipe)
+    if run.unfinished:
+        raise UserError(run.unfinished)
+    recipe: Any = run.recipe(scores=False)
+    facts = facts_of(run, recipe)
+    target = Path(output or run.path / FOLDER).expanduser()
+    if target.exists() and not (target / EXPORT).exists():
+        raise UserError(f"--output {target} exists and is no export: name another directory")
+    texts, labels = _validation_rows(run, recipe)
+    model = recipe.load_model(run.path, run.labels).eval()
+    names = inspect.signature(model.forward).parameters
+    versions = run.manifest.versions | {name: version(name) for name in _LIBRARIES}
+    facts = replace(facts, inputs=[n for n in facts.inputs if n in names], versions=versions)
+    with _renamed_at_the_end(target) as directory:
+        encoder = TextEncoder(recipe.processing_class(), facts)
+        _write_model(model, encoder, texts, directory / MODEL)
+        _write_tokenizer(recipe.processing_class(), facts, directory / TOKENIZER)
+        facts = _write_facts(directory, facts)
+        reference = run.kind.scored(labels, encoder.logits(texts, TorchSession(model)))
+        answers = run.kind.scored(labels, Predictor(directory).logits(texts))
+        check = agreement(reference, answers)
+        if check["changed"] or not check["largest_difference"] <= _MOST_DIFFERENT:
+            raise RunError(f"{run.path}: the export does not answer as the run: {_listed(check)}")
+        facts = _write_facts(directory, facts, check=check | _measure(directory, facts))
+        if quantize:
+            _quantize(directory)
+            facts = _write_facts(directory, facts)
+            answers = run.kind.scored(labels, Predictor(directory).logits(texts))
+            check = agreement(reference, answers)
+            if check["changed"] > _MOST_CHANGED * len(texts) and not accept_changes:
+                hint = "add --accept_changes, or export without --quantize"
+                raise UserError(f"--quantize {quantize}: {_listed(check)}; {hint}")
+            name, metric = next(iter(find_metrics(run.kind.label_kind, run.kind.metrics).items()))
+            check["score"] = estimate(answers, {name: metric})
+            check["difference"] = estimate_difference(reference, answers, {name: metric})
+            check |= {"weights": quantize} | _measure(directory, facts)
+            _write_facts(directory, facts, quantized=check)
+    return Export.load(target)
+
+
+def _validation_rows(run: Run, recipe: Any) -> tuple[list[Any], np.ndarray]:
+    """Return what the model reads of up to 1,000 validation rows, and their labels."""
+    hub.require({**run.manifest.options, "model": None})
+    rows = recipe.splits["validation"]
+    if len(rows) > _MOST_ROWS:
+        rows = rows.select(np.linspace(0, len(rows) - 1, _MOST_ROWS).astype(int))
+    texts = [text if isinstance(text, str) else tuple(text) for text in read_by_model(rows)]
+    return texts, run.kind.targets(values(rows))
+
+
+def _listed(check: dict[str, Any]) -> str:
+    return (
+        f"{check['changed']:,} of {check['rows']:,} validation rows have another prediction, "
+        f"the largest difference is {check['largest_difference']:.2g}"
+    )
+
+
+@contextlib.contextmanager
+def _renamed_at_the_end(target: Path) -> Iterator[Path]:
+    """Give a new directory beside ``target``, which takes its place at the end of the block."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    new, old = (target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp") for _ in range(2))
+    new.mkdir()
+    try:
+        yield new
+        if target.exists():
+            target.rename(old)
+        new.rename(target)
+    finally:
+        for directory in (new, old):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _write_facts(directory: Path, facts: Facts, **changes: Any) -> Facts:
+    files = {name: sha256(directory / name) for name in (MODEL, TOKENIZER)}
+    facts = replace(facts, files=files, **changes)
+    facts.write(directory)
+    return facts
+
+
+class _Logits(torch.nn.Module):
+    """A model that takes its inputs by position and returns only its logits."""
+
+    def __init__(self, model: torch.nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.model(**dict(zip(self.names, inputs, strict=True)))["logits"]
+
+
+def _write_model(
+    model: torch.nn.Module, encoder: TextEncoder, texts: Sequence[Any], path: Path
+) -> None:
+    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    if size > _MOST_WEIGHTS:
+        raise UserError(f"the model has {size / 2**30:.1f} GiB of weights, an export at most 2")
+    # several rows: torch takes a size of 1 for a constant
+    _, batch = next(encoder.batches(encoder.rows([*texts[:2], *texts[:2]])[0]))
+    names = [*batch]
+    inputs = tuple(map(torch.from_numpy, batch.values()))
+    sizes = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in names)
+    try:
+        with _quiet(), torch.no_grad():
+            torch.onnx.export(
+                _Logits(model, names),
+                inputs,
+                path,
+                input_names=names,
+                output_names=["logits"],
+                dynamic_shapes=(sizes,),
+                external_data=False,
+                verbose=False,
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise UserError(f"torch.onnx cannot export {type(model).__name__}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide warnings and logs of the libraries that write models, which are about their own code."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _example(names: Sequence[str], shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Return inputs of a made-up batch, int64, shape ``(rows, tokens)``."""
+    return {name: np.full(shape, int(name != "token_type_ids"), np.int64) for name in names}
+
+
+def _write_tokenizer(source: Any, facts: Facts, path: Path) -> None:
+    """Write the tokenizer with truncation and padding, for users of ``tokenizers``."""
+    tokenizer = Tokenizer.from_str(source.backend_tokenizer.to_str())
+    if facts.encoding["long_texts"] == "cut":
+        side = "left" if facts.encoding["truncation"] == "tail" else "right"
+        tokenizer.enable_truncation(facts.encoding["max_length"], direction=side)
+    tokenizer.enable_padding(
+        direction=source.padding_side,
+        pad_id=source.pad_token_id,
+        pad_type_id=source.pad_token_type_id,
+        pad_token=source.pad_token,
+    )
+    tokenizer.save(str(path))
+
+
+def _quantize(directory: Path) -> None:
+    """Replace the model by one with weights in 8 bits."""
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+
+    model = onnx.load(directory / MODEL)
+    del model.graph.value_info[:]  # recorded shapes may be wrong (onnxscript 0.6): inferred again
+    with _quiet():
+        quantize_dynamic(model, directory / MODEL)
+
+
+def _measure(directory: Path, facts: Facts) -> dict[str, Any]:
+    """Return the size of the model, and the median milliseconds for a row of 32 tokens."""
+    session = Session(directory / MODEL, "onnxruntime", bf16=False)
+    row = _example(facts.inputs, (1, min(32, facts.encoding["max_length"])))
+    seconds = []
+    for _ in range(30):
+        started = time.perf_counter()
+        session(row)
+        seconds.append(time.perf_counter() - started)
+    latency = round(float(np.median(seconds)) * 1e3, 2)
+    return {"bytes": (directory / MODEL).stat().st_size, "latency_ms": latency}

@@ -1,0 +1,92 @@
+"""Engines that compute the logits of an ONNX model: ONNX Runtime and OpenVINO, both on the CPU."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from joblib import cpu_count
+
+from finetune.errors import RunError, UserError
+from finetune.export.text import Inputs
+
+
+class Session:
+    """A model, loaded by an engine. Several threads may call it at once.
+
+    Args:
+        path: The file ``model.onnx``.
+        engine: ``onnxruntime`` or ``openvino``.
+        threads: For one call; None for ``OMP_NUM_THREADS``, or else all cores of this process.
+        streams: How many calls OpenVINO computes at once.
+        bf16: Whether OpenVINO may compute in bf16 where the processor has it.
+
+    Raises:
+        UserError: If the engine cannot load the model.
+    """
+
+    def __init__(
+        self, path: Path, engine: str, threads: int | None = None, streams: int = 1, *, bf16: bool
+    ) -> None:
+        variable = os.environ.get("OMP_NUM_THREADS", "")
+        threads = threads or (int(variable) if variable.isdecimal() else 0) or int(cpu_count())
+        try:
+            if engine == "onnxruntime":
+                self._run = _onnxruntime(path, threads)
+            else:
+                self._run = _openvino(path, threads, streams, bf16)
+        except _errors(engine) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"{path}: {engine} cannot load it: {reason}") from error
+        self._engine = engine
+
+    def __call__(self, inputs: Inputs) -> np.ndarray:
+        """Return the logits of a batch, float32, shape ``(rows, outputs)``."""
+        try:
+            logits = np.asarray(self._run(inputs), np.float32)
+        except _errors(self._engine) as error:
+            reason = str(error).partition("\n")[0]
+            raise RunError(f"{self._engine} cannot compute this model: {reason}") from error
+        return logits.reshape(len(next(iter(inputs.values()))), -1)
+
+
+def _errors(engine: str) -> tuple[type[Exception], ...]:
+    """Return the classes of the errors of an engine; those of ONNX Runtime have no base class."""
+    if engine == "openvino":
+        return (RuntimeError,)
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    values = [value for value in vars(state).values() if isinstance(value, type)]
+    return tuple(value for value in values if issubclass(value, Exception))
+
+
+def _onnxruntime(path: Path, threads: int) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    return lambda inputs: session.run(["logits"], inputs)[0]
+
+
+def _openvino(path: Path, threads: int, streams: int, bf16: bool) -> Any:
+    import openvino
+
+    core = openvino.Core()
+    has_bf16 = bf16 and "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    settings = {"INFERENCE_PRECISION_HINT": "bf16" if has_bf16 else "f32", "NUM_STREAMS": streams}
+    settings["INFERENCE_NUM_THREADS"] = threads * streams
+    model = core.compile_model(str(path), "CPU", settings)
+    requests = threading.local()  # a request computes one batch at a time
+
+    def run(inputs: Inputs) -> Any:
+        if not hasattr(requests, "of_thread"):
+            requests.of_thread = model.create_infer_request()
+        return requests.of_thread.infer(inputs)["logits"].copy()
+
+    return run

@@ -1,0 +1,106 @@
+"""The directory of an export: ``model.onnx``, ``tokenizer.json``, and ``export.json`` about them.
+
+It is read without torch and transformers. Each file is compared with its digest in ``export.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from finetune.errors import UserError
+from finetune.export import FOLDER
+from finetune.tasks.decoding import Function
+from finetune.training.record import SCHEMA, Record
+
+MODEL, TOKENIZER, EXPORT = "model.onnx", "tokenizer.json", "export.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts(Record):
+    """``export.json``: what is needed to decode answers, and what was checked."""
+
+    NAME = EXPORT
+
+    task: str  # see ``finetune.tasks``
+    labels: list[str]  # in the order of the outputs; empty for a regression with one target
+    function: Function  # that turns logits into probabilities
+    threshold: float | None  # of a probability, for multi-label; fitted ones are in the model
+    temperature: float | None  # fitted on the validation rows; the answers do not use it
+    encoding: dict[str, Any]  # how rows become tokens, see ``TextRecipe.encoding_facts``
+    padding: dict[str, Any]  # ``side``, and the value that pads each input
+    inputs: list[str]  # of the model, int64, shape (rows, tokens); its output is ``logits``
+    source: dict[str, str]  # the run, and the sha256 of its model
+    versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)  # sha256 of each
+    check: dict[str, Any] = field(default_factory=dict)  # on validation rows of the run
+    quantized: dict[str, Any] | None = None  # the same for ``--quantize``, with scores
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True)
+class Export:
+    """An export in a directory."""
+
+    path: Path
+    facts: Facts
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Return the export in a directory.
+
+        Raises:
+            UserError: If it is not a whole export, or one of its files has changed.
+        """
+        directory = Path(path).expanduser()
+        if not (directory / EXPORT).exists():
+            reason = f"no {EXPORT} in it" if directory.exists() else "no such directory"
+            hint = "to make one: python -m finetune export RUN"
+            raise UserError(f"{path} is neither a run nor a whole export: {reason}; {hint}")
+        facts = Facts.read(directory)
+        for name in (MODEL, TOKENIZER):
+            file = directory / name
+            if not file.is_file() or sha256(file) != facts.files.get(name):
+                state = "has changed since the export" if file.is_file() else "is missing"
+                raise UserError(f"{file} {state}: copy the directory again, or make it again")
+        return cls(directory, facts)
+
+    @classmethod
+    def of_run(cls, run: Path, engine: str) -> Self:
+        """Return the export in the directory of a run, which ``engine`` needs.
+
+        Raises:
+            UserError: If there is none, or if it was made from another model than the run has now.
+        """
+        command = f"python -m finetune export {run}"
+        if not (run / FOLDER).exists():
+            raise UserError(f"--engine {engine}: {run} has no export; to make one: {command}")
+        export = cls.load(run / FOLDER)
+        if export.facts.source["sha256"] != digest_of_model(run):
+            reason = f"was made from another model than {run} has now"
+            raise UserError(f"{export.path} {reason}; to make it again: {command}")
+        return export
+
+    @property
+    def digest(self) -> str:
+        """The sha256 that identifies model, tokenizer and labels."""
+        return _digest([*self.facts.files.values(), *self.facts.labels])
+
+
+def digest_of_model(run: Path) -> str:
+    """Return the sha256 that identifies weights, labels and tokenizer in a run."""
+    files = [*sorted(run.glob("*.safetensors")), run / "config.json", run / TOKENIZER]
+    return _digest(sha256(file) for file in files if file.exists())
+
+
+def sha256(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

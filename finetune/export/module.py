@@ -1,0 +1,111 @@
+"""Between torch and engines: a run as a session, and the session of an export as a module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from finetune.errors import UserError
+from finetune.export import require_engine
+from finetune.export.engines import Session
+from finetune.export.files import MODEL, Export, Facts, digest_of_model
+from finetune.export.text import Inputs
+from finetune.models import cpu
+from finetune.predicting import Options
+from finetune.predicting.predictor import device
+from finetune.recipe import TextRecipe
+from finetune.runs.run import Run
+
+
+def facts_of(run: Run, recipe: Any) -> Facts:
+    """Return the facts about a run that an export of it records.
+
+    Raises:
+        UserError: If it does not read texts, or if they cannot be tokenized without the recipe.
+    """
+    run.require_model()
+    if not isinstance(recipe, TextRecipe):
+        raise UserError(f"{run.path}: expected a run that reads texts; use finetune.predict")
+    tokenizer: Any = recipe.processing_class()
+    padding = {
+        "input_ids": tokenizer.pad_token_id,
+        "token_type_ids": tokenizer.pad_token_type_id,
+        "attention_mask": 0,
+    }
+    return Facts(
+        task=run.kind.name,
+        labels=run.labels,
+        function=run.kind.function,
+        threshold=0.5 if run.kind.function == "sigmoid" else None,
+        temperature=run.manifest.temperature,
+        encoding=recipe.encoding_facts(),
+        padding={"side": tokenizer.padding_side, **padding},
+        inputs=[name for name in tokenizer.model_input_names if name in padding],
+        source={"run": run.path.resolve().name, "sha256": digest_of_model(run.path)},
+    )
+
+
+class TorchSession:
+    """The model of a run, called as the session of an engine, in fp32."""
+
+    def __init__(self, model: torch.nn.Module, *, kernels: str = "off") -> None:
+        if kernels == "auto" and device().type == "cpu":
+            cpu.for_inference(model, bf16=False)
+        self._model = model.to(device())
+        self._names = inspect.signature(model.forward).parameters
+
+    def __call__(self, inputs: Inputs) -> np.ndarray:
+        """Return the logits of a batch, float32, shape ``(rows, outputs)``."""
+        tensors = {name: torch.from_numpy(inputs[name]) for name in inputs if name in self._names}
+        with torch.inference_mode():
+            batch = {name: tensor.to(device()) for name, tensor in tensors.items()}
+            logits: torch.Tensor = self._model(**batch)["logits"]
+        return logits.reshape(len(logits), -1).cpu().numpy()
+
+
+class SessionModule(torch.nn.Module):
+    """A model whose logits an engine computes; it has no weights."""
+
+    def __init__(self, session: Session, inputs: list[str]) -> None:
+        super().__init__()
+        self._session = session
+        self._inputs = inputs
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Return ``{"logits": ...}``, float32, shape ``(rows, outputs)``."""
+        tensors: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask}
+        tensors["token_type_ids"] = token_type_ids
+        logits = self._session({name: tensors[name].cpu().numpy() for name in self._inputs})
+        return {"logits": torch.from_numpy(logits).to(input_ids.device)}
+
+
+def model_loader(
+    run: Run, options: Options, workers: int = 0
+) -> Callable[..., SessionModule] | None:
+    """Return a ``load_model`` for the export of a run; None for torch.
+
+    With ``workers``, as many threads compute batches at once, each on one core.
+
+    Raises:
+        UserError: If there is no such export, or if the options are not for this engine.
+    """
+    engine = options.engine or "torch"
+    require_engine(engine)
+    if engine == "torch":
+        return None
+    for name, value in {"precision": "fp32", "cpu_kernels": "off"}.items():
+        if (typed := getattr(options, name)) not in (None, value):
+            raise UserError(f"--{name} {typed}: --engine {engine} expects {value}")
+    export = Export.of_run(run.path, engine)
+    threads, streams = (1, workers) if workers else (None, 1)
+    session = Session(export.path / MODEL, engine, threads, streams, bf16=False)
+    return lambda *_: SessionModule(session, export.facts.inputs)

@@ -1,0 +1,165 @@
+"""``Predictor``: a callable from a batch of texts to a frame, for servers and clusters."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from finetune.errors import UserError, suggestion
+from finetune.export import require_engine
+from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export
+from finetune.tasks import decoding
+from finetune.training.record import MANIFEST
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from finetune.runs.run import Run
+
+
+class Predictor:
+    """Predicts batches of rows with a run or an export.
+
+        predictor = finetune.Predictor("runs/yelp/export")
+        predictor(["a warm and funny film"])  # a frame with label and probability
+
+    It can be pickled; each process loads the model at its first call. With an export, neither torch
+    nor transformers is imported.
+
+    Args:
+        source: A run, or the directory of a run or an export.
+        engine: ``torch`` for a run, in fp32; ``onnxruntime`` or ``openvino`` for an export, or for
+            a run with an export in its directory. None for ``torch`` or ``onnxruntime``. OpenVINO
+            computes classes in bf16 where the processor has it.
+        trust_recipe: See :meth:`Run.load`.
+
+    Attributes:
+        engine: The name of the engine.
+        facts: The facts of the model, as in ``export.json``.
+        task: The name of the task.
+        labels: The names of the classes, in the order of their ids.
+        columns: The number of texts per row.
+        digest: The sha256 that identifies the model.
+
+    Raises:
+        UserError: If there is no such run, export or engine, or if a file has changed.
+    """
+
+    def __init__(
+        self, source: str | Path | Run, engine: str | None = None, *, trust_recipe: bool = False
+    ) -> None:
+        path = source if isinstance(source, str | Path) else source.path
+        self._path = Path(path).expanduser()
+        is_export = (self._path / EXPORT).exists() or not (self._path / MANIFEST).exists()
+        self.engine = engine or ("onnxruntime" if is_export else "torch")
+        require_engine(self.engine)
+        self._trust_recipe = trust_recipe
+        if self.engine == "torch":
+            if is_export:
+                raise UserError(f"--engine torch: {self._path} is an export; expected its run")
+            from finetune.export.module import facts_of
+            from finetune.runs.run import Run
+
+            self._run = Run.load(self._path, trust_recipe=trust_recipe)
+            self._recipe = self._run.recipe(scores=False)
+            self.facts = facts_of(self._run, self._recipe)
+            self.digest = self.facts.source["sha256"]
+        else:
+            path = self._path
+            self._export = Export.load(path) if is_export else Export.of_run(path, self.engine)
+            self.facts, self.digest = self._export.facts, self._export.digest
+        self.task, self.labels = self.facts.task, self.facts.labels
+        self._names = self.facts.encoding["columns"]
+        self.columns = len(self._names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        create = functools.partial(type(self), trust_recipe=self._trust_recipe)
+        return create, (self._path, self.engine)
+
+    def __call__(
+        self,
+        batch: Sequence[Any] | Mapping[str, Any] | pd.DataFrame,
+        *,
+        all_probabilities: bool = False,
+    ) -> pd.DataFrame:
+        """Return the columns that :func:`finetune.predict` adds to rows.
+
+        Args:
+            batch: Texts; tuples of texts if the model reads several; or a frame or a dict of
+                columns, with the names of the training. A row with a missing text gets missing
+                predictions.
+            all_probabilities: Whether to add the probability of every class.
+
+        Raises:
+            UserError: If the batch is not what the model reads.
+        """
+        import pandas as pd
+
+        rows = self._rows(batch)
+        numbers = [number for number, row in enumerate(rows) if None not in row]
+        logits = self.logits([rows[n] if self.columns > 1 else rows[n][0] for n in numbers])
+        columns = decoding.predicted(
+            logits, self.labels, self.facts.function, all_labels=all_probabilities
+        )
+        for name, values in columns.items():
+            if isinstance(values, np.ndarray):  # as float32: 0.9812, not 0.9811999797821045
+                columns[name] = values.astype(np.float32).astype(str).astype(np.float64)
+        frame = pd.DataFrame(columns, numbers).reindex(range(len(rows)))
+        return frame.set_index(batch.index) if isinstance(batch, pd.DataFrame) else frame
+
+    def logits(self, texts: Sequence[Any]) -> np.ndarray:
+        """Return the logits of texts, or of tuples of texts: float32, shape ``(rows, outputs)``."""
+        encoder, session = self._loaded
+        return np.asarray(encoder.logits(texts, session))
+
+    @functools.cached_property
+    def _loaded(self) -> tuple[Any, Any]:
+        """What tokenizes texts, and what computes logits."""
+        from finetune.export.text import FastTokenizer, TextEncoder
+
+        if self.engine == "torch":
+            from finetune.export.module import TorchSession
+
+            model = self._recipe.load_model(self._run.path, self.labels).eval()
+            kernels = self._run.manifest.arguments.get("cpu_kernels", "auto")
+            encoder = TextEncoder(self._recipe.processing_class(), self.facts)
+            return encoder, TorchSession(model, kernels=kernels)
+        from finetune.export.engines import Session
+
+        path = self._export.path
+        session = Session(path / MODEL, self.engine, bf16=self.facts.function is not None)
+        return TextEncoder(FastTokenizer(path / TOKENIZER, self.facts), self.facts), session
+
+    def _rows(self, batch: Any) -> list[tuple[str | None, ...]]:
+        """Return the texts of each row, None where one is missing."""
+        if isinstance(batch, str | bytes):
+            raise UserError(f"expected a list of rows, found {batch!r:.60}: put it into a list")
+        if isinstance(batch, Mapping) or hasattr(batch, "columns"):
+            available = [*map(str, getattr(batch, "columns", batch))]
+            for name in self._names:
+                if name not in available:
+                    hint = f"{suggestion(name, available)} (available: {', '.join(available)})"
+                    raise UserError(f"the data has no column '{name}'{hint}")
+            rows = [*zip(*([*batch[name]] for name in self._names), strict=True)]
+        else:
+            rows = [row if isinstance(row, tuple) else (row,) for row in batch]
+        for number, row in enumerate(rows, 1):
+            if len(row) != self.columns:
+                expected = f"expected {self.columns} texts ({', '.join(self._names)})"
+                raise UserError(f"the data, row {number}: {expected}, found {len(row)}")
+        return [tuple(_text(value, n) for value in row) for n, row in enumerate(rows, 1)]
+
+
+def _text(value: Any, number: int) -> str | None:
+    """Return a text of a row, None if it is missing: None or NaN."""
+    if value is None or value != value:
+        return None
+    try:
+        str.encode(value)
+    except (TypeError, UnicodeEncodeError) as error:  # half of a surrogate pair
+        raise UserError(f"the data, row {number}: expected a text, found {value!r:.60}") from error
+    return str(value)

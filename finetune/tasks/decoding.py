@@ -1,0 +1,52 @@
+"""Turn the outputs of a model into the columns of predictions.
+
+Only NumPy is imported: an export answers without the libraries of training.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from finetune.data.prediction_columns import (
+    LABEL,
+    PREDICTION,
+    PROBABILITY,
+    of_target,
+    probability_of,
+)
+
+#: Turns logits into probabilities; None if the outputs are predicted numbers.
+Function = Literal["softmax", "sigmoid"] | None
+
+
+def probabilities(outputs: np.ndarray, function: Function, temperature: float = 1.0) -> np.ndarray:
+    """Return probabilities, or predicted numbers unchanged: float64, shape ``(rows, outputs)``."""
+    values = np.atleast_2d(outputs.T).T.astype(np.float64)  # (rows,) if there is one number
+    if function == "softmax":
+        values = values / temperature
+        values = np.exp(values - values.max(axis=1, keepdims=True))
+        return np.asarray(values / values.sum(axis=1, keepdims=True))
+    return np.asarray((1 + np.tanh(values / 2)) / 2) if function == "sigmoid" else values
+
+
+def predicted(
+    outputs: np.ndarray,
+    labels: list[str],
+    function: Function,
+    temperature: float = 1.0,
+    *,
+    all_labels: bool,
+) -> dict[str, Any]:
+    """Return the columns that ``predict`` adds, by name; see :meth:`Task.predicted`."""
+    values = probabilities(outputs, function, temperature)
+    if function is None:
+        names = [of_target(PREDICTION, name) for name in labels] or [PREDICTION]
+        return dict(zip(names, values.T, strict=True))
+    columns: dict[str, Any] = {}
+    if function == "softmax":
+        columns[LABEL] = [labels[index] for index in values.argmax(axis=1).tolist()]
+        columns[PROBABILITY] = values.max(axis=1)
+    else:
+        columns[LABEL] = [[labels[index] for index in np.flatnonzero(row)] for row in values > 0.5]
+    of_labels = zip(map(probability_of, labels), values.T, strict=True)
+    return columns | (dict(of_labels) if all_labels else {})
