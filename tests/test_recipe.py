@@ -169,6 +169,6 @@ def test_an_adapter_is_not_sharded(fsdp: str, count: int) -> None:
     """Without accelerators the command line refuses `--fsdp` alone, so it cannot show this."""
     report = Report()
     values = cast(Any, SimpleNamespace(max_minutes=None, fsdp=fsdp))
-    refuse_combinations(values, {}, report, has_adapter=True)
+    refuse_combinations(values, {}, True, report)
     message = "--adapter lora is not supported with --fsdp: use DistributedDataParallel"
     assert report.sentences("error") == [message] * count
