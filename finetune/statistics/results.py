@@ -24,7 +24,6 @@ class Statistics:
     ordered: dict[str, Any] | None = None  # metrics of classes that have an order
     targets: dict[str, Any] | None = None  # of several numbers: the metrics of each
     thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in
-    together: list[list[int]] | None = None  # rows that have both of two labels; up to 100 labels
     notes: list[str] = field(default_factory=list)  # what was bounded, left out or went wrong
 
     def __getitem__(self, name: str) -> Any:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 #: A label with fewer positive validation rows uses the threshold that all labels share.
 _FEWEST_POSITIVES = 10
-_MOST_COOCCURRING = 100  # with more labels, co-occurrences would be most of ``metrics.json``
 
 
 def _probabilities_in(table: pd.DataFrame, names: Sequence[str]) -> Probabilities:
@@ -227,11 +226,8 @@ class MultiLabel(Task[ScoredLabels]):
     def statistics(
         self, rows: ScoredLabels, recipe_metrics: Metrics, temperature: float | None = None
     ) -> Statistics:
-        indicators = rows.labels.astype(np.float32)
-        has_counts = len(self.labels) <= _MOST_COOCCURRING
-        counts = (indicators.T @ indicators).astype(int).tolist() if has_counts else None
         scores = super().statistics(rows, recipe_metrics)
-        return replace(scores, classes=metrics.describe_classes(rows), together=counts)
+        return replace(scores, classes=metrics.describe_classes(rows))
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
         validation = self.targets(targets.values(source.splits["validation"]))
