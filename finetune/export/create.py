@@ -150,6 +150,9 @@ def _write_facts(directory: Path, facts: Facts, **changes: Any) -> Facts:
     files = {name: sha256(directory / name) for name in (MODEL, TOKENIZER)}
     facts = replace(facts, files=files, **changes)
     facts.write(directory)
+    facts = Facts.read(directory)  # with the numbers of the file
+    facts = replace(facts, sha256=facts.digest())
+    facts.write(directory)
     return facts
 
 

@@ -6,8 +6,9 @@ It is read without torch and transformers. Each file is compared with its digest
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,7 +39,13 @@ class Facts(Record):
     files: dict[str, str] = field(default_factory=dict)  # sha256 of each
     check: dict[str, Any] = field(default_factory=dict)  # on validation rows of the run
     quantized: dict[str, Any] | None = None  # the same for ``--quantize``, with scores
+    sha256: str = ""  # of the other facts, see :meth:`digest`
     schema: int = SCHEMA
+
+    def digest(self) -> str:
+        """Return the sha256 of all other facts, in the order of their names."""
+        facts = {name: value for name, value in asdict(self).items() if name != "sha256"}
+        return _digest([json.dumps(facts, sort_keys=True)])
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,9 @@ class Export:
             hint = "to make one: python -m finetune export RUN"
             raise UserError(f"{path} is neither a run nor a whole export: {reason}; {hint}")
         facts = Facts.read(directory)
+        if facts.sha256 != facts.digest():
+            hint = "copy the directory again, or make it again"
+            raise UserError(f"{directory / EXPORT} has changed since the export: {hint}")
         for name in (MODEL, TOKENIZER):
             file = directory / name
             if not file.is_file() or sha256(file) != facts.files.get(name):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from finetune.errors import UserError, suggestion
 from finetune.export import require_engine
@@ -16,8 +17,6 @@ from finetune.tasks import decoding
 from finetune.training.record import MANIFEST
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from finetune.runs.run import Run
 
 
@@ -97,8 +96,6 @@ class Predictor:
         Raises:
             UserError: If the batch is not what the model reads.
         """
-        import pandas as pd
-
         rows = self._rows(batch)
         numbers = [number for number, row in enumerate(rows) if None not in row]
         logits = self.logits([rows[n] if self.columns > 1 else rows[n][0] for n in numbers])
@@ -136,11 +133,13 @@ class Predictor:
 
     def _rows(self, batch: Any) -> list[tuple[str | None, ...]]:
         """Return the texts of each row, None where one is missing."""
-        if isinstance(batch, str | bytes):
+        if batch is None or isinstance(batch, str | bytes):
             raise UserError(f"expected a list of rows, found {batch!r:.60}: put it into a list")
         if isinstance(batch, Mapping) or hasattr(batch, "columns"):
             available = [*map(str, getattr(batch, "columns", batch))]
             for name in self._names:
+                if available.count(name) > 1:
+                    raise UserError(f"the data has two columns named '{name}': rename one")
                 if name not in available:
                     hint = f"{suggestion(name, available)} (available: {', '.join(available)})"
                     raise UserError(f"the data has no column '{name}'{hint}")
@@ -155,8 +154,8 @@ class Predictor:
 
 
 def _text(value: Any, number: int) -> str | None:
-    """Return a text of a row, None if it is missing: None or NaN."""
-    if value is None or value != value:
+    """Return a text of a row, None if it is missing: None, NaN or ``pandas.NA``."""
+    if value is None or (pd.api.types.is_scalar(value) and pd.isna(value)):
         return None
     try:
         str.encode(value)

@@ -212,6 +212,7 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "hidden_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
     "attention_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
     "crop_scale": ("a share of the area, above 0, at most 1", lambda share: 0 < share <= 1),
+    "lora_targets": ("names of layers, with commas", lambda names: bool(split_values(names))),
     "lora_rank": ("1 or more", lambda rank: rank >= 1),
     "lora_alpha": ("a number above 0", lambda alpha: 0 < alpha < math.inf),
     "lora_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),

@@ -75,7 +75,7 @@ class Run:
         run = path if isinstance(path, Run) else cls(Path(path).expanduser())
         if not (run.path / MANIFEST).exists():
             reason = f"no {MANIFEST} in it" if run.path.exists() else "no such directory"
-            folders = (run.path.parent, Path("runs"))
+            folders = (run.path, run.path.parent, Path("runs"))  # it may be a set of runs
             runs = [file.parent for folder in folders for file in folder.glob(f"*/{MANIFEST}")]
             hint = suggestion(str(run.path), runs)
             raise UserError(f"{path} is not the directory of a run: {reason}{hint}")
@@ -103,6 +103,8 @@ class Run:
     @property
     def _state(self) -> str:
         """The status, and the command that continues the run."""
+        if self.status in ("validated", "pruned"):
+            return f"the search in {self.path.parent} keeps and tests the best of its trials only"
         command = f"{self.manifest.command}, with --resume and --output_dir {self.path}"
         return f"its status is '{self.status}'; to continue it: {command}"
 

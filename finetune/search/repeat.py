@@ -57,7 +57,7 @@ def run_repeat(settle: Settle, progress: Progress = ignore, seeds: int = 5) -> R
     report = on_rank_zero(progress)
     command = describe_command(base, "repeat", {"seeds": seeds})
     prepared = prepare_set(settle({"seed": first}), directory, command, progress)
-    run_set = open_set(directory, "repeat", base, prepared, command, {"seed"})
+    run_set = open_set(directory, "repeat", base, prepared, command, ())
     for number, seed in enumerate(range(first, first + seeds), start=1):
         changes = {"seed": seed, "output_dir": str(directory / f"seed-{seed}")}
         run = run_one(settle({**changes, "resume": True}), progress)

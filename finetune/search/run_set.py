@@ -116,6 +116,8 @@ def set_directory(settings: Settings, suffix: str) -> Path:
         if settings.user_options.get(name):
             raise UserError(f"--{name}: {reason}")
     directory = settings.output_dir
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"--output_dir {directory}: expected a directory, found a file")
     if "output_dir" in settings.user_options:
         return directory
     return directory.with_name(f"{directory.name}-{suffix}")
@@ -198,10 +200,15 @@ def _write_or_compare(directory: Path, manifest: SetManifest) -> None:
     if not is_set(directory):
         if directory.exists() and any(directory.iterdir()):
             raise UserError(f"--output_dir {directory} holds other files: use another directory")
-        return manifest.write(directory)
+        try:
+            return manifest.write(directory)
+        except OSError as error:
+            raise UserError(f"--output_dir {directory} cannot be written: {error}") from error
     present = SetManifest.read(directory)
     records = present, manifest
-    old, new = ({"kind": m.kind, "space": m.space, **m.configuration} for m in records)
+    if present.kind != manifest.kind:
+        raise UserError(f"{directory} is a set of `{present.kind}`: use another --output_dir")
+    old, new = ({"space": m.space, **m.configuration} for m in records)
     mistakes = [
         f"{directory} has runs with {name} {old.get(name)}, now it is {new.get(name)}"
         for name in {**old, **new}

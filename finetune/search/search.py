@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from optuna.distributions import distribution_to_json
 from transformers import TrainerCallback
 
 from finetune.errors import Diverged, Pruned, RunError, UserError
@@ -27,6 +26,7 @@ from finetune.search.run_set import (
 from finetune.search.space import (
     check_values,
     default_space,
+    describe,
     first_values,
     most_epochs,
     parse_space,
@@ -96,10 +96,10 @@ def run_search(
     prepared = prepare_set(first_run, directory, command, progress)
     values = prepared.settings.values
     if not distributions:
-        default = default_space(prepared.settings.recipe.kind.name, values)
+        default = default_space(prepared.settings.recipe.kind.name, values, base.user_options)
         report(Noted(f"--space {default}"))
         distributions = parse_space(default, recipe)
-    texts = {name: distribution_to_json(row) for name, row in distributions.items()}
+    texts = {name: describe(distribution) for name, distribution in distributions.items()}
     run_set = open_set(directory, "search", base, prepared, command, distributions, texts)
     epochs = most_epochs(distributions, values)
     study = Trials(run_set, distributions, values.seed, pruner, epochs)

@@ -78,6 +78,8 @@ def compare(
     if len(paths) != 2:
         raise UserError(f"compare: expected two sets of runs, or runs, found {len(paths)}")
     run_sets = [RunSet.load(path, trust_recipe=trust_recipe, tell=tell) for path in paths]
+    if run_sets[0].path.resolve() == run_sets[1].path.resolve():
+        raise UserError(f"compare: expected two sets of runs, found {paths[0]} twice")
     if {run_set.manifest.kind for run_set in run_sets} != {"repeat"}:
         raise UserError("compare: expected sets of seeds, from `repeat`; a search has no seeds")
     first, second = map(finished_runs, run_sets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import (
@@ -35,13 +35,29 @@ _MOST_TRIED = 32  # values of a dimension that are checked before the first tria
 _OF_TASK = {"regression": "weight_decay=0.001..0.1:log"}
 
 
-def default_space(task: str, values: ArgumentValues) -> str:
-    """Return the space of a search without ``--space``, around the defaults of the recipe."""
+def default_space(task: str, values: ArgumentValues, typed: Collection[str]) -> str:
+    """Return the space of a search without ``--space``, around the defaults of the recipe; options
+    that the user has typed are not varied.
+
+    Raises:
+        UserError: If no option is left.
+    """
     rate, epochs = values.learning_rate, max(1, round(values.num_train_epochs))
     parts = [f"learning_rate={rate / 5:g}..{rate * 10:g}:log"]
     if values.max_steps <= 0:
         parts.append(f"num_train_epochs=1..{2 * epochs}")
-    return ",".join([*parts, _OF_TASK.get(task, "warmup_steps=0.0..0.2")])
+    parts.append(_OF_TASK.get(task, "warmup_steps=0.0..0.2"))
+    if not (left := [part for part in parts if part.partition("=")[0] not in typed]):
+        raise UserError(f"--space: expected one, as {', '.join(parts)} are given as flags")
+    return ",".join(left)
+
+
+def describe(distribution: BaseDistribution) -> str:
+    """Return a distribution as it is typed."""
+    if isinstance(distribution, CategoricalDistribution):
+        return "|".join(map(str, distribution.choices))
+    assert isinstance(distribution, (IntDistribution, FloatDistribution))
+    return f"{distribution.low}..{distribution.high}" + ":log" * distribution.log
 
 
 def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str, BaseDistribution]:
@@ -87,7 +103,9 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
     low_text, is_range, high_text = ends.partition("..")
     if not is_range or "|" in values:  # a path may have two dots
         choices = [choice.strip() for choice in values.split("|")]
-        if len({*choices}) < 2 or "" in choices:
+        if len({*choices}) < len(choices) or "" in choices:
+            raise UserError(f"--space {name}={values}: expected different values")
+        if len(choices) < 2:
             raise UserError(f"--space {name}={values}: expected LOW..HIGH, LOW..HIGH:log or A|B")
         for kind in (int, float):  # numbers, for options that are numbers in Python
             with contextlib.suppress(ValueError):

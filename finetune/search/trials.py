@@ -111,7 +111,7 @@ class Trials:
                 return None
             # a process that asks later samples other values
             study.sampler = TPESampler(
-                seed=self.seed + len(study.trials),
+                seed=self.seed + len(begun),
                 n_startup_trials=STARTUP_TRIALS,
                 constant_liar=True,
             )
@@ -168,6 +168,8 @@ class Trials:
             ending = reason if is_pruned else f"failed: {reason}"
         deleted = ", ".join(self._delete_checkpoints())
         note = f"; deleted the checkpoints of {deleted}" * bool(deleted)
+        if (killed := self._current.user_attrs.get(_CONTINUES)) is not None:
+            values += f"; it was {trial_name(killed)} before its process ended"
         return f"{trial.path.name}: {ending} ({values}){note}"
 
     def _scores(self, history: Sequence[Mapping[str, Any]]) -> list[float]:

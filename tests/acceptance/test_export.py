@@ -181,6 +181,8 @@ def test_missing_texts_get_missing_answers(exported: finetune.Run) -> None:
     assert answers.index.tolist() == [7, 8, 9]
     assert answers.isna().to_numpy().tolist() == [[False] * 2, [True] * 2, [False] * 2]
     assert predictor({"text": np.array(["good", "bad"])})["label"].notna().all()
+    missing = pd.array(["good", pd.NA], dtype="string")
+    assert predictor({"text": missing})["label"].notna().tolist() == [True, False]
     assert len(predictor([])) == 0
     assert predictor([]).columns.tolist() == ["label", "probability"]
 
@@ -241,6 +243,14 @@ def test_a_changed_or_missing_file_is_refused(copy: Path, name: str) -> None:
         finetune.Predictor(copy / "export")
 
 
+def test_edited_facts_are_refused(copy: Path) -> None:
+    path = copy / "export" / "export.json"
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps(facts | {"labels": facts["labels"][::-1]}))
+    with pytest.raises(finetune.UserError, match=r"export\.json has changed since the export"):
+        finetune.Predictor(copy / "export")
+
+
 @pytest.mark.trains
 def test_refusals(copy: Path, image_run: finetune.Run, tmp_path: Path) -> None:
     with pytest.raises(finetune.UserError, match="expected a run that reads texts"):
@@ -261,6 +271,8 @@ def test_refusals(copy: Path, image_run: finetune.Run, tmp_path: Path) -> None:
         ([1], "row 1: expected a text, found 1"),
         ([("good", "bad")], r"row 1: expected 1 texts \(text\), found 2"),
         (["half \ud83d"], "expected a text"),
+        (None, "expected a list of rows, found None"),
+        (pd.DataFrame([["good", "bad"]], columns=["text", "text"]), "two columns named 'text'"),
         ({"words": ["good"]}, r"no column 'text' \(available: words\)"),
     ]:
         with pytest.raises(finetune.UserError, match=message):

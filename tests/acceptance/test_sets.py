@@ -157,6 +157,7 @@ def test_the_lowest_layers_of_an_encoder_are_frozen_not_those_of_its_decoder(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("--adapter lora --lora_targets ,", "names of layers"),
         ("--adapter lora --lora_targets qurey", "did you mean 'query'"),
         ("--lora_rank 4", "--lora_rank 4: needs --adapter lora"),
         ("--freeze 9", "--freeze 9: expected at most"),
@@ -214,6 +215,10 @@ def test_repeat_trains_the_runs_of_its_seeds_and_estimates_their_mean(
     other = cli("repeat", *words, "--output_dir", tmp_path / "a", "--weight_decay", 0.5)
     assert other.status == 2
     assert "has runs with weight_decay 0.01, now it is 0.5" in other.stderr
+    with pytest.raises(finetune.UserError, match="has runs with seed 42, now it is 7"):
+        finetune.repeat("text", **{**options, "seed": 7}, seeds=3, output_dir=tmp_path / "a")
+    with pytest.raises(finetune.UserError, match="a set of `repeat`"):
+        finetune.search("text", **options, seed=42, trials=1, output_dir=tmp_path / "a")
 
 
 # ---- G3: search ----------------------------------------------------------------------------------
@@ -249,6 +254,8 @@ def test_a_search_scores_the_test_rows_of_its_best_trial_only(
     assert best.status == "finished"
     untested = [run for run in runs if not (run.path / "metrics.json").exists()]
     assert {run.status for run in untested} <= {"validated", "pruned"}
+    with pytest.raises(finetune.UserError, match="keeps and tests the best of its trials only"):
+        finetune.report(untested[0])
     assert not [path for run in untested for path in run.path.glob("checkpoint-*")]
     chosen = yaml.safe_load((tmp_path / "s" / "best.yaml").read_text())
     trained = cli("text", "--config", tmp_path / "s" / "best.yaml", "--output_dir", tmp_path / "t")
@@ -278,6 +285,8 @@ def test_a_search_scores_the_test_rows_of_its_best_trial_only(
         ("--push_to_hub true", "would replace each other on the Hub"),
         ("--max_minutes 5", "compared at equal epochs"),
         ("--space model=../a|../b", "../a"),
+        ("--space max_length=8|8", "expected different values"),
+        ("--num_train_epochs 1 --warmup_steps 3", "are given as flags"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(
