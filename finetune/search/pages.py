@@ -17,7 +17,8 @@ from finetune.search.run_set import RunSet
 PAGE = "report.html"
 
 
-@matplotlib.rc_context(plots.STYLE)
+# or the plots of Optuna cut off long names
+@matplotlib.rc_context({**plots.STYLE, "savefig.bbox": "tight"})
 def write(
     path: str | Path | RunSet,
     trust_recipe: bool = False,

@@ -104,8 +104,10 @@ def _restyled(name: str, alt: str, drawn: Axes) -> Plot:
     figure = drawn.get_figure(root=True)
     assert figure is not None
     pyplot.close(figure)  # or a notebook shows it
+    figure.set_figwidth(plots.WIDTH)
     for axes in figure.axes:
         axes.set_facecolor("none")
+        axes.grid(False)
     for text in figure.findobj(Text):
         text.set_color(INK)
     return Plot(name, alt, figure)
