@@ -78,10 +78,10 @@ def compare(
     if len(paths) != 2:
         raise UserError(f"compare: expected two sets of runs, or runs, found {len(paths)}")
     run_sets = [RunSet.load(path, trust_recipe=trust_recipe, tell=tell) for path in paths]
-    if run_sets[0].path.resolve() == run_sets[1].path.resolve():
-        raise UserError(f"compare: expected two sets of runs, found {paths[0]} twice")
     if {run_set.manifest.kind for run_set in run_sets} != {"repeat"}:
         raise UserError("compare: expected sets of seeds, from `repeat`; a search has no seeds")
+    if run_sets[0].path.resolve() == run_sets[1].path.resolve():
+        raise UserError(f"compare: expected two sets of runs, found {paths[0]} twice")
     first, second = map(finished_runs, run_sets)
     is_other_task = first[0].kind.find_difference(second[0].kind)
     if is_other_task or not _test_rows(first).equals(_test_rows(second)):
