@@ -112,7 +112,7 @@ def read_figures(directory: Path) -> Figures:
         for name, value in entry.items()
         if name != "step" and not name.endswith(_SPEED) and isinstance(value, int | float)
     }
-    values |= {f"norm of {name}": np.linalg.norm(array) for name, array in weights.items()}
+    values |= {f"norm of {n}": np.linalg.norm(w.astype(float)) for n, w in weights.items()}
     for split in ("validation", "test"):
         values |= {f"{split} {name}": value for name, value in metrics[split].items()}
     for name, estimate in metrics["statistics"]["metrics"].items():
