@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_has_its_files() -> None:
-    assert len(RECIPES) >= 5
+    assert len(RECIPES) >= 6
     assert len(FILES) == PAGE.count("```python") == len(RECIPES) + 2  # data and a metric
     assert len(COMMANDS) >= 4
 
@@ -62,6 +62,7 @@ def test_a_recipe_of_the_page_trains(
     assert set(run.headline) == expected.get(name, {"accuracy", "f1"})
     notes = " ".join(run.manifest.data.notes)
     assert ("180 tickets of tickets.sqlite, without spam" in notes) == (name == "from_sql.py")
+    assert ("frozen, but for the head and encoder layers: 1" in notes) == (name == "frozen.py")
     if name == "by_cost.py":  # lower is better
         card = (run.path / "README.md").read_text(encoding="utf-8")
         assert re.search(r"The model .* the baseline 'majority class'", card)

@@ -155,15 +155,18 @@ class TokenSample:
         """How many texts were sampled, in parentheses; empty if all were tokenized."""
         return f" ({len(self.rows):,} sampled)" if len(self.rows) < self.total else ""
 
+    def _share_truncated(self, max_length: int) -> float:
+        return float((self.lengths > max_length).mean())
+
     def describe_truncated(self, max_length: int) -> str:
         """Return a clause about the share of training texts that are truncated."""
-        share = float((self.lengths > max_length).mean())
         texts = f"training texts{self.sampled}"
+        share = self._share_truncated(max_length)
         return f"{share:.1%} of the {texts} are truncated at --max_length {max_length}"
 
     def report_lengths(self, max_length: int, report: Report) -> None:
         """Report the lengths of the training texts in tokens, and how many are truncated."""
-        share = float((self.lengths > max_length).mean())
+        share = self._share_truncated(max_length)
         median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
         (report.warning if share > _SUSPICIOUS_TRUNCATED else report.info)(
             f"training texts{self.sampled} have {median:,} tokens (median), 95% up to {high:,}, "
@@ -200,8 +203,17 @@ def sample_tokens(dataset: Dataset, encoder: Encoder) -> TokenSample:
     rows = np.sort(np.random.default_rng(0).choice(total, min(_TOKEN_SAMPLE, total), replace=False))
     read = read_by_model(dataset.select(rows))
     texts = {text if isinstance(text, str) else tuple(text) for text in read}
-    ids = [tuple(row) for row in encoder.whole_rows(read)]
     unknown = encoder.tokenizer.unk_token_id
-    shares = np.array([row.count(unknown) / max(1, len(row)) for row in ids])
-    lengths = np.array([*map(len, ids)], dtype=np.int64) + encoder.special_tokens
-    return TokenSample(source_rows(dataset)[rows], total, lengths, shares, len(texts), len({*ids}))
+    lengths, shares, sequences = [], [], set()
+    for ids in encoder.whole_rows(read):  # not all at once: a text may have megabytes
+        lengths.append(len(ids) + encoder.special_tokens)
+        shares.append(ids.count(unknown) / max(1, len(ids)))
+        sequences.add(hash(tuple(ids)))
+    return TokenSample(
+        source_rows(dataset)[rows],
+        total,
+        np.array(lengths, dtype=np.int64),
+        np.array(shares),
+        len(texts),
+        len(sequences),
+    )

@@ -83,8 +83,8 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
                 in_windows = isinstance(recipe, TextRecipe) and recipe.long_texts == "windows"
                 if isinstance(recipe, TextRecipe) and recipe.token_sample and not in_windows:
                     recipe.token_sample.report_lengths(recipe.max_length, report)
-                depends = values.train_sampling_strategy == "group_by_length" or values.max_minutes
-                if not in_windows and not depends:
+                by_length = values.train_sampling_strategy == "group_by_length"
+                if not (in_windows or by_length or values.max_minutes):
                     _, steps = preparation.settle_schedule(settings, recipe.splits["train"])
         if deep and is_read and not report.sentences("error"):
             columns = recipe.columns_read()
@@ -92,10 +92,9 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
             check_deep(recipe.source, recipe.splits, recipe.input_column, columns, plan, report)
         elif deep:
             report.info("--deep was skipped: first fix the errors", name="deep")
-    severities = [*STATUS]
     findings = [
         replace(finding, message=report.text(finding, fix=False))
-        for finding in sorted(report.findings, key=lambda f: severities.index(f.severity))
+        for finding in sorted(report.findings, key=lambda f: [*STATUS].index(f.severity))
     ]
     splits = {}
     for name, rows in recipe.splits.items() if is_read else ():

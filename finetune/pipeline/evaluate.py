@@ -86,8 +86,8 @@ def evaluate(
         raise UserError(f"--{next(iter(reading))} says how to read other data: add --data FILE")
     recipe = run.recipe()
     manifest = run.manifest
-    loader = model_loader(run, Options(engine=engine, cpu_kernels=cpu_kernels))
-    precision = "fp32" if loader else manifest.launch.precision
+    load = model_loader(run, Options(engine=engine, cpu_kernels=cpu_kernels))
+    precision = "fp32" if load else manifest.launch.precision
     if precision == "tf32" or (precision == "fp16" and not torch.accelerator.is_available()):
         precision = "fp32"
     values = argument_values(
@@ -119,7 +119,7 @@ def evaluate(
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         evaluated, rows_trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(
-            lambda: evaluated.trainer_kwargs((loader or recipe.load_model)(run.path, run.labels)),
+            lambda: evaluated.trainer_kwargs((load or evaluated.load_model)(run.path, run.labels)),
             values.build(),
             evaluated.adapt,
         )

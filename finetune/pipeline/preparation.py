@@ -167,8 +167,9 @@ def settle_schedule(settings: Settings, rows: Dataset) -> tuple[Settings, int]:
 
 
 def with_epochs(settings: Settings, epochs: float) -> Settings:
-    """Return the settings with another number of epochs."""
-    return replace(settings, training={**settings.training, "num_train_epochs": epochs})
+    """Return the settings with another number of epochs, which ``max_steps`` does not override."""
+    length = {"num_train_epochs": epochs, "max_steps": -1}
+    return replace(settings, training=settings.training | length)
 
 
 def has_adapter(recipe: Recipe) -> bool:

@@ -55,5 +55,5 @@ def fit_epochs(prepared: Prepared, progress: Progress) -> Prepared:
     settings, steps = settle_schedule(with_epochs(settings, epochs), recipe.prepared["train"])
     timed = f"by {_TIMED} steps an epoch takes {minutes_of_epoch:.3g} minutes without evaluations"
     progress(Noted(f"--max_minutes {minutes:g}: {timed}: --num_train_epochs {epochs:g}"))
-    configuration = {**prepared.configuration, "num_train_epochs": epochs}
+    configuration = {**prepared.configuration, "num_train_epochs": epochs, "max_steps": -1}
     return replace(prepared, settings=settings, steps=steps, configuration=configuration)
