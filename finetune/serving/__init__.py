@@ -1,0 +1,1 @@
+"""Serve the model of a run or an export over HTTP."""

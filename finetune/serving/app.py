@@ -1,0 +1,231 @@
+"""The HTTP interface: ``POST /predict``, ``GET /health``, ``GET /metrics`` and a page at ``/``."""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Protocol
+
+import pandas as pd
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from finetune.data.prediction_columns import probability_of
+from finetune.serving.batching import Batcher, QueueFull
+
+_LOGGER = logging.getLogger("finetune")
+#: Upper ends of the classes of the histogram of seconds.
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+
+class Model(Protocol):
+    """What is served: a :class:`finetune.Predictor`."""
+
+    labels: list[str]
+    task: str
+    digest: str
+    engine: str
+    columns: int
+
+    def __call__(self, batch: Any, *, all_probabilities: bool) -> pd.DataFrame:
+        """Return the columns of predictions, of a classifier with the probability of every class."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server accepts."""
+
+    batch_rows: int = 32  # rows that are computed together
+    waiting_rows: int = 256  # rows of all requests that may wait; more are answered with 503
+    request_rows: int = 128
+    text_characters: int = 100_000
+    body_bytes: int = 2**20
+    body_seconds: float = 10  # for the body of a request to arrive
+    answer_seconds: float = 30  # for the answer, from the arrival of the body
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class Rows(BaseModel):
+    """The body of a request: one of ``text``, ``texts`` and ``pairs``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str | None = Field(None, description="one text", examples=["The soup was cold."])
+    texts: list[str] | None = Field(None, description="several texts")
+    pairs: list[list[str]] | None = Field(
+        None, description="the texts of each row, for a model that reads several columns"
+    )
+
+
+class Prediction(BaseModel):
+    """The prediction of a row."""
+
+    label: str | list[str] | None = Field(None, description="the class, or the labels of the row")
+    probability: float | None = Field(None, description="the probability of `label`")
+    probabilities: dict[str, float] | None = Field(None, description="of every class")
+    prediction: float | dict[str, float] | None = Field(None, description="of a regression")
+
+
+class Answer(BaseModel):
+    """The predictions of the rows of a request, in their order."""
+
+    model: str = Field(description="sha256 of the model")
+    predictions: list[Prediction]
+
+
+class _Metrics:
+    """The metrics of a server, for Prometheus."""
+
+    def __init__(self, waiting: Callable[[], int]) -> None:
+        self.registry = CollectorRegistry()
+        names: dict[str, Any] = dict(registry=self.registry, namespace="finetune")
+        self.requests = Counter("requests", "Requests by status", ["status"], **names)
+        self.seconds = Histogram("request_seconds", "Seconds", buckets=_SECONDS, **names)
+        rows = [2**power for power in range(9)]
+        self.batches = Histogram("batch_rows", "Rows of a batch", buckets=rows, **names)
+        Gauge("waiting_rows", "Rows that wait", **names).set_function(waiting)
+
+
+def create_app(
+    model: Model, limits: Limits = DEFAULT_LIMITS, api_key: str | None = None
+) -> FastAPI:
+    """Return the application for an ASGI server such as uvicorn, which has one worker process.
+
+    Args:
+        model: Predicts batches in a thread.
+        limits: What is accepted.
+        api_key: If set, ``POST /predict`` needs the header ``Authorization: Bearer KEY``.
+    """
+
+    def predict(rows: list[Any]) -> list[dict[str, Any]]:
+        metrics.batches.observe(len(rows))
+        return _answers(model, model(rows, all_probabilities=True))
+
+    batcher = Batcher(predict, limits.batch_rows, limits.waiting_rows)
+    metrics = _Metrics(lambda: len(batcher))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        task = asyncio.create_task(batcher.run())
+        yield
+        task.cancel()
+
+    app = FastAPI(
+        title="finetune",
+        description=f"Task: {model.task}. Labels: {', '.join(model.labels[:100]) or 'numbers'}.",
+        lifespan=lifespan,
+        docs_url=None,  # both pages load scripts from the network
+        redoc_url=None,
+    )
+    page = files("finetune.serving").joinpath("page.html").read_text(encoding="utf-8")
+
+    @app.get("/", include_in_schema=False)
+    async def show() -> HTMLResponse:
+        return HTMLResponse(page)
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """Return what is served."""
+        names = ("task", "labels", "columns", "engine")
+        return {"model": model.digest, **{name: getattr(model, name) for name in names}}
+
+    @app.get("/metrics", include_in_schema=False)
+    async def show_metrics() -> Response:
+        return Response(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
+
+    body = {"content": {"application/json": {"schema": Rows.model_json_schema()}}, "required": True}
+
+    @app.post("/predict", response_model=Answer, openapi_extra={"requestBody": body})
+    async def answer(request: Request) -> JSONResponse:
+        """Predict one text, several texts, or rows of several texts."""
+        started = time.perf_counter()
+        status = 500
+        try:
+            refuse_strangers(request)
+            rows = _read_rows(await _read_body(request, limits), model.columns, limits)
+            async with asyncio.timeout(limits.answer_seconds):
+                predictions = await batcher.predict(rows)
+            status = 200
+            return JSONResponse({"model": model.digest, "predictions": predictions})
+        except (QueueFull, TimeoutError):
+            status = 503
+            raise HTTPException(503, "too many requests wait", {"Retry-After": "1"}) from None
+        except HTTPException as error:
+            status = error.status_code
+            raise
+        except Exception as error:  # its message may have the text, which is private
+            _LOGGER.error("a prediction failed: %s", type(error).__name__)
+            raise HTTPException(500, "the prediction failed") from None
+        finally:
+            metrics.requests.labels(str(status)).inc()
+            metrics.seconds.observe(time.perf_counter() - started)
+
+    def refuse_strangers(request: Request) -> None:
+        expected = f"Bearer {api_key}".encode()
+        found = request.headers.get("authorization", "").encode()
+        if api_key is not None and not hmac.compare_digest(found, expected):
+            raise HTTPException(401, "expected the header Authorization: Bearer KEY")
+
+    return app
+
+
+async def _read_body(request: Request, limits: Limits) -> bytes:
+    """Return the body of a request, unless it is too large or too slow."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limits.body_bytes:
+                    message = f"expected at most {limits.body_bytes:,} bytes"
+                    raise HTTPException(413, message, {"Connection": "close"})
+    except TimeoutError:
+        message = f"the body did not arrive within {limits.body_seconds:g} s"
+        raise HTTPException(408, message, {"Connection": "close"}) from None
+    return bytes(body)
+
+
+def _read_rows(body: bytes, columns: int, limits: Limits) -> list[str] | list[tuple[str, ...]]:
+    """Return the texts of each row; a mistake is an answer with status 422 or 413."""
+    try:
+        given = Rows.model_validate_json(body)
+    except ValidationError as error:
+        details = error.errors(include_input=False, include_url=False, include_context=False)
+        raise HTTPException(422, details) from None
+    if len(given.model_fields_set) != 1:
+        raise HTTPException(422, "expected one of text, texts and pairs")
+    texts = [given.text] if given.text is not None else given.texts
+    rows = [[text] for text in texts] if texts is not None else given.pairs or []
+    if not 1 <= len(rows) <= limits.request_rows:
+        raise HTTPException(422, f"expected 1 to {limits.request_rows} rows, found {len(rows)}")
+    for number, row in enumerate(rows, 1):
+        if len(row) != columns:
+            form = "text or texts" if columns == 1 else f"pairs, rows of {columns} texts"
+            raise HTTPException(422, f"row {number}: expected {form}, found {len(row)} texts")
+        if not all(text.strip() for text in row):
+            raise HTTPException(422, f"row {number}: expected a text, found an empty one")
+        if (size := max(map(len, row))) > limits.text_characters:
+            most = f"expected at most {limits.text_characters:,} characters"
+            raise HTTPException(413, f"row {number}: {most}, found {size:,}")
+    return [row[0] for row in rows] if columns == 1 else [tuple(row) for row in rows]
+
+
+def _answers(model: Model, frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the predictions in a frame as JSON values."""
+    columns = {probability_of(label): label for label in model.labels}
+    answers = []
+    rows: list[dict[str, Any]] = frame.to_dict("records")  # type: ignore[assignment]
+    for row in rows:
+        answer: dict[str, Any] = {name: row[name] for name in row if name not in columns}
+        if columns:
+            answer["probabilities"] = {columns[name]: row[name] for name in row if name in columns}
+        answers.append(answer)
+    return answers
