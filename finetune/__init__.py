@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from finetune.runs.run import Run
     from finetune.search.repeat import repeat
     from finetune.search.run_set import RunSet
+    from finetune.serving.app import create_app
 
 #: The public names of each module. Type checkers find the types of the events in their module.
 _MODULES = {
@@ -58,13 +59,14 @@ _MODULES = {
     "runs.run": "Run",
     "search.repeat": "repeat",
     "search.run_set": "RunSet",
+    "serving.app": "create_app",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 _CALLABLE = ("export", "search")  # packages that can be called
 __all__ = ["Check", "Comparison", "Diverged", "Evaluation", "Export", "FilePrediction"]
 __all__ += ["ImageRecipe", "Predictor", "Recipe", "Report", "Run", "RunError", "RunSet", "Scoring"]
-__all__ += ["TextRecipe", "UserError", "check", "compare", "evaluate", "export", "launch", "option"]
-__all__ += ["predict", "predict_file", "repeat", "report", "search", "train"]
+__all__ += ["TextRecipe", "UserError", "check", "compare", "create_app", "evaluate", "export"]
+__all__ += ["launch", "option", "predict", "predict_file", "repeat", "report", "search", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -24,6 +24,7 @@ from finetune.predicting import READING
 from finetune.recipe import catalog
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub, stopping
+from finetune.runtime.importing import require_packages
 from finetune.search import is_set, require_optuna
 
 
@@ -241,6 +242,47 @@ def export(words: Sequence[str]) -> int:
         run, typed.output, quantize=typed.quantize, accept_changes=typed.accept_changes
     )
     console.print_parts(*tables.export(exported), f"saved to {exported.path}")
+    return 0
+
+
+def serve(words: Sequence[str]) -> int:
+    """Serve a run or an export over HTTP, with a page to try it.
+
+        python -m finetune serve runs/yelp/export
+        curl --data '{"text": "The soup was cold."}' http://127.0.0.1:8000/predict
+
+    With the environment variable FINETUNE_API_KEY, POST /predict needs the header Authorization:
+    Bearer KEY. Ctrl-C or SIGTERM ends the server once the requests that have arrived are answered.
+    """
+    flags = {
+        "run": "directory of a run, or of an export, which starts faster: runs/yelp/export",
+        "--host ADDRESS": "address to listen on (default: 127.0.0.1, for this machine only)",
+        "--port N": "port to listen on (default: 8000)",
+        "--engine torch|onnxruntime|openvino": "what computes (default: torch for a run, "
+        "onnxruntime for an export)",
+        **TRUST,
+    }
+    typed = Parser(serve, flags).parse_args(words)
+    require_packages("serve", "fastapi", "uvicorn", "httptools", "prometheus_client", extra="serve")
+    from finetune.export.predictor import Predictor
+    from finetune.serving import server
+
+    host, port = typed.host or "127.0.0.1", 8000 if typed.port is None else typed.port
+    key = os.environ.get("FINETUNE_API_KEY")
+    if key == "":  # e.g. a secret that does not exist: not a server without a key
+        raise UserError("FINETUNE_API_KEY is empty: expected a key, or unset it")
+    with server.open_socket(host, port) as opened:
+        port = opened.getsockname()[1]
+        model = Predictor(typed.run, typed.engine, trust_recipe=typed.trust_recipe)
+        if not (host == "localhost" or host.startswith("127.")):
+            access = "with the key" if key else "without a key: see FINETUNE_API_KEY"
+            console.print_stderr(f"--host {host}: other machines can send requests, {access}")
+        server.serve(
+            model,
+            opened,
+            lambda: console.print_line(f"{model.engine}: http://{host}:{port}"),
+            api_key=key,
+        )
     return 0
 
 

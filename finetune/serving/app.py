@@ -15,8 +15,9 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect
 
-from finetune.data.prediction_columns import probability_of
+from finetune.data.prediction_columns import PREDICTION, of_target, probability_of
 from finetune.serving.batching import Batcher, QueueFull
 
 _LOGGER = logging.getLogger("finetune")
@@ -34,7 +35,7 @@ class Model(Protocol):
     columns: int
 
     def __call__(self, batch: Any, *, all_probabilities: bool) -> pd.DataFrame:
-        """Return the columns of predictions, of a classifier with the probability of every class."""
+        """Return the columns of predictions, of a classifier with all probabilities."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class _Metrics:
 def create_app(
     model: Model, limits: Limits = DEFAULT_LIMITS, api_key: str | None = None
 ) -> FastAPI:
-    """Return the application for an ASGI server such as uvicorn, which has one worker process.
+    """Return the application for an ASGI server: ``app = finetune.create_app(predictor)``.
 
     Args:
         model: Predicts batches in a thread.
@@ -158,6 +159,9 @@ def create_app(
         except (QueueFull, TimeoutError):
             status = 503
             raise HTTPException(503, "too many requests wait", {"Retry-After": "1"}) from None
+        except ClientDisconnect:
+            status = 499  # nobody reads it: for the metrics
+            raise
         except HTTPException as error:
             status = error.status_code
             raise
@@ -170,7 +174,7 @@ def create_app(
 
     def refuse_strangers(request: Request) -> None:
         expected = f"Bearer {api_key}".encode()
-        found = request.headers.get("authorization", "").encode()
+        found = request.headers.get("authorization", "").encode("latin-1")  # as it was sent
         if api_key is not None and not hmac.compare_digest(found, expected):
             raise HTTPException(401, "expected the header Authorization: Bearer KEY")
 
@@ -200,7 +204,7 @@ def _read_rows(body: bytes, columns: int, limits: Limits) -> list[str] | list[tu
     except ValidationError as error:
         details = error.errors(include_input=False, include_url=False, include_context=False)
         raise HTTPException(422, details) from None
-    if len(given.model_fields_set) != 1:
+    if sum(value is not None for _, value in given) != 1:
         raise HTTPException(422, "expected one of text, texts and pairs")
     texts = [given.text] if given.text is not None else given.texts
     rows = [[text] for text in texts] if texts is not None else given.pairs or []
@@ -220,12 +224,16 @@ def _read_rows(body: bytes, columns: int, limits: Limits) -> list[str] | list[tu
 
 def _answers(model: Model, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the predictions in a frame as JSON values."""
-    columns = {probability_of(label): label for label in model.labels}
+    groups = {probability_of(label): ("probabilities", label) for label in model.labels}
+    groups |= {of_target(PREDICTION, label): (PREDICTION, label) for label in model.labels}
     answers = []
-    rows: list[dict[str, Any]] = frame.to_dict("records")  # type: ignore[assignment]
-    for row in rows:
-        answer: dict[str, Any] = {name: row[name] for name in row if name not in columns}
-        if columns:
-            answer["probabilities"] = {columns[name]: row[name] for name in row if name in columns}
+    for row in frame.to_dict("records"):
+        answer: dict[str, Any] = {}
+        for name, value in row.items():
+            if name in groups:
+                group, label = groups[str(name)]
+                answer.setdefault(group, {})[label] = value
+            else:
+                answer[str(name)] = value
         answers.append(answer)
     return answers

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import resource
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -67,10 +68,15 @@ def open_socket(host: str, port: int) -> socket.socket:
 def serve(
     model: Model,
     opened: socket.socket,
+    ready: Callable[[], None],
     limits: Limits = DEFAULT_LIMITS,
     api_key: str | None = None,
 ) -> None:
-    """Serve a model until SIGINT or SIGTERM; requests that have arrived are answered first."""
+    """Serve a model until SIGINT or SIGTERM; requests that have arrived are answered first.
+
+    ``ready`` is called once the model is loaded and has predicted a row.
+    """
+    model([("ready?",) * model.columns], all_probabilities=True)  # loads it: not the first request
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):  # each connection is an open file
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -83,4 +89,5 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
+    ready()
     uvicorn.Server(config).run(sockets=[opened])

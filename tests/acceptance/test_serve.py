@@ -1,0 +1,182 @@
+"""The server: row H2. ``tests/test_serving.py`` has its process, its queue and its page."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from fastapi.testclient import TestClient
+
+import finetune
+from tests.acceptance.conftest import TRAINING, Finished
+from tests.acceptance.test_export import write_parts
+
+pytestmark = pytest.mark.contract("H2")
+TEXTS = ["good fine great", "bad 😀", "русский \u0000 " * 200, "good"]
+
+
+def post(client: TestClient, **body: Any) -> Any:
+    return client.post("/predict", json=body)
+
+
+def assert_answers(source: finetune.Run | Path, rows: list[Any], **body: Any) -> None:
+    """Compare the answers of a server with those of the predictor that it serves."""
+    predictor = finetune.Predictor(source)
+    classifies = predictor.task != "regression"
+    with TestClient(finetune.create_app(predictor)) as client:
+        answer = post(client, **body).json()
+        health = client.get("/health").json()
+        description = client.get("/openapi.json").json()["info"]["description"]
+    assert answer["model"] == health["model"] == predictor.digest
+    assert (health["task"], health["labels"]) == (predictor.task, predictor.labels)
+    assert all(label in description for label in predictor.labels)
+    expected = predictor(rows, all_probabilities=True) if classifies else predictor(rows)
+    for prediction, row in zip(answer["predictions"], expected.to_dict("records"), strict=True):
+        flat = dict[str, Any]()
+        for name, value in prediction.items():
+            column = {"probabilities": "probability"}.get(name, name)
+            nested = value if isinstance(value, dict) else {}
+            flat |= {f"{column} of {label}": number for label, number in nested.items()}
+            flat |= {} if nested else {name: value}
+        assert [*flat] == [*row]
+        for name, value in row.items():
+            assert flat[name] == (
+                pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
+            )
+
+
+@pytest.mark.parametrize(
+    "run",
+    ["single_label_run", "ordinal_run", "multi_label_run", "regression_run"],
+    indirect=True,
+)
+def test_a_server_answers_as_the_predictor(run: finetune.Run) -> None:
+    assert_answers(run, TEXTS, texts=TEXTS)
+    assert_answers(run, TEXTS[:1], text=TEXTS[0])
+
+
+@pytest.mark.trains
+def test_rows_of_several_texts(bert: Path, tmp_path: Path) -> None:
+    values = {**TRAINING, "max_length": 24, "num_train_epochs": 1, "baseline": False}
+    values |= {"dataset": str(write_parts(tmp_path / "table.csv")), "model": str(bert)}
+    run = finetune.train(
+        "text", text_columns="text,second", output_dir=str(tmp_path / "run"), **values
+    )
+    pairs = [["good", "bad"], ["bad " * 20, "good"]]
+    assert_answers(run, [*map(tuple, pairs)], pairs=pairs)
+    with TestClient(finetune.create_app(finetune.Predictor(run))) as client:
+        for body, message in [
+            ({"text": "good"}, "row 1: expected pairs, rows of 2 texts, found 1 texts"),
+            (
+                {"pairs": [["good", "bad"], ["good", ""]]},
+                "row 2: expected a text, found an empty one",
+            ),
+        ]:
+            response = post(client, **body)
+            assert (response.status_code, response.json()["detail"]) == (422, message)
+
+
+@pytest.fixture(scope="module")
+def client(request: pytest.FixtureRequest) -> Any:
+    app = finetune.create_app(finetune.Predictor(request.getfixturevalue("single_label_run")))
+    with TestClient(app) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b'{"text": ""}', 422, "row 1: expected a text, found an empty one"),
+        (b'{"texts": ["good", " \\n"]}', 422, "row 2: expected a text, found an empty one"),
+        (b'{"texts": []}', 422, "expected 1 to 128 rows, found 0"),
+        (json.dumps({"texts": ["good"] * 129}).encode(), 422, "expected 1 to 128 rows, found 129"),
+        (b'{"pairs": [["good", "bad"]]}', 422, "row 1: expected text or texts, found 2 texts"),
+        (b'{"pairs": [[]]}', 422, "row 1: expected text or texts, found 0 texts"),
+        (b'{"text": "good", "texts": ["bad"]}', 422, "expected one of text, texts and pairs"),
+        (b"{}", 422, "expected one of text, texts and pairs"),
+        (b'{"text": null}', 422, "expected one of text, texts and pairs"),
+        (b'{"text": 1}', 422, "valid string"),
+        (b'{"texts": "good"}', 422, "valid array"),
+        (b'{"texts": ["good", null]}', 422, "valid string"),
+        (b'{"text": "good", "language": "en"}', 422, "Extra inputs"),
+        (b'{"text": "\xff"}', 422, "Invalid JSON"),
+        (b'{"text": "\\ud83d"}', 422, "Invalid JSON"),
+        (b"text=good", 422, "Invalid JSON"),
+        (b"", 422, "Invalid JSON"),
+        (b"[" * 100_000, 422, "Invalid JSON"),
+        (b'{"text": "' + b"a" * 100_001 + b'"}', 413, "at most 100,000 characters, found 100,001"),
+        (b'{"text": "' + b"a" * 10_000_000 + b'"}', 413, "at most 1,048,576 bytes"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_bad_input(client: TestClient, body: bytes, status: int, message: str) -> None:
+    response = client.post("/predict", content=body)
+    assert response.status_code == status
+    assert message in response.text
+    assert len(response.text) < 500  # the text is not sent back
+    assert post(client, text="good").status_code == 200
+
+
+def test_metrics_count_requests(client: TestClient) -> None:
+    def counted(status: int) -> float:
+        lines = client.get("/metrics").text.splitlines()
+        name = f'finetune_requests_total{{status="{status}"}} '
+        return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+    before = counted(200), counted(422)
+    for text in ("good", "bad", ""):
+        post(client, text=text)
+    assert (counted(200), counted(422)) == (before[0] + 2, before[1] + 1)
+    assert "finetune_request_seconds_bucket" in client.get("/metrics").text
+
+
+def test_a_key_is_needed_if_there_is_one(single_label_run: finetune.Run) -> None:
+    app = finetune.create_app(finetune.Predictor(single_label_run), api_key="säcret")
+    with TestClient(app) as client:
+        for header in ("", "säcret", "Bearer", "Bearer s", "Bearer säcre", "bearer säcret"):
+            headers = {"Authorization": header.encode()}
+            assert (
+                client.post("/predict", json={"text": "good"}, headers=headers).status_code == 401
+            )
+        headers = {"Authorization": "Bearer säcret".encode()}
+        assert client.post("/predict", json={"text": "good"}, headers=headers).status_code == 200
+        assert client.get("/health").status_code == client.get("/metrics").status_code == 200
+
+
+def test_a_model_that_fails_does_not_print_texts(
+    single_label_run: finetune.Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One row of several requests cannot be computed: the others are answered."""
+    predictor = finetune.Predictor(single_label_run)
+
+    class Fails:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(predictor, name)
+
+        def __call__(self, batch: Any, **options: Any) -> pd.DataFrame:
+            if "secret text" in batch:
+                raise ValueError(f"cannot read {batch}")
+            return predictor(batch, **options)
+
+    with TestClient(finetune.create_app(Fails())) as client:
+        response = post(client, texts=["good", "secret text"])
+        assert (response.status_code, response.json()) == (500, {"detail": "the prediction failed"})
+        assert post(client, text="good").status_code == 200
+    assert "ValueError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_wrong_sources_and_addresses(
+    single_label_run: finetune.Run, cli: Callable[..., Finished], tmp_path: Path
+) -> None:
+    for words, message in [
+        ((tmp_path / "none",), "neither a run nor a whole export: no such directory"),
+        ((single_label_run.path, "--engine", "openvino"), "has no export; to make one"),
+        ((single_label_run.path, "--port", "99999"), "cannot listen on 127.0.0.1:99999"),
+        ((single_label_run.path, "--host", "198.51.100.1"), "cannot listen on 198.51.100.1:8000"),
+        ((single_label_run.path, "--workers", "2"), "unrecognized arguments: --workers"),
+    ]:
+        result = cli("serve", *words)
+        assert (result.status, message in result.stderr) == (2, True), result.stderr
