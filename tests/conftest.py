@@ -41,7 +41,7 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
 #: and are slow. What users rely on is covered by the acceptance tests.
 QUICK = {
     *("augmentation", "cpu", "docs", "estimates", "exchange", "gpu_check", "head", "kernels"),
-    *("layout", "losses", "recipe"),
+    *("layout", "losses", "recipe", "serving"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "finetune"
-MAX_PACKAGES, MAX_MODULES, MAX_FILE_LINES, MAX_LINES = 20, 4, 400, 21_000
+MAX_PACKAGES, MAX_MODULES, MAX_FILE_LINES, MAX_LINES = 21, 4, 400, 21_000
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -70,7 +70,7 @@ def test_the_code_stays_small() -> None:
     modules = list(PACKAGE.glob("*.py"))
     assert len(folders) + len(modules) <= MAX_PACKAGES
     assert len(modules) <= MAX_MODULES
-    files = [*FILES, *PACKAGE.rglob("*.jinja")]
+    files = [*FILES, *PACKAGE.rglob("*.jinja"), *PACKAGE.rglob("*.html")]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
     assert {str(path): count for path, count in lines.items() if count > MAX_FILE_LINES} == {}
     assert 5_000 < sum(lines.values()) <= MAX_LINES

@@ -274,7 +274,7 @@ class Load:
 
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             lists = await asyncio.gather(*(client(7 * number) for number in range(count)))
-        return sum(lists, [])
+        return [duration for times in lists for duration in times]
 
     async def rate(self, per_second: float, seconds: float) -> list[float | None]:
         """Return the seconds of requests that arrive at random times, whatever the answers."""
