@@ -47,6 +47,8 @@ def prepare(settings: Settings) -> Any:
 if __name__ == "__main__":
     recipe, *flags = sys.argv[1:]
     settings = Settings.from_command_line(recipe, flags)
+    if mistakes := settings.report.sentences("error"):
+        sys.exit("\n".join(mistakes))
     resumes = "resume_from_checkpoint" in settings.user_options
     if Path(settings.output_dir).exists() and not resumes:
         sys.exit(f"{settings.output_dir} exists; to resume: --resume_from_checkpoint last")

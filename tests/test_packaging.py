@@ -42,8 +42,8 @@ def test_the_hosted_workflow_runs_the_ci_script() -> None:
 
 def names_in(lines: list[str]) -> dict[str, str]:
     """Return requirements by the names of their packages, as an index spells them."""
-    found = (re.match(r"([\w.-]+)(\[.*\])?(.*)", line) for line in lines)
-    return {re.sub(r"[-_.]+", "-", match[1]).lower(): match[3] for match in found if match}
+    matches = (re.match(r"([\w.-]+)(\[.*\])?(.*)", line) for line in lines)
+    return {re.sub(r"[-_.]+", "-", match[1]).lower(): match[3] for match in matches if match}
 
 
 def test_the_image_for_serving_has_the_server_and_no_torch() -> None:

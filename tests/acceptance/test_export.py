@@ -225,9 +225,9 @@ print(finetune.Predictor(EXPORT)(["good"]).to_json())
 def required(names: set[str]) -> set[str]:
     """Return installed packages with all that they need, by name."""
     names = {re.sub(r"[-_.]+", "-", name).lower() for name in names}
-    found = set[str]()
-    while missing := names - found:
-        found |= missing
+    visited = set[str]()
+    while missing := names - visited:
+        visited |= missing
         for name in missing:
             with contextlib.suppress(
                 metadata.PackageNotFoundError
@@ -237,7 +237,7 @@ def required(names: set[str]) -> set[str]:
                     line for line in lines if not line.marker or line.marker.evaluate({"extra": ""})
                 ]
                 names |= {re.sub(r"[-_.]+", "-", line.name).lower() for line in lines}
-    return found
+    return visited
 
 
 @pytest.mark.contract("H5")
