@@ -1,8 +1,10 @@
-"""Test the metadata of the repository: citation, license and the hosted CI workflow.
+"""Test the metadata of the repository: citation, license, hosted CI workflow and Dockerfiles.
 
 `tests/acceptance/test_run.py` builds the wheel.
 """
 
+import fnmatch
+import re
 import tomllib
 from typing import Any
 
@@ -36,3 +38,41 @@ def test_the_hosted_workflow_runs_the_ci_script() -> None:
     assert (ROOT / ".ci" / "run").exists()
     (setup,) = [step for step in job["steps"] if "setup-python" in step.get("uses", "")]
     assert PROJECT["requires-python"] == f">={setup['with']['python-version']}"
+
+
+def names_in(lines: list[str]) -> dict[str, str]:
+    """Return requirements by the names of their packages, as an index spells them."""
+    matches = (re.match(r"([\w.-]+)(\[.*\])?(.*)", line) for line in lines)
+    return {re.sub(r"[-_.]+", "-", match[1]).lower(): match[3] for match in matches if match}
+
+
+def test_the_image_for_serving_has_the_server_and_no_torch() -> None:
+    """Which packages a model needs is tested by `tests/acceptance/test_export.py`."""
+    listed = names_in((ROOT / "docker/serve.requirements.txt").read_text("utf-8").splitlines())
+    pinned = names_in((ROOT / "constraints.txt").read_text("utf-8").splitlines())
+    extras = PROJECT["optional-dependencies"]
+    declared = names_in([*PROJECT["dependencies"], *extras["onnx"], *extras["serve"]])
+    assert names_in(extras["serve"]).keys() <= listed.keys()
+    assert listed.keys() - declared.keys() == {"tokenizers"}  # of transformers
+    assert {name: version for name, version in listed.items() if version} == {}
+    assert [name for name in listed if not pinned[name].startswith("==")] == []
+    assert listed.keys().isdisjoint({"torch", "transformers", "datasets", "accelerate"})
+
+
+def test_the_dockerfiles_agree_with_the_repository() -> None:
+    ignored = (ROOT / ".dockerignore").read_text("utf-8")
+    let_in = re.findall(r"^!(.*)", ignored, re.M)
+    bases = set()
+    for path in (ROOT / "docker").glob("*.Dockerfile"):
+        text = path.read_text("utf-8")
+        bases |= {*re.findall(r"^FROM (\S+)", text, re.M)}
+        for line in re.findall(r"^COPY (.*) \S+$", text, re.M):
+            for source in line.split():
+                assert (ROOT / source).exists(), source
+                assert any(fnmatch.fnmatch(source, pattern) for pattern in let_in), source
+        for pin in re.findall(r"\S+==\S+", text):
+            assert pin in (ROOT / "constraints.txt").read_text("utf-8").split()
+        assert re.search(r"^USER [1-9]\d*$", text, re.M)  # a number: Kubernetes compares it with 0
+    (base,) = bases
+    assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-\w+", base)
+    assert base.startswith(f"python:{PROJECT['requires-python'].removeprefix('>=')}.")

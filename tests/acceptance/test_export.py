@@ -1,13 +1,17 @@
-"""Exports and engines: row H1."""
+"""Exports and engines: rows H1 and H5."""
 
+import contextlib
+import importlib.metadata as metadata
 import importlib.util
 import json
+import multiprocessing
 import pickle
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from filelock import FileLock
+from packaging.requirements import Requirement
 from scipy.special import softmax
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -185,6 +190,75 @@ def test_missing_texts_get_missing_answers(exported: finetune.Run) -> None:
     assert predictor({"text": missing})["label"].notna().tolist() == [True, False]
     assert len(predictor([])) == 0
     assert predictor([]).columns.tolist() == ["label", "probability"]
+
+
+@pytest.mark.contract("H5")
+def test_processes_answer_as_one(exported: finetune.Run, tmp_path: Path) -> None:
+    """Over Parquet files, of which one has a missing text and one has no rows."""
+    rows = exported.predictions[["text"]]
+    for number, part in enumerate([rows[:7], rows[:0], rows[7:]]):
+        part.to_parquet(tmp_path / f"{number}.parquet")
+    shards = [pd.read_parquet(path) for path in sorted(tmp_path.iterdir())]
+    shards[0].loc[3, "text"] = None
+    predictor = finetune.Predictor(exported.path / "export")
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        answers = pd.concat(pool.map(predictor, shards))
+    expected = finetune.predict(exported, rows["text"].tolist(), precision="fp32")
+    expected.loc[3, ["label", "probability"]] = None
+    assert answers["label"].fillna("").tolist() == expected["label"].fillna("").tolist()
+    np.testing.assert_allclose(answers["probability"], expected["probability"], atol=1e-5)
+
+
+#: Hides all packages but those named by a list, and those of Python.
+IMAGE = """
+import sys, importlib.metadata as metadata
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if (top := name.partition(".")[0]) in OTHERS:
+            raise ModuleNotFoundError(f"{top} is not in the image", name=name)
+sys.meta_path.insert(0, Hidden())
+import finetune
+print(finetune.Predictor(EXPORT)(["good"]).to_json())
+"""
+
+
+def required(names: set[str]) -> set[str]:
+    """Return installed packages with all that they need, by name."""
+    names = {re.sub(r"[-_.]+", "-", name).lower() for name in names}
+    visited = set[str]()
+    while missing := names - visited:
+        visited |= missing
+        for name in missing:
+            with contextlib.suppress(
+                metadata.PackageNotFoundError
+            ):  # the server is tested elsewhere
+                lines = map(Requirement, metadata.requires(name) or [])
+                lines = [
+                    line for line in lines if not line.marker or line.marker.evaluate({"extra": ""})
+                ]
+                names |= {re.sub(r"[-_.]+", "-", line.name).lower() for line in lines}
+    return visited
+
+
+@pytest.mark.contract("H5")
+def test_an_image_has_the_packages_of_a_predictor(exported: finetune.Run) -> None:
+    """With the packages of docker/serve.requirements.txt, a model answers."""
+    text = (ROOT / "docker" / "serve.requirements.txt").read_text(encoding="utf-8")
+    packages = required({*re.findall(r"^[a-z-]+", text, re.M)})
+    assert {"onnxruntime", "numpy"} <= packages
+    modules = metadata.packages_distributions()
+    others = [
+        module
+        for module, owners in modules.items()
+        if not {re.sub(r"[-_.]+", "-", owner).lower() for owner in owners} & packages
+    ]
+    others.remove("finetune")
+    assert {"torch", "transformers", "datasets", "pyarrow"} <= {*others}
+    script = f"OTHERS, EXPORT = {others!r}, {str(exported.path / 'export')!r}\n{IMAGE}"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    expected = finetune.Predictor(exported.path / "export")(["good"])
+    assert json.loads(process.stdout)["probability"]["0"] == expected["probability"][0]
 
 
 def test_a_command_exports_and_names_the_engine(copy: Path, cli: Cli, tmp_path: Path) -> None:
