@@ -92,7 +92,7 @@ def tokenize(
         UserError: If the cache cannot be written.
     """
     encode = partial(_encode, encoder=encoder, targets=targets, windows=windows)
-    cut = encoder.truncation if windows is None else f"windows {windows.shared}"
+    cut = encoder.tokenizer.truncation_side if windows is None else f"windows {windows.shared}"
     facts = [Hasher.hash(encoder.tokenizer), encoder.max_length, cut, _VERSION]
     content = fingerprint(dataset, "text")
     tokenized = DatasetDict()

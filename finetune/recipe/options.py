@@ -139,7 +139,7 @@ class TextOptions(ModelOptions):
     text_column: str = _text("text", "column of texts")
     text_columns: str | None = _text(None, "several columns, such as a pair of texts", "NAME,NAME")
     max_length: int = _text(512, "most tokens of a text or a window, special tokens included")
-    truncation: Literal["head", "tail", "head_tail"] = _text("head", "part of a long text to keep")
+    truncation: Literal["head", "tail"] = _text("head", "part of a long text to keep")
     long_texts: Literal["cut", "windows"] = _text("cut", "truncate long texts, or pool windows")
     stride: int | None = _text(None, "tokens that windows share (unset: a quarter of max_length)")
     pooling: Literal["mean", "max"] = _text("mean", "logits of a text's windows: mean or maximum")
@@ -273,9 +273,8 @@ def validate(recipe: Any) -> None:
             report.error(f"--{name} {value} and --{other} {values[other]}: set only one of the two")
     if values["metrics"] and recipe.own_metrics:
         report.error(f"--metrics {values['metrics']}: the recipe overrides compute_metrics()")
-    for name, value in (("long_texts", "windows"), ("truncation", "head_tail")):
-        if values.get("text_columns") and values[name] == value:
-            report.error(f"--{name} {value}: needs a single --text_column, not --text_columns")
+    if values.get("text_columns") and values["long_texts"] == "windows":
+        report.error("--long_texts windows: needs a single --text_column, not --text_columns")
     if isinstance(recipe, ModelOptions):
         _check_adapter(recipe, report)
     order = split_values(values.get("label_order") or "")

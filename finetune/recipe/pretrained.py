@@ -214,7 +214,7 @@ class TextRecipe(Recipe, TextOptions):
 
         _ = self.model_config  # may reduce max_length
         parts = len(self.columns_read())
-        return Encoder(self.processing_class(), self.max_length, self.truncation, parts)
+        return Encoder(self.processing_class(), self.max_length, parts)
 
     def encoding_facts(self) -> dict[str, Any]:
         """Return what decides how rows become tokens, as JSON, for use without this recipe.

@@ -128,11 +128,7 @@ class Ordinal(SingleLabel):
     name = "ordinal"
     metrics = {**SingleLabel.metrics, "quadratic_kappa": {}, "mean_absolute_error": {}}
     metric_modules = MODULES["ordinal"]
-    losses = {
-        "cross_entropy": losses.cross_entropy,
-        "soft": losses.soft_labels,
-        "emd": losses.squared_earth_movers_distance,
-    }
+    losses = {"cross_entropy": losses.cross_entropy, "soft": losses.soft_labels}
     is_ordered = True
 
 
