@@ -203,13 +203,13 @@ def documents_of(rows: Any) -> np.ndarray | None:
     return np.asarray(rows.with_format("numpy")[COLUMN][:]) if is_ours else None
 
 
-def first_lengths(rows: Any) -> np.ndarray:
-    """Return the number of tokens of each document, or of its first window."""
+def tokens_read(rows: Any) -> np.ndarray:
+    """Return how many tokens of each document the model reads, in all of its windows."""
     from finetune.data import arrow  # imports datasets
 
     lengths = np.asarray(arrow.column(rows, "length").to_numpy())
     documents = documents_of(rows)
-    return lengths if documents is None else lengths[np.unique(documents, return_index=True)[1]]
+    return lengths if documents is None else np.bincount(documents, lengths).astype(np.int64)
 
 
 def pooled(outputs: np.ndarray, documents: np.ndarray, pooling: str) -> np.ndarray:

@@ -153,6 +153,8 @@ def load_classifier(
     labels: Sequence[str],
     revision: str | None = None,
     problem_type: ProblemType | None = None,
+    *,
+    reads_images: bool = False,
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
     pad_token_id: int | None = None,
@@ -160,65 +162,44 @@ def load_classifier(
     """Return a model with a classification head, in fp32 regardless of the checkpoint's dtype.
 
     Args:
-        model: A name on the Hub, a local directory, or ``embedded:minilm``.
+        model: A name on the Hub, a local directory, ``embedded:minilm`` or ``embedded:vit``.
         labels: The names of the outputs; if empty, there is one output without a name. A head that
             was trained for the same names is continued, any other is replaced.
         revision: Commit, tag or branch on the Hub; None for the newest.
         problem_type: The kind of labels; None for that of the configuration.
+        reads_images: Whether it is an image model. The arguments below are for texts only.
         hidden_dropout: Probability, or None for that of the configuration.
         attention_dropout: Probability, or None for that of the configuration.
         pad_token_id: The token that pads batches; decoders find the end of a text by it. None for
             that of the configuration.
 
     Raises:
-        UserError: If the model cannot be loaded or has no text classifier or no such dropout.
+        UserError: If the model cannot be loaded or has no such classifier or no such dropout.
     """
-    config = load_config(model, revision, **_head_attributes(labels, problem_type))
-    families.set_dropout(config, "hidden_dropout", hidden_dropout)
-    families.set_dropout(config, "attention_dropout", attention_dropout)
-    families.set_up(config, pad_token_id)
-    return _load_with_head(AutoModelForSequenceClassification, model, config, revision)
-
-
-def load_image_classifier(
-    model: str,
-    labels: Sequence[str],
-    revision: str | None = None,
-    problem_type: ProblemType | None = None,
-) -> PreTrainedModel:
-    """Return an image model, or ``embedded:vit``, with a head as in :func:`load_classifier`.
-
-    Raises:
-        UserError: If it cannot be loaded or ``transformers`` has no image classifier for it.
-    """
-    auto: Any = AutoModelForImageClassification  # has no type annotations
-    config = load_image_config(model, revision, **_head_attributes(labels, problem_type))
-    if model == _SMALL_VIT:
-        classifier: PreTrainedModel = auto.from_config(config)
-        return classifier
-    return _load_with_head(auto, model, config, revision)
-
-
-def _head_attributes(labels: Sequence[str], problem_type: ProblemType | None) -> dict[str, Any]:
-    names = list(labels) or ["LABEL_0"]
-    return {
-        "num_labels": len(names),
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: index for index, name in enumerate(names)},
+    labels = list(labels) or ["LABEL_0"]
+    attributes: dict[str, Any] = {
+        "num_labels": len(labels),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {name: index for index, name in enumerate(labels)},
         **({} if problem_type is None else {"problem_type": problem_type}),
     }
-
-
-def _load_with_head(
-    auto: Any, model: str, config: PretrainedConfig, revision: str | None
-) -> PreTrainedModel:
-    """Return ``model`` with the head in ``config``; a head for the same labels is continued."""
+    if reads_images:
+        auto: Any = AutoModelForImageClassification  # has no type annotations
+        config = load_image_config(model, revision, **attributes)
+        if model == _SMALL_VIT:
+            small: PreTrainedModel = auto.from_config(config)
+            return small
+    else:
+        auto = AutoModelForSequenceClassification
+        config = load_config(model, revision, **attributes)
+        families.set_dropout(config, "hidden_dropout", hidden_dropout)
+        families.set_dropout(config, "attention_dropout", attention_dropout)
+        families.set_up(config, pad_token_id)
     trained = families.outputs_of_head(load_config(model, revision))
     with loading(model, revision) as source:
         classifier: PreTrainedModel = auto.from_pretrained(
             **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
         )
-    labels = list((config.id2label or {}).values())
     order = head.match_outputs(trained, labels)
     setattr(classifier, FRESH_HEAD, order is None)
     if len(trained) == len(labels):  # otherwise from_pretrained has created a new head

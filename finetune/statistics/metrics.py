@@ -17,7 +17,7 @@ from finetune.data.labels import list_names
 from finetune.statistics import estimates
 from finetune.statistics.estimates import Estimate, share, shares
 from finetune.statistics.functions import AVERAGED, NUMBER, PROPORTION, ROWS, SHARE, Metric, binary
-from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows, ScoredRows
+from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
@@ -92,7 +92,7 @@ def recipe_metrics(rows: Any, scoring: Scoring, compute: Compute) -> dict[str, M
         replicates = functools.cache(functools.partial(_replicate_custom, compute))
         for name in replicates(rows):
             function = functools.partial(lambda key, rows: replicates(rows).get(key, _NAN), name)
-            metrics[name] = Metric("", rows.kind, 1, NUMBER, function)
+            metrics.setdefault(name, Metric("", rows.kind, 1, NUMBER, function))
     return metrics
 
 
@@ -256,22 +256,3 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
             table[name][area] = asdict(score if fewer >= FEWEST_OF_CLASS else Estimate(score.value))
         table[name]["support"] = int(true[number])
     return table
-
-
-def describe_top_k(rows: ScoredRows) -> dict[str, Any]:
-    """Return the top-k accuracy for each k of 2, 3 and 5 below the number of classes. Of classes as
-    probable as the true one, each order is equally likely, so a row may be a fraction of a hit.
-    """
-    above, ties = rows.summary.above, rows.summary.ties
-    return {
-        str(k): asdict(share(float(np.clip((k - above) / ties, 0, 1).sum()), len(rows)))
-        for k in (2, 3, 5)
-        if k < len(rows.names)
-    }
-
-
-def describe_order(rows: ScoredRows) -> dict[str, Any]:
-    """Return the metrics of ordinal classes, and the share of predictions at most one class off."""
-    near = asdict(share(int((rows.off <= 1).sum()), len(rows)))
-    scoring: Scoring = {"mean_absolute_error": {}, "quadratic_kappa": {}}
-    return estimate(rows, find_metrics("classes", scoring)) | {"within_one": near}

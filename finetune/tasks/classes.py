@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -55,7 +55,6 @@ class SingleLabel(Task[ScoredRows]):
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
     metric_modules = MODULES["single_label"]
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
-    is_ordered: ClassVar[bool] = False  # whether the order of the classes is meaningful
     has_one_class = has_probabilities = True
     function = "softmax"
 
@@ -110,9 +109,7 @@ class SingleLabel(Task[ScoredRows]):
             super().statistics(rows, recipe_metrics),
             classes=metrics.describe_classes(rows),
             confusion=rows.confusion.tolist() if has_confusion else None,
-            top_k=metrics.describe_top_k(rows),
             calibration=calibration,
-            ordered=metrics.describe_order(rows) if self.is_ordered else None,
         )
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
@@ -129,7 +126,6 @@ class Ordinal(SingleLabel):
     metrics = {**SingleLabel.metrics, "quadratic_kappa": {}, "mean_absolute_error": {}}
     metric_modules = MODULES["ordinal"]
     losses = {"cross_entropy": losses.cross_entropy, "soft": losses.soft_labels}
-    is_ordered = True
 
 
 @dataclass(frozen=True, kw_only=True)
