@@ -224,11 +224,16 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
 
 def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:
     """Yield records as tables of texts; an empty field is null. The first record has the column
-    names.
+    names; another row with these names raises a ``UserError``.
     """
-    names = read_text.column_names(path, next(records, Record(1, 1, [])).fields)
+    header = next(records, Record(1, 1, [])).fields
+    names = read_text.column_names(path, header)
     schema = pa.schema([*((name, pa.string()) for name in names), (_NUMBER, pa.int64())])
     for batch in batches(records):
+        for record in batch:
+            if record.fields == header and len(header) > 1:
+                noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
+                raise UserError(f"{path}, {noun} {record.first_line}: repeats the header")
         cells = zip(*(record.fields for record in batch), strict=True)
         columns = [[field or None for field in column] for column in cells]
         yield pa.table([*columns, [record.first_line for record in batch]], schema=schema)

@@ -41,20 +41,36 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 FRESH_HEAD = "_has_fresh_head"
 _SMALL_VIT = embedded.PREFIX + "vit"
 _SIDE = 28  # its image size in pixels
+_SMALL_VIT_CONFIG = {
+    **dict(image_size=_SIDE, patch_size=7, hidden_size=96, num_hidden_layers=4),
+    **dict(num_attention_heads=4, intermediate_size=192),
+    "initializer_range": 0.1,  # not pretrained: with 0.02 it learns half as fast
+}
 
 
-def load_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
+def load_config(
+    model: str, revision: str | None = None, *, reads_images: bool = False, **changes: Any
+) -> PretrainedConfig:
     """Return the configuration of a model with ``changes``; see :func:`load_classifier`.
 
     Raises:
-        UserError: If the configuration cannot be loaded or needs code from the Hub.
+        UserError: If the configuration cannot be loaded, needs code from the Hub, or, with
+            ``reads_images``, if ``transformers`` has no image classifier for it.
     """
+    if model == _SMALL_VIT:
+        vit: PretrainedConfig = AutoConfig.for_model("vit", **_SMALL_VIT_CONFIG, **changes)
+        return vit
     with loading(model, revision) as source:
         config: PretrainedConfig = AutoConfig.from_pretrained(**source, **changes)
     if "/" in str(config._attn_implementation):
         raise UserError(
             f"--model {model}: attn_implementation '{config._attn_implementation}' in config.json "
             "is code from the Hub, which is never run; remove it from config.json"
+        )
+    if reads_images and type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        raise UserError(
+            f"--model {model}: expected an image model such as ViT, DeiT, Swin, ConvNeXT or "
+            f"ResNet, or {_SMALL_VIT}; found type '{config.model_type}'"
         )
     return config
 
@@ -120,34 +136,6 @@ def load_processor(model: str, revision: str | None = None) -> BaseImageProcesso
     return processor
 
 
-def load_image_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
-    """Return the configuration of an image model with the attributes ``changes``.
-
-    Raises:
-        UserError: If it cannot be loaded or ``transformers`` has no image classifier for it.
-    """
-    if model == _SMALL_VIT:
-        config: PretrainedConfig = AutoConfig.for_model(
-            "vit",
-            image_size=_SIDE,
-            patch_size=7,
-            hidden_size=96,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            intermediate_size=192,
-            initializer_range=0.1,  # not pretrained: with 0.02 it learns half as fast
-            **changes,
-        )
-        return config
-    config = load_config(model, revision, **changes)
-    if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        raise UserError(
-            f"--model {model}: expected an image model such as ViT, DeiT, Swin, ConvNeXT or "
-            f"ResNet, or {_SMALL_VIT}; found type '{config.model_type}'"
-        )
-    return config
-
-
 def load_classifier(
     model: str,
     labels: Sequence[str],
@@ -183,15 +171,13 @@ def load_classifier(
         "label2id": {name: index for index, name in enumerate(labels)},
         **({} if problem_type is None else {"problem_type": problem_type}),
     }
-    if reads_images:
-        auto: Any = AutoModelForImageClassification  # has no type annotations
-        config = load_image_config(model, revision, **attributes)
-        if model == _SMALL_VIT:
-            small: PreTrainedModel = auto.from_config(config)
-            return small
-    else:
+    config = load_config(model, revision, reads_images=reads_images, **attributes)
+    auto: Any = AutoModelForImageClassification  # has no type annotations
+    if model == _SMALL_VIT:
+        small: PreTrainedModel = auto.from_config(config)
+        return small
+    if not reads_images:
         auto = AutoModelForSequenceClassification
-        config = load_config(model, revision, **attributes)
         families.set_dropout(config, "hidden_dropout", hidden_dropout)
         families.set_dropout(config, "attention_dropout", attention_dropout)
         families.set_up(config, pad_token_id)

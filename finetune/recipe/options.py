@@ -218,12 +218,9 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "lora_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
     "freeze": (
         "embeddings, base, or the number of layers to freeze, 1 or more",
-        lambda text: text in ("embeddings", "base") or (text.isdecimal() and int(text) > 0),
+        lambda text: text in ("embeddings", "base") or (str(text).isdecimal() and int(text) > 0),
     ),
 }
-
-
-_TYPES_OF_ADAPTERS = {name: get_type_hints(ModelOptions)[name] for name in ("freeze", *LORA)}
 
 
 def validate(recipe: Any) -> None:
@@ -246,10 +243,7 @@ def validate(recipe: Any) -> None:
             value = os.fspath(value) if isinstance(value, os.PathLike) else value
             setattr(recipe, name, value)
             # a recipe on no pretrained model may have its own option of this name
-            is_ours = name not in ("freeze", *LORA) or isinstance(recipe, ModelOptions)
-            if is_ours and hints[name] != _TYPES_OF_ADAPTERS.get(name, hints[name]):
-                report.error(f"--{name}: the recipe declares it with another type: rename it")
-                continue
+            is_ours = "group" in field.metadata
             expected, is_allowed = _RANGES.get(name if is_ours else "", ("", lambda _: True))
             if mistake := find_type_mistake(f"--{name}", value, hints[name]):
                 report.error(mistake)

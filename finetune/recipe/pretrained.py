@@ -313,10 +313,11 @@ class ImageRecipe(Recipe, ImageOptions):
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
         """The stored configuration of the model; None if the recipe overrides ``build_model``."""
-        from finetune.models.pretrained import load_image_config
+        from finetune.models.pretrained import load_config
 
-        is_custom = type(self).build_model is not ImageRecipe.build_model
-        return None if is_custom else load_image_config(self.model, self.model_revision)
+        if type(self).build_model is not ImageRecipe.build_model:
+            return None
+        return load_config(self.model, self.model_revision, reads_images=True)
 
     def check(self) -> None:
         if self.model_config is not None:

@@ -121,13 +121,6 @@ def _losses(rows: ScoredRows) -> np.ndarray:
     return np.asarray(-np.log(np.maximum(rows.summary.of_label, np.finfo(np.float64).tiny)))
 
 
-def _brier_scores(rows: ScoredRows) -> np.ndarray:
-    """Return the squared error of the probabilities of each row, summed over the classes, from 0
-    (best) to 2 (Brier, Monthly Weather Review 78, 1950).
-    """
-    return np.asarray(rows.summary.squares - 2 * rows.summary.of_label + 1)
-
-
 def _over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Function:
     """Return a metric: the mean over the targets of ``function``, which takes the true and the
     predicted numbers, both ``(rows, targets)``, and returns shape ``(targets,)``.
@@ -208,7 +201,6 @@ ROWS = (
     Metric("roc_auc", "classes", 1, SHARE, _mean_area(ROC)),
     Metric("average_precision", "classes", 1, SHARE, _mean_area(PRECISION)),
     Metric("log_loss", "classes", -1, ERROR, _mean(_losses)),
-    Metric("brier_score", "classes", -1, ERROR, _mean(_brier_scores)),
     Metric("roc_area", "classes", 1, SHARE, _mean_area(ROC)),
     Metric("f1_micro", "labels", 1, SHARE, _averaged("f1", "micro")),
     Metric("f1_macro", "labels", 1, SHARE, _averaged("f1", "macro")),

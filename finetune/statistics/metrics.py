@@ -39,7 +39,7 @@ Metrics = Mapping[str, Metric]
 METRICS: Mapping[tuple[str, str], Metric] = {(row.kind, row.name): row for row in ROWS}
 #: The metrics that are reported for every recipe.
 _STANDARD = {
-    "classes": ("log_loss", "brier_score", "roc_area"),
+    "classes": ("log_loss", "roc_area"),
     "labels": tuple(row.name for row in ROWS if row.kind == "labels"),
     "numbers": (),
 }

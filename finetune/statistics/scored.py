@@ -101,7 +101,6 @@ class Summary(NamedTuple):
     classes: np.ndarray  # the most probable class
     confidence: np.ndarray  # the probability of that class
     of_label: np.ndarray  # the probability of the true class
-    squares: np.ndarray  # the sum of the squares of all probabilities
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,8 +160,7 @@ class ScoredRows(NamedRows):
         parts = []
         for indices, block in self.probabilities.row_blocks():
             rows, classes = np.arange(len(block)), block.argmax(axis=1)
-            of_label = block[rows, self.labels[indices]]
-            parts.append((classes, block[rows, classes], of_label, (block**2).sum(axis=1)))
+            parts.append((classes, block[rows, classes], block[rows, self.labels[indices]]))
         return Summary(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property
