@@ -49,19 +49,19 @@ _SMALL_VIT_CONFIG = {
 
 
 def load_config(
-    model: str, revision: str | None = None, *, reads_images: bool = False, **changes: Any
+    model: str, revision: str | None = None, *, reads_images: bool = False
 ) -> PretrainedConfig:
-    """Return the configuration of a model with ``changes``; see :func:`load_classifier`.
+    """Return the configuration of a model; see :func:`load_classifier`.
 
     Raises:
         UserError: If the configuration cannot be loaded, needs code from the Hub, or, with
             ``reads_images``, if ``transformers`` has no image classifier for it.
     """
     if model == _SMALL_VIT:
-        vit: PretrainedConfig = AutoConfig.for_model("vit", **_SMALL_VIT_CONFIG, **changes)
+        vit: PretrainedConfig = AutoConfig.for_model("vit", **_SMALL_VIT_CONFIG)
         return vit
     with loading(model, revision) as source:
-        config: PretrainedConfig = AutoConfig.from_pretrained(**source, **changes)
+        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
     if "/" in str(config._attn_implementation):
         raise UserError(
             f"--model {model}: attn_implementation '{config._attn_implementation}' in config.json "
@@ -165,13 +165,11 @@ def load_classifier(
         UserError: If the model cannot be loaded or has no such classifier or no such dropout.
     """
     labels = list(labels) or ["LABEL_0"]
-    attributes: dict[str, Any] = {
-        "num_labels": len(labels),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {name: index for index, name in enumerate(labels)},
-        **({} if problem_type is None else {"problem_type": problem_type}),
-    }
-    config = load_config(model, revision, reads_images=reads_images, **attributes)
+    config = load_config(model, revision, reads_images=reads_images)
+    trained = families.outputs_of_head(config)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {name: index for index, name in enumerate(labels)}
+    config.problem_type = problem_type or config.problem_type
     auto: Any = AutoModelForImageClassification  # has no type annotations
     if model == _SMALL_VIT:
         small: PreTrainedModel = auto.from_config(config)
@@ -181,7 +179,6 @@ def load_classifier(
         families.set_dropout(config, "hidden_dropout", hidden_dropout)
         families.set_dropout(config, "attention_dropout", attention_dropout)
         families.set_up(config, pad_token_id)
-    trained = families.outputs_of_head(load_config(model, revision))
     with loading(model, revision) as source:
         classifier: PreTrainedModel = auto.from_pretrained(
             **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True

@@ -175,7 +175,7 @@ def write(
         outputs = np.asarray(validation.predictions)
         temperature = mistakes.fit_temperature(outputs, np.asarray(validation.label_ids))
     rows, recipe_metrics = assess(recipe, test._replace(predictions=stored))
-    statistics = task.statistics(rows, recipe_metrics, temperature)
+    statistics = task.statistics(rows, recipe_metrics)
     notes = statistics.notes
     labels = np.asarray(test.label_ids)
     source = Source(

@@ -36,8 +36,8 @@ def _mean(function: Function) -> Function:
     return lambda rows: replicate_mean(function(rows), rows.groups)
 
 
-def _averaged(name: str, average: str, number: int = 1) -> Function:
-    """Return precision, recall or F1 as a metric: ``binary``, of the class ``number``; ``macro``,
+def _averaged(name: str, average: str) -> Function:
+    """Return precision, recall or F1 as a metric: ``binary``, of the second class; ``macro``,
     the mean over all labels, or over the classes that occur (one that only occurs in the group left
     out keeps its score); ``weighted`` by the rows of a class; ``micro``, over all entries.
     """
@@ -50,7 +50,7 @@ def _averaged(name: str, average: str, number: int = 1) -> Function:
         if average == "micro":
             scores = _divide(right.sum(axis=1), denominator.sum(axis=1))
         elif average == "binary":
-            scores = scores[:, number]
+            scores = scores[:, 1]
         elif average == "weighted":
             scores = _divide((scores * true).sum(axis=1), true.sum(axis=1))
         elif rows.kind == "labels":
@@ -170,26 +170,18 @@ class Metric:
     direction: int  # 1 if higher is better, -1 if lower is better
     scale: Scale  # its range and transformation for intervals
     function: Function
-    of_class: int | None = None  # the class id of precision, recall or F1 of one class
 
 
 AVERAGED = ("precision", "recall", "f1")
-
-
-def binary(name: str, number: int = 1) -> Metric:
-    """Return precision, recall or F1 of the class ``number``, from the table or not."""
-    scores = _averaged(name, "binary", number)
-    return Metric(f"{name}_binary", "classes", 1, SHARE, scores, of_class=number)
 
 
 _right = _mean(lambda rows: rows.right)
 _wrong_entries = _mean(lambda rows: (rows.labels != rows.decided).mean(axis=1))
 ROWS = (
     Metric("accuracy", "classes", 1, PROPORTION, _right),
-    *map(binary, AVERAGED),
     *(
         Metric(f"{name}_{average}", "classes", 1, SHARE, _averaged(name, average))
-        for name, average in product(AVERAGED, ("macro", "weighted"))
+        for name, average in product(AVERAGED, ("binary", "macro", "weighted"))
         if (name, average) != ("recall", "weighted")
     ),
     # with one class for each row, these equal the accuracy

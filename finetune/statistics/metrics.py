@@ -16,7 +16,7 @@ import numpy as np
 from finetune.data.labels import list_names
 from finetune.statistics import estimates
 from finetune.statistics.estimates import Estimate, share, shares
-from finetune.statistics.functions import AVERAGED, NUMBER, PROPORTION, ROWS, SHARE, Metric, binary
+from finetune.statistics.functions import AVERAGED, NUMBER, PROPORTION, ROWS, SHARE, Metric
 from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows
 
 if TYPE_CHECKING:
@@ -65,17 +65,14 @@ def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
     for name, arguments in scoring.items():
         module, options = module_of(name, arguments)
         row = module
-        number = 1
         if module in AVERAGED:
             row = f"{module}_{options.pop('average', 'binary')}"
-            number = int(options.pop("pos_label", 1))
         elif module in ("roc_auc", "average_precision") and options == {"average": "macro"}:
             options = {}
         elif module == "accuracy" and kind == "labels":
             row = "subset_accuracy"
-        metric = METRICS.get((kind, row))
-        if metric is not None and not options:
-            metrics[name] = metric if metric.of_class is None else binary(module, number)
+        if (kind, row) in METRICS and not options:
+            metrics[name] = METRICS[kind, row]
     return metrics
 
 
@@ -134,8 +131,8 @@ def estimate(rows: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
     for name, metric in metrics.items():
         if metric.scale is PROPORTION:
             score = share(int(rows.right.sum()), len(rows))
-        elif metric.of_class is not None:
-            score = _score_classes(rows)[metric.name.removesuffix("_binary")][metric.of_class]
+        elif metric.name.endswith("_binary"):
+            score = _score_classes(rows)[metric.name.removesuffix("_binary")][1]
         elif not has_interval(rows, metric):
             score = Estimate(float(metric.function(rows)[0]))
         else:

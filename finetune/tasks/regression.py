@@ -174,9 +174,7 @@ class Regression(Task[ScoredNumbers]):
     def describe(self, row: pd.Series[Any], column: str) -> str:
         return ", ".join(f"{row[name]:.4g}" for name in self._names(column))
 
-    def statistics(
-        self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None = None
-    ) -> Statistics:
+    def statistics(self, rows: ScoredNumbers, recipe_metrics: Metrics) -> Statistics:
         in_table = {name: metric for name, metric in recipe_metrics.items() if metric.name}
         columns = zip(self.labels, rows.targets.T, rows.outputs.T, strict=False)
         targets = {
