@@ -77,9 +77,11 @@ def guess_split(name: str) -> str | None:
 
 
 def choose_splits(
-    dataset: str, names: Collection[str], split_names: Mapping[str, str]
+    dataset: str, names: Collection[str], split_names: Mapping[str, str], hint: str = ""
 ) -> tuple[dict[str, str], list[str]]:
     """Return the name in the source of each split, and facts for the user.
+
+    ``hint`` is added to the message if there is no ``train`` split.
 
     Raises:
         UserError: If a name in ``split_names`` is not in ``names``, or if a split is ambiguous.
@@ -112,7 +114,7 @@ def choose_splits(
         raise UserError(*mistakes)
     if "train" not in chosen:
         mistake = f"data set '{dataset}' has no train split (it has: {listed}); choose another with"
-        error = NoTrainSplit(f"{mistake} --dataset_splits train=NAME")
+        error = NoTrainSplit(f"{mistake} --dataset_splits train=NAME{hint}")
         error.splits = [*names]
         raise error
     if unread := [name for name in unread if name not in chosen.values()]:
@@ -175,7 +177,8 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
                 groups[path.parts[0] if class_level else "train"].append(path)
         elif len(groups) == 1 and not split_names:  # also a folder of `Dataset.save_to_disk`
             groups = {"train": next(iter(groups.values()))}
-    chosen, facts = choose_splits(str(directory), groups, split_names)
+    hint = f"; or read several files as one with a pattern: --dataset '{directory}/*.csv'"
+    chosen, facts = choose_splits(str(directory), groups, split_names, hint)
     for split, name in chosen.items() if kind == "tables" else ():
         if len(groups[name]) > 1:
             facts.append(f"read as the {split} split: {_list_names([*map(str, groups[name])])}")
