@@ -84,8 +84,8 @@ MUTATIONS = (
     Mutation(
         "id2label of the saved model is in reverse order",
         "finetune/models/pretrained.py",
-        '"id2label": dict(enumerate(names)),',
-        '"id2label": dict(enumerate(reversed(names))),',
+        "config.id2label = dict(enumerate(labels))",
+        "config.id2label = dict(enumerate(reversed(labels)))",
         ("E1", "C4"),
     ),
     Mutation(

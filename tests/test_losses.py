@@ -12,12 +12,7 @@ from finetune.tasks import losses
 
 ROWS, CLASSES = 12, 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-SINGLE_LABEL = (
-    losses.cross_entropy,
-    losses.focal,
-    losses.soft_labels,
-    losses.squared_earth_movers_distance,
-)
+SINGLE_LABEL = (losses.cross_entropy, losses.focal, losses.soft_labels)
 ALL = (*SINGLE_LABEL, losses.binary_cross_entropy, losses.binary_focal)
 
 

@@ -28,11 +28,9 @@ def refuse_combinations(
 def report_schedule(
     values: ArgumentValues, steps: int, report: Report, *, is_text: bool, has_adapter: bool
 ) -> None:
-    """Warn if the learning rate stays 0 or low, or if a pretrained text model gets few steps."""
+    """Warn if the learning rate stays low, or if a pretrained text model gets few steps."""
     warmup_steps = FinetuneArguments.get_warmup_steps(cast(Any, values), steps)
-    if not values.learning_rate:
-        report.warning("--learning_rate 0: the training changes no weight")
-    elif warmup_steps >= steps and values.lr_scheduler_type != "constant":
+    if warmup_steps >= steps and values.lr_scheduler_type != "constant":
         report.warning(
             f"--warmup_steps {values.warmup_steps:g}: the learning rate does not reach "
             f"{values.learning_rate:g} within {counted(steps, 'step')}; try --warmup_steps 0.1"

@@ -150,27 +150,25 @@ class TokenSample:
     texts: int
     sequences: int
 
-    @property
-    def sampled(self) -> str:
-        """How many texts were sampled, in parentheses; empty if all were tokenized."""
-        return f" ({len(self.rows):,} sampled)" if len(self.rows) < self.total else ""
-
-    def _share_truncated(self, max_length: int) -> float:
+    def share_truncated(self, max_length: int) -> float:
+        """Return the share of texts with more than ``max_length`` tokens."""
         return float((self.lengths > max_length).mean())
 
-    def describe_truncated(self, max_length: int) -> str:
-        """Return a clause about the share of training texts that are truncated."""
-        texts = f"training texts{self.sampled}"
-        share = self._share_truncated(max_length)
-        return f"{share:.1%} of the {texts} are truncated at --max_length {max_length}"
+    def describe_lengths(self, max_length: int) -> str:
+        """Return a clause about the lengths of the training texts, and how many are truncated."""
+        median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
+        sampled = f" ({len(self.rows):,} sampled)" if len(self.rows) < self.total else ""
+        return (
+            f"training texts{sampled} have {median:,} tokens (median), 95% up to {high:,}, the "
+            f"longest {longest:,}; {self.share_truncated(max_length):.1%} are truncated at "
+            f"--max_length {max_length}"
+        )
 
     def report_lengths(self, max_length: int, report: Report) -> None:
-        """Report the lengths of the training texts in tokens, and how many are truncated."""
-        share = self._share_truncated(max_length)
-        median, high, longest = map(int, np.quantile(self.lengths, [0.5, 0.95, 1]))
+        """Report :meth:`describe_lengths`: a warning if many texts are truncated."""
+        share = self.share_truncated(max_length)
         (report.warning if share > _SUSPICIOUS_TRUNCATED else report.info)(
-            f"training texts{self.sampled} have {median:,} tokens (median), 95% up to {high:,}, "
-            f"the longest {longest:,}; {share:.1%} are truncated at --max_length {max_length}",
+            self.describe_lengths(max_length),
             "lengths",
             fix="--long_texts windows reads all of them" if share > 0.01 else "",
             count=round(share * self.total),

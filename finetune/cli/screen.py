@@ -104,7 +104,7 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
 
 def _long_texts(recipe: TextRecipe) -> str:
     sample = recipe.token_sample if recipe.windows is None else None
-    return sample.describe_truncated(recipe.max_length) if sample is not None else ""
+    return sample.describe_lengths(recipe.max_length) if sample is not None else ""
 
 
 def _batch_sizes(arguments: FinetuneArguments) -> str:

@@ -15,20 +15,16 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from finetune.errors import UserError, counted
 
 Tokenizer = Any  # a ``PreTrainedTokenizerBase``, or that of an export, which has no transformers
-Truncation = Literal["head", "tail", "head_tail"]
 #: The input of the model in a row: a text, or its parts.
 Read = str | Sequence[str]
 Columns = dict[str, list[int]]  # a tokenized row: ``input_ids``, ``attention_mask`` and so on
-#: ``head_tail`` keeps a quarter of ``max_length`` from the beginning of the text (Sun et al., 2019,
-#: "How to fine-tune BERT for text classification": 128 of 512).
-_HEAD = 4
 #: Texts per call of the tokenizer, which needs 100 times the bytes of the texts.
 _TEXTS_PER_CALL = 64
 #: The column of prepared rows with the number of the document in its split.
@@ -65,7 +61,7 @@ class Frame:
         starts = [n for n in range(len(ids)) if ids[n : n + size] == sample] if size else []
         if len(starts) != texts:
             name = type(tokenizer).__name__
-            hint = "use --long_texts cut, --truncation head and one --text_column"
+            hint = "use --long_texts cut and one --text_column"
             raise UserError(f"{name} changes tokens when it adds special tokens: {hint}")
         self._spans = [slice(start, start + size) for start in starts]  # where the texts are
 
@@ -86,7 +82,6 @@ class Encoder:
     Attributes:
         tokenizer: The tokenizer of the model; its ``truncation_side`` applies.
         max_length: Longer rows are truncated to this many tokens, special tokens included.
-        truncation: ``head_tail`` keeps the first quarter of ``max_length``, the rest from the end.
         parts: The number of texts per row.
 
     Raises:
@@ -95,7 +90,6 @@ class Encoder:
 
     tokenizer: Tokenizer
     max_length: int
-    truncation: Truncation = "head"
     parts: int = 1
 
     def __post_init__(self) -> None:
@@ -107,7 +101,7 @@ class Encoder:
     def __call__(self, rows: Sequence[Read]) -> Mapping[str, list[Any]]:
         """Return the columns of the tokenized rows."""
         columns = self._columns(rows)
-        if self.parts == 1 and self.truncation != "head_tail":
+        if self.parts == 1:
             return dict(self.tokenizer(*columns, truncation=True, max_length=self.max_length))
         # a fast tokenizer would also return all combinations of the overflowing tokens of a pair
         encoded_rows = [self.frame.row(*self._cut(texts)) for texts in self._tokens(columns)]
@@ -166,10 +160,6 @@ class Encoder:
         part is truncated first; if parts are equally long, the last one keeps more.
         """
         room = self.max_length - self.special_tokens
-        if self.truncation == "head_tail":  # only with a single text
-            (ids,) = parts
-            head = self.max_length // _HEAD
-            return [ids[:head] + ids[max(head, len(ids) - room + head) :]]
         lengths = [len(ids) if self._is_pair else min(len(ids), room) for ids in parts]
         shortened = [*parts]
         for place, number in enumerate(sorted(range(len(parts)), key=lengths.__getitem__)):
@@ -213,13 +203,13 @@ def documents_of(rows: Any) -> np.ndarray | None:
     return np.asarray(rows.with_format("numpy")[COLUMN][:]) if is_ours else None
 
 
-def first_lengths(rows: Any) -> np.ndarray:
-    """Return the number of tokens of each document, or of its first window."""
+def tokens_read(rows: Any) -> np.ndarray:
+    """Return how many tokens of each document the model reads, in all of its windows."""
     from finetune.data import arrow  # imports datasets
 
     lengths = np.asarray(arrow.column(rows, "length").to_numpy())
     documents = documents_of(rows)
-    return lengths if documents is None else lengths[np.unique(documents, return_index=True)[1]]
+    return lengths if documents is None else np.bincount(documents, lengths).astype(np.int64)
 
 
 def pooled(outputs: np.ndarray, documents: np.ndarray, pooling: str) -> np.ndarray:

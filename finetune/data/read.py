@@ -227,23 +227,16 @@ def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:
     names; another row with these names raises a ``UserError``.
     """
     header = next(records, Record(1, 1, [])).fields
-    titles = _as_titles(header)
     names = read_text.column_names(path, header)
     schema = pa.schema([*((name, pa.string()) for name in names), (_NUMBER, pa.int64())])
     for batch in batches(records):
         for record in batch:
-            if len(titles) > 1 and _as_titles(record.fields) == titles:
+            if record.fields == header and len(header) > 1:
                 noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
-                place = f"{path}, {noun} {record.first_line}"
-                raise UserError(f"{place}: repeats the header: remove this {noun}")
+                raise UserError(f"{path}, {noun} {record.first_line}: repeats the header")
         cells = zip(*(record.fields for record in batch), strict=True)
         columns = [[field or None for field in column] for column in cells]
         yield pa.table([*columns, [record.first_line for record in batch]], schema=schema)
-
-
-def _as_titles(fields: Sequence[str]) -> list[str]:
-    """Return fields without a byte order mark, blanks and quotes, in lower case."""
-    return [field.strip('\ufeff\xa0 \t"').casefold() for field in fields]
 
 
 def _read_sheet(path: Path, sheet: str | None) -> tuple[Iterator[Record], list[str]]:

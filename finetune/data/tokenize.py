@@ -27,7 +27,7 @@ from joblib import cpu_count
 
 from finetune.data import caches
 from finetune.data.digests import TEXTS, fingerprint
-from finetune.data.encoding import COLUMN, Encoder, Read, Windows, first_lengths
+from finetune.data.encoding import COLUMN, Encoder, Read, Windows, tokens_read
 from finetune.errors import RunError, UserError
 from finetune.runtime import activity
 
@@ -92,7 +92,7 @@ def tokenize(
         UserError: If the cache cannot be written.
     """
     encode = partial(_encode, encoder=encoder, targets=targets, windows=windows)
-    cut = encoder.truncation if windows is None else f"windows {windows.shared}"
+    cut = encoder.tokenizer.truncation_side if windows is None else f"windows {windows.shared}"
     facts = [Hasher.hash(encoder.tokenizer), encoder.max_length, cut, _VERSION]
     content = fingerprint(dataset, "text")
     tokenized = DatasetDict()
@@ -113,7 +113,7 @@ def tokenize(
             with FileLock(directory / ".lock"):
                 with contextlib.suppress(pa.ArrowInvalid, OSError):
                     tokenized[split] = _map(rows, encode, work, **options)
-                if split not in tokenized or len(first_lengths(tokenized[split])) != len(rows):
+                if split not in tokenized or len(tokens_read(tokenized[split])) != len(rows):
                     for path in directory.glob("*.arrow"):  # truncated when the machine crashed
                         path.unlink()
                     tokenized[split] = _map(rows, encode, work, **options)

@@ -62,8 +62,7 @@ class TextEncoder:
     def __init__(self, tokenizer: Any, facts: Facts) -> None:
         encoding = facts.encoding
         columns = len(encoding["columns"])
-        cut = encoding["max_length"], encoding["truncation"]
-        self._encoder = Encoder(tokenizer, *cut, parts=columns)
+        self._encoder = Encoder(tokenizer, encoding["max_length"], columns)
         is_cut = encoding["long_texts"] == "cut"
         self._windows = None if is_cut else Windows(self._encoder, encoding["stride"])
         self._padding, self._pooling = facts.padding, encoding["pooling"]

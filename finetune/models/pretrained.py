@@ -41,20 +41,36 @@ ProblemType = Literal["single_label_classification", "multi_label_classification
 FRESH_HEAD = "_has_fresh_head"
 _SMALL_VIT = embedded.PREFIX + "vit"
 _SIDE = 28  # its image size in pixels
+_SMALL_VIT_CONFIG = {
+    **dict(image_size=_SIDE, patch_size=7, hidden_size=96, num_hidden_layers=4),
+    **dict(num_attention_heads=4, intermediate_size=192),
+    "initializer_range": 0.1,  # not pretrained: with 0.02 it learns half as fast
+}
 
 
-def load_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
-    """Return the configuration of a model with ``changes``; see :func:`load_classifier`.
+def load_config(
+    model: str, revision: str | None = None, *, reads_images: bool = False
+) -> PretrainedConfig:
+    """Return the configuration of a model; see :func:`load_classifier`.
 
     Raises:
-        UserError: If the configuration cannot be loaded or needs code from the Hub.
+        UserError: If the configuration cannot be loaded, needs code from the Hub, or, with
+            ``reads_images``, if ``transformers`` has no image classifier for it.
     """
+    if model == _SMALL_VIT:
+        vit: PretrainedConfig = AutoConfig.for_model("vit", **_SMALL_VIT_CONFIG)
+        return vit
     with loading(model, revision) as source:
-        config: PretrainedConfig = AutoConfig.from_pretrained(**source, **changes)
+        config: PretrainedConfig = AutoConfig.from_pretrained(**source)
     if "/" in str(config._attn_implementation):
         raise UserError(
             f"--model {model}: attn_implementation '{config._attn_implementation}' in config.json "
             "is code from the Hub, which is never run; remove it from config.json"
+        )
+    if reads_images and type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        raise UserError(
+            f"--model {model}: expected an image model such as ViT, DeiT, Swin, ConvNeXT or "
+            f"ResNet, or {_SMALL_VIT}; found type '{config.model_type}'"
         )
     return config
 
@@ -120,39 +136,13 @@ def load_processor(model: str, revision: str | None = None) -> BaseImageProcesso
     return processor
 
 
-def load_image_config(model: str, revision: str | None = None, **changes: Any) -> PretrainedConfig:
-    """Return the configuration of an image model with the attributes ``changes``.
-
-    Raises:
-        UserError: If it cannot be loaded or ``transformers`` has no image classifier for it.
-    """
-    if model == _SMALL_VIT:
-        config: PretrainedConfig = AutoConfig.for_model(
-            "vit",
-            image_size=_SIDE,
-            patch_size=7,
-            hidden_size=96,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            intermediate_size=192,
-            initializer_range=0.1,  # not pretrained: with 0.02 it learns half as fast
-            **changes,
-        )
-        return config
-    config = load_config(model, revision, **changes)
-    if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        raise UserError(
-            f"--model {model}: expected an image model such as ViT, DeiT, Swin, ConvNeXT or "
-            f"ResNet, or {_SMALL_VIT}; found type '{config.model_type}'"
-        )
-    return config
-
-
 def load_classifier(
     model: str,
     labels: Sequence[str],
     revision: str | None = None,
     problem_type: ProblemType | None = None,
+    *,
+    reads_images: bool = False,
     hidden_dropout: float | None = None,
     attention_dropout: float | None = None,
     pad_token_id: int | None = None,
@@ -160,65 +150,39 @@ def load_classifier(
     """Return a model with a classification head, in fp32 regardless of the checkpoint's dtype.
 
     Args:
-        model: A name on the Hub, a local directory, or ``embedded:minilm``.
+        model: A name on the Hub, a local directory, ``embedded:minilm`` or ``embedded:vit``.
         labels: The names of the outputs; if empty, there is one output without a name. A head that
             was trained for the same names is continued, any other is replaced.
         revision: Commit, tag or branch on the Hub; None for the newest.
         problem_type: The kind of labels; None for that of the configuration.
+        reads_images: Whether it is an image model. The arguments below are for texts only.
         hidden_dropout: Probability, or None for that of the configuration.
         attention_dropout: Probability, or None for that of the configuration.
         pad_token_id: The token that pads batches; decoders find the end of a text by it. None for
             that of the configuration.
 
     Raises:
-        UserError: If the model cannot be loaded or has no text classifier or no such dropout.
+        UserError: If the model cannot be loaded or has no such classifier or no such dropout.
     """
-    config = load_config(model, revision, **_head_attributes(labels, problem_type))
-    families.set_dropout(config, "hidden_dropout", hidden_dropout)
-    families.set_dropout(config, "attention_dropout", attention_dropout)
-    families.set_up(config, pad_token_id)
-    return _load_with_head(AutoModelForSequenceClassification, model, config, revision)
-
-
-def load_image_classifier(
-    model: str,
-    labels: Sequence[str],
-    revision: str | None = None,
-    problem_type: ProblemType | None = None,
-) -> PreTrainedModel:
-    """Return an image model, or ``embedded:vit``, with a head as in :func:`load_classifier`.
-
-    Raises:
-        UserError: If it cannot be loaded or ``transformers`` has no image classifier for it.
-    """
+    labels = list(labels) or ["LABEL_0"]
+    config = load_config(model, revision, reads_images=reads_images)
+    trained = families.outputs_of_head(config)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {name: index for index, name in enumerate(labels)}
+    config.problem_type = problem_type or config.problem_type
     auto: Any = AutoModelForImageClassification  # has no type annotations
-    config = load_image_config(model, revision, **_head_attributes(labels, problem_type))
     if model == _SMALL_VIT:
-        classifier: PreTrainedModel = auto.from_config(config)
-        return classifier
-    return _load_with_head(auto, model, config, revision)
-
-
-def _head_attributes(labels: Sequence[str], problem_type: ProblemType | None) -> dict[str, Any]:
-    names = list(labels) or ["LABEL_0"]
-    return {
-        "num_labels": len(names),
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: index for index, name in enumerate(names)},
-        **({} if problem_type is None else {"problem_type": problem_type}),
-    }
-
-
-def _load_with_head(
-    auto: Any, model: str, config: PretrainedConfig, revision: str | None
-) -> PreTrainedModel:
-    """Return ``model`` with the head in ``config``; a head for the same labels is continued."""
-    trained = families.outputs_of_head(load_config(model, revision))
+        small: PreTrainedModel = auto.from_config(config)
+        return small
+    if not reads_images:
+        auto = AutoModelForSequenceClassification
+        families.set_dropout(config, "hidden_dropout", hidden_dropout)
+        families.set_dropout(config, "attention_dropout", attention_dropout)
+        families.set_up(config, pad_token_id)
     with loading(model, revision) as source:
         classifier: PreTrainedModel = auto.from_pretrained(
             **source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True
         )
-    labels = list((config.id2label or {}).values())
     order = head.match_outputs(trained, labels)
     setattr(classifier, FRESH_HEAD, order is None)
     if len(trained) == len(labels):  # otherwise from_pretrained has created a new head

@@ -15,7 +15,6 @@ from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION, without_
 from finetune.data.targets import MOST_SUSPECTS
 from finetune.errors import RunError, UserError, counted
 from finetune.pipeline.events import Finished, Interrupted, Progress
-from finetune.recipe.scoring import without_counted
 from finetune.reporting import card, tables
 from finetune.reporting import page as report_page
 from finetune.reporting.tables import Cell, Table, to_cells
@@ -242,7 +241,7 @@ def metrics_of(run: Run, rows: Any) -> Metrics:
     """
     scoring = run.manifest.scoring
     # looked up only if needed: the recipe may not be importable
-    compute = functools.cache(lambda: without_counted(run.compute_metrics, scoring, run.kind))
+    compute = functools.cache(lambda: run.compute_metrics)
     metrics = recipe_metrics(rows, scoring, lambda output: compute()(output))
     return with_standard(run.kind.label_kind, metrics)
 

@@ -18,7 +18,7 @@ from transformers import EvalPrediction
 from transformers.trainer_utils import PredictionOutput
 
 from finetune.config.settings import Settings
-from finetune.data import ROW, arrow, digests, images, sources
+from finetune.data import ROW, arrow, digests, encoding, images, sources
 from finetune.data.comma_list import join_values
 from finetune.data.prediction_columns import (
     DIGEST,
@@ -30,7 +30,6 @@ from finetune.data.prediction_columns import (
 from finetune.errors import UserError
 from finetune.pipeline.events import SPEED, Noted, Progress
 from finetune.recipe import Recipe, TextRecipe, scoring
-from finetune.recipe.scoring import without_counted
 from finetune.runs.manifest import Manifest, Metrics
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
 from finetune.runtime import __version__, distributed, files
@@ -176,7 +175,7 @@ def write(
         outputs = np.asarray(validation.predictions)
         temperature = mistakes.fit_temperature(outputs, np.asarray(validation.label_ids))
     rows, recipe_metrics = assess(recipe, test._replace(predictions=stored))
-    statistics = task.statistics(rows, recipe_metrics, temperature)
+    statistics = task.statistics(rows, recipe_metrics)
     notes = statistics.notes
     labels = np.asarray(test.label_ids)
     source = Source(
@@ -236,9 +235,8 @@ def _write_predictions(directory: Path, recipe: Recipe, outputs: Any) -> np.ndar
     else:  # a digest identifies a row without a text
         hashes = digests.hash_rows(rows, recipe.input_column)
         columns[DIGEST] = [value.hex() for value in hashes]
-    tokens = recipe.whole_lengths("test") if isinstance(recipe, TextRecipe) else None
-    if tokens is not None:
-        columns["tokens"] = tokens
+    if isinstance(recipe, TextRecipe) and "length" in recipe.prepared["test"].column_names:
+        columns["tokens"] = encoding.tokens_read(recipe.prepared["test"])
     targets = recipe.targets("test")
     columns |= task.columns(targets, logits)
     if isinstance(rows.features.get("image"), Image):
@@ -288,5 +286,4 @@ def scores(recipe: Recipe, split: str, output: PredictionOutput, prefix: str) ->
 def assess(recipe: Recipe, output: PredictionOutput) -> tuple[Any, metrics.Metrics]:
     """Return the rows with labels and outputs of a model, and the metrics of the recipe."""
     rows = recipe.kind.scored(np.asarray(output.label_ids), np.asarray(output.predictions))
-    compute = without_counted(recipe.compute_metrics, recipe.known_scoring, recipe.kind)
-    return rows, metrics.recipe_metrics(rows, recipe.known_scoring, compute)
+    return rows, metrics.recipe_metrics(rows, recipe.known_scoring, recipe.compute_metrics)

@@ -16,7 +16,6 @@ from finetune.recipe.base import Recipe
 from finetune.recipe.options import ImageOptions, TextOptions, option
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from datasets import DatasetDict
     from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedTokenizerBase
@@ -214,7 +213,7 @@ class TextRecipe(Recipe, TextOptions):
 
         _ = self.model_config  # may reduce max_length
         parts = len(self.columns_read())
-        return Encoder(self.processing_class(), self.max_length, self.truncation, parts)
+        return Encoder(self.processing_class(), self.max_length, parts)
 
     def encoding_facts(self) -> dict[str, Any]:
         """Return what decides how rows become tokens, as JSON, for use without this recipe.
@@ -261,22 +260,6 @@ class TextRecipe(Recipe, TextOptions):
             self.windows,
             processes=self.preprocessing_num_workers,
         )
-
-    def whole_lengths(self, split: str) -> np.ndarray | None:
-        """Return the number of tokens of each row before truncation; None without ``length``."""
-        import numpy as np
-
-        from finetune.data.encoding import first_lengths
-        from finetune.data.tokenize import read_by_model
-
-        if "length" not in self.prepared[split].column_names:
-            return None
-        lengths = first_lengths(self.prepared[split]).copy()
-        full = np.flatnonzero(lengths >= self.max_length)
-        texts = read_by_model(self.splits[split].select(full))
-        encoder = self.encoder()
-        lengths[full] = [len(row) + encoder.special_tokens for row in encoder.whole_rows(texts)]
-        return lengths
 
     @functools.cached_property
     def token_sample(self) -> TokenSample | None:
@@ -330,10 +313,11 @@ class ImageRecipe(Recipe, ImageOptions):
     @functools.cached_property
     def model_config(self) -> PretrainedConfig | None:
         """The stored configuration of the model; None if the recipe overrides ``build_model``."""
-        from finetune.models.pretrained import load_image_config
+        from finetune.models.pretrained import load_config
 
-        is_custom = type(self).build_model is not ImageRecipe.build_model
-        return None if is_custom else load_image_config(self.model, self.model_revision)
+        if type(self).build_model is not ImageRecipe.build_model:
+            return None
+        return load_config(self.model, self.model_revision, reads_images=True)
 
     def check(self) -> None:
         if self.model_config is not None:
@@ -363,18 +347,18 @@ class ImageRecipe(Recipe, ImageOptions):
         return Augmentation(self.crop_scale, self.horizontal_flip)
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.pretrained import load_image_classifier
+        from finetune.models.pretrained import load_classifier
 
-        problem_type = self.presumed_kind.problem_type
-        model = load_image_classifier(self.model, labels, self.model_revision, problem_type)
+        kind = self.presumed_kind.problem_type
+        model = load_classifier(self.model, labels, self.model_revision, kind, reads_images=True)
         if count := sum("BatchNorm" in type(module).__name__ for module in model.modules()):
             self.note(f"{count} BatchNorm layers: results depend on the number of processes")
         return model
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models.pretrained import load_image_classifier
+        from finetune.models.pretrained import load_classifier
 
-        return load_image_classifier(str(directory), labels)
+        return load_classifier(str(directory), labels, reads_images=True)
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from finetune.data.batches import Collator

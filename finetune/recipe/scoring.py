@@ -188,17 +188,6 @@ def require_direction(metric: str, is_greater: bool | None) -> None:
     )
 
 
-def without_counted(
-    compute: metrics.Compute, scoring: metrics.Scoring, task: Task[Any]
-) -> metrics.Compute:
-    """Return a ``compute`` without the metrics whose intervals the task computes itself;
-    ``scoring`` is empty if the recipe overrides ``compute_metrics``.
-    """
-    counted = metrics.find_metrics(task.label_kind, scoring)
-    uncounted = {name: options for name, options in scoring.items() if name not in counted}
-    return functools.partial(Scoring(**uncounted), task=task) if uncounted else compute
-
-
 def shipped() -> dict[str, Path]:
     """Return the paths of the metric modules in ``metrics/`` by name."""
     paths = sorted((HOUSE / "metrics").glob("*/*.py"))

@@ -83,8 +83,8 @@ def _source(run: Run) -> str:
 def _code(run: Run) -> str:
     """Return code that uses the model: ``pipeline()`` if it reads inputs as the training did."""
     options = run.manifest.options
-    joins_parts = options.get("long_texts") == "windows" or options.get("truncation") == "head_tail"
-    if "model" not in options or joins_parts or options.get("text_columns"):
+    has_windows = options.get("long_texts") == "windows"
+    if "model" not in options or has_windows or options.get("text_columns"):
         return f'import finetune\n\nfinetune.predict_file("{run.path.name}", "new.csv", "out.csv")'
     kind = "text" if "max_length" in options else "image"
     arguments = ", truncation=True" * (kind == "text")

@@ -114,9 +114,7 @@ def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
     statistics = run.statistics
     metric = "expected_calibration_error"
     calibration = statistics.calibration
-    pos_labels = (arguments.get("pos_label") for arguments in run.manifest.scoring.values())
-    positive = next((int(label) for label in pos_labels if label is not None), 1)
-    curves = plots.ranking(rows, statistics.classes or {}, positive)
+    curves = plots.ranking(rows, statistics.classes or {})
     if not calibration:
         return [curves]
     sentence = (
@@ -124,11 +122,8 @@ def _probability_blocks(run: Run, table: pd.DataFrame, rows: ScoredRows) -> list
         f"{calibration[metric]:.3f}. A calibrated model stays below "
         f"{calibration['calibrated']:.3f} on 95 of 100 test sets of this size."
     )
-    if "after" in calibration:
-        sentence += (
-            f" With the temperature {calibration['temperature']:.2f}, fitted on the validation "
-            f"rows, it is {calibration['after'][metric]:.3f} (predict --calibrated)."
-        )
+    if (temperature := run.manifest.temperature) not in (None, 1.0):
+        sentence += f" The temperature is {temperature:.2f} (predict --calibrated)."
     return [sentence, [*curves, *plots.reliability(calibration)]]
 
 

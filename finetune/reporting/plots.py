@@ -121,10 +121,8 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Plot:
     return Plot("confusion", alt, figure)
 
 
-def ranking(
-    predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]], positive: int
-) -> list[Plot]:
-    """Plot ROC and precision-recall curves of the class ``positive``, if there are two classes.
+def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> list[Plot]:
+    """Plot ROC and precision-recall curves of the second class, if there are two classes.
 
     With more classes, plot the one-vs-rest curves of those with the lowest areas under the curve,
     which are in ``classes``, the statistics of each class by name.
@@ -135,7 +133,7 @@ def ranking(
     has_enough = np.minimum(supports, len(predicted) - supports) >= _FEWEST_OF_CLASS
     numbers = np.flatnonzero(has_enough).tolist()
     if len(names) == 2:
-        numbers = [positive] if has_enough.all() else []
+        numbers = [1] if has_enough.all() else []
     for area, measure in AREAS.items() if numbers else ():
         areas = {number: classes[names[number]][area]["value"] for number in numbers}
         lowest = sorted(areas, key=areas.__getitem__)[:_MOST_CURVES]
@@ -165,19 +163,14 @@ def ranking(
 
 
 def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
-    """Plot accuracy by confidence, without and with the temperature."""
+    """Plot accuracy by confidence."""
     bins = calibration["bins"]
-    after = calibration.get("after")
     if sum(row["rows"] for row in bins) < _FEWEST_ROWS:
         return []
-    curves = {"uncalibrated": bins}
-    if after:
-        curves[f"temperature {calibration['temperature']:.2f}"] = after["bins"]
     figure, (axes,) = panels(1, height=4.0)
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1.5, label="perfect")
-    for (label, points), colour, marker in zip(curves.items(), COLOURS, "os", strict=False):
-        x, y = zip(*((point["confidence"], point["accuracy"]) for point in points), strict=True)
-        axes.plot(x, y, color=colour, marker=marker, label=label)
+    x, y = zip(*((point["confidence"], point["accuracy"]) for point in bins), strict=True)
+    axes.plot(x, y, color=BLUE, marker="o", label="model")
     axes.set_ylim(0, 1.02)
     label_axes(axes, "Calibration: accuracy by confidence", x="confidence", percent="xy")
     alt = "Accuracy by confidence; they are equal for a calibrated model (dotted)."

@@ -150,8 +150,7 @@ def scores(run: Run) -> Table:
 
 def metrics(caption: str, statistics: Statistics, headline: Sequence[str] = ()) -> list[Table]:
     """Return a table of all scores that are not in ``headline``, one per row, or []."""
-    values = {**statistics.metrics, **(statistics.ordered or {})}
-    values |= {f"top-{k} accuracy": value for k, value in (statistics.top_k or {}).items()}
+    values = statistics.metrics
     rows = [[Cell(name), *to_cells(values, [name])] for name in values if name not in headline]
     return [Table(caption, ["", ""], rows)] if rows else []
 
@@ -265,8 +264,7 @@ def judge(
 ) -> str:
     """Return a sentence that says whether ``subject`` is better than ``other``.
 
-    The interval of the difference in the first metric decides. All other metrics that are
-    significantly worse are named.
+    The interval of the difference in the first metric decides.
 
     Args:
         subject: The name of a model.
@@ -282,14 +280,8 @@ def judge(
     if metric not in better or math.isnan(gap["low"]):
         return f"{subject} against {other}: difference in {difference}."
     verdict = 0 if is_chance else sign(gap) * better[metric]
-    worse = [
-        format_score(name, gaps[name], signed=True)
-        for name in headline[1:]
-        if name in gaps and name in better and sign(gaps[name]) == -better[name]
-    ]
     chance = "; the difference may be chance" * (verdict == 0)
-    sentence = f"{subject} {_VERBS[verdict]} {other} (difference in {difference}){chance}."
-    return sentence + f" It is significantly worse in {' and '.join(worse)}." * bool(worse)
+    return f"{subject} {_VERBS[verdict]} {other} (difference in {difference}){chance}."
 
 
 def sign(gap: Mapping[str, float]) -> int:

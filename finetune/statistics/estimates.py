@@ -240,12 +240,11 @@ def wilson(share: Any, rows: Any, quantile: float = float(ndtri(_UPPER))) -> tup
 
 def shares(hits: Any, rows: Any) -> list[Estimate]:
     """Return the estimates of the shares ``hits / rows`` with Wilson's intervals, 0 to 1 if a share
-    has no rows. Ties are fractions of a hit; the intervals use the nearest whole number of hits.
+    has no rows.
     """
     hits, rows = np.asarray(hits, dtype=np.float64), np.asarray(rows, dtype=np.float64)
-    low, high = wilson(np.rint(hits) / np.maximum(rows, 1), np.maximum(rows, 1))
     values = hits / np.maximum(rows, 1)
-    low, high = np.minimum(values, low), np.maximum(values, high)
+    low, high = wilson(values, np.maximum(rows, 1))
     columns = zip(values.tolist(), low.tolist(), high.tolist(), rows.tolist(), strict=True)
     return [Estimate(*ends) if count else Estimate(0.0, 0.0, 1.0) for *ends, count in columns]
 

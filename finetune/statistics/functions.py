@@ -36,8 +36,8 @@ def _mean(function: Function) -> Function:
     return lambda rows: replicate_mean(function(rows), rows.groups)
 
 
-def _averaged(name: str, average: str, number: int = 1) -> Function:
-    """Return precision, recall or F1 as a metric: ``binary``, of the class ``number``; ``macro``,
+def _averaged(name: str, average: str) -> Function:
+    """Return precision, recall or F1 as a metric: ``binary``, of the second class; ``macro``,
     the mean over all labels, or over the classes that occur (one that only occurs in the group left
     out keeps its score); ``weighted`` by the rows of a class; ``micro``, over all entries.
     """
@@ -50,7 +50,7 @@ def _averaged(name: str, average: str, number: int = 1) -> Function:
         if average == "micro":
             scores = _divide(right.sum(axis=1), denominator.sum(axis=1))
         elif average == "binary":
-            scores = scores[:, number]
+            scores = scores[:, 1]
         elif average == "weighted":
             scores = _divide((scores * true).sum(axis=1), true.sum(axis=1))
         elif rows.kind == "labels":
@@ -121,13 +121,6 @@ def _losses(rows: ScoredRows) -> np.ndarray:
     return np.asarray(-np.log(np.maximum(rows.summary.of_label, np.finfo(np.float64).tiny)))
 
 
-def _brier_scores(rows: ScoredRows) -> np.ndarray:
-    """Return the squared error of the probabilities of each row, summed over the classes, from 0
-    (best) to 2 (Brier, Monthly Weather Review 78, 1950).
-    """
-    return np.asarray(rows.summary.squares - 2 * rows.summary.of_label + 1)
-
-
 def _over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Function:
     """Return a metric: the mean over the targets of ``function``, which takes the true and the
     predicted numbers, both ``(rows, targets)``, and returns shape ``(targets,)``.
@@ -177,26 +170,18 @@ class Metric:
     direction: int  # 1 if higher is better, -1 if lower is better
     scale: Scale  # its range and transformation for intervals
     function: Function
-    of_class: int | None = None  # the class id of precision, recall or F1 of one class
 
 
 AVERAGED = ("precision", "recall", "f1")
-
-
-def binary(name: str, number: int = 1) -> Metric:
-    """Return precision, recall or F1 of the class ``number``, from the table or not."""
-    scores = _averaged(name, "binary", number)
-    return Metric(f"{name}_binary", "classes", 1, SHARE, scores, of_class=number)
 
 
 _right = _mean(lambda rows: rows.right)
 _wrong_entries = _mean(lambda rows: (rows.labels != rows.decided).mean(axis=1))
 ROWS = (
     Metric("accuracy", "classes", 1, PROPORTION, _right),
-    *map(binary, AVERAGED),
     *(
         Metric(f"{name}_{average}", "classes", 1, SHARE, _averaged(name, average))
-        for name, average in product(AVERAGED, ("macro", "weighted"))
+        for name, average in product(AVERAGED, ("binary", "macro", "weighted"))
         if (name, average) != ("recall", "weighted")
     ),
     # with one class for each row, these equal the accuracy
@@ -208,7 +193,6 @@ ROWS = (
     Metric("roc_auc", "classes", 1, SHARE, _mean_area(ROC)),
     Metric("average_precision", "classes", 1, SHARE, _mean_area(PRECISION)),
     Metric("log_loss", "classes", -1, ERROR, _mean(_losses)),
-    Metric("brier_score", "classes", -1, ERROR, _mean(_brier_scores)),
     Metric("roc_area", "classes", 1, SHARE, _mean_area(ROC)),
     Metric("f1_micro", "labels", 1, SHARE, _averaged("f1", "micro")),
     Metric("f1_macro", "labels", 1, SHARE, _averaged("f1", "macro")),

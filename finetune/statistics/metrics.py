@@ -16,8 +16,8 @@ import numpy as np
 from finetune.data.labels import list_names
 from finetune.statistics import estimates
 from finetune.statistics.estimates import Estimate, share, shares
-from finetune.statistics.functions import AVERAGED, NUMBER, PROPORTION, ROWS, SHARE, Metric, binary
-from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows, ScoredRows
+from finetune.statistics.functions import AVERAGED, NUMBER, PROPORTION, ROWS, SHARE, Metric
+from finetune.statistics.scored import PRECISION, ROC, Kind, NamedRows
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
@@ -39,7 +39,7 @@ Metrics = Mapping[str, Metric]
 METRICS: Mapping[tuple[str, str], Metric] = {(row.kind, row.name): row for row in ROWS}
 #: The metrics that are reported for every recipe.
 _STANDARD = {
-    "classes": ("log_loss", "brier_score", "roc_area"),
+    "classes": ("log_loss", "roc_area"),
     "labels": tuple(row.name for row in ROWS if row.kind == "labels"),
     "numbers": (),
 }
@@ -65,17 +65,14 @@ def find_metrics(kind: Kind, scoring: Scoring) -> dict[str, Metric]:
     for name, arguments in scoring.items():
         module, options = module_of(name, arguments)
         row = module
-        number = 1
         if module in AVERAGED:
             row = f"{module}_{options.pop('average', 'binary')}"
-            number = int(options.pop("pos_label", 1))
         elif module in ("roc_auc", "average_precision") and options == {"average": "macro"}:
             options = {}
         elif module == "accuracy" and kind == "labels":
             row = "subset_accuracy"
-        metric = METRICS.get((kind, row))
-        if metric is not None and not options:
-            metrics[name] = metric if metric.of_class is None else binary(module, number)
+        if (kind, row) in METRICS and not options:
+            metrics[name] = METRICS[kind, row]
     return metrics
 
 
@@ -92,7 +89,7 @@ def recipe_metrics(rows: Any, scoring: Scoring, compute: Compute) -> dict[str, M
         replicates = functools.cache(functools.partial(_replicate_custom, compute))
         for name in replicates(rows):
             function = functools.partial(lambda key, rows: replicates(rows).get(key, _NAN), name)
-            metrics[name] = Metric("", rows.kind, 1, NUMBER, function)
+            metrics.setdefault(name, Metric("", rows.kind, 1, NUMBER, function))
     return metrics
 
 
@@ -134,8 +131,8 @@ def estimate(rows: Any, metrics: Metrics) -> dict[str, dict[str, float]]:
     for name, metric in metrics.items():
         if metric.scale is PROPORTION:
             score = share(int(rows.right.sum()), len(rows))
-        elif metric.of_class is not None:
-            score = _score_classes(rows)[metric.name.removesuffix("_binary")][metric.of_class]
+        elif metric.name.endswith("_binary"):
+            score = _score_classes(rows)[metric.name.removesuffix("_binary")][1]
         elif not has_interval(rows, metric):
             score = Estimate(float(metric.function(rows)[0]))
         else:
@@ -256,22 +253,3 @@ def describe_classes(rows: NamedRows) -> dict[str, Any]:
             table[name][area] = asdict(score if fewer >= FEWEST_OF_CLASS else Estimate(score.value))
         table[name]["support"] = int(true[number])
     return table
-
-
-def describe_top_k(rows: ScoredRows) -> dict[str, Any]:
-    """Return the top-k accuracy for each k of 2, 3 and 5 below the number of classes. Of classes as
-    probable as the true one, each order is equally likely, so a row may be a fraction of a hit.
-    """
-    above, ties = rows.summary.above, rows.summary.ties
-    return {
-        str(k): asdict(share(float(np.clip((k - above) / ties, 0, 1).sum()), len(rows)))
-        for k in (2, 3, 5)
-        if k < len(rows.names)
-    }
-
-
-def describe_order(rows: ScoredRows) -> dict[str, Any]:
-    """Return the metrics of ordinal classes, and the share of predictions at most one class off."""
-    near = asdict(share(int((rows.off <= 1).sum()), len(rows)))
-    scoring: Scoring = {"mean_absolute_error": {}, "quadratic_kappa": {}}
-    return estimate(rows, find_metrics("classes", scoring)) | {"within_one": near}

@@ -19,9 +19,7 @@ class Statistics:
     beyond: dict[str, dict[str, Any]] = field(default_factory=dict)
     classes: dict[str, Any] | None = None  # precision, recall, F1, areas and support of each
     confusion: list[list[int]] | None = None  # counts, true by predicted; up to 200 classes
-    top_k: dict[str, Any] | None = None  # how often the true class is among the k most probable
-    calibration: dict[str, Any] | None = None  # error, bins; temperature, None if none helps
-    ordered: dict[str, Any] | None = None  # metrics of classes that have an order
+    calibration: dict[str, Any] | None = None  # error and bins
     targets: dict[str, Any] | None = None  # of several numbers: the metrics of each
     thresholds: dict[str, float] | None = None  # by label, fitted on validation rows and folded in
     notes: list[str] = field(default_factory=list)  # what was bounded, left out or went wrong

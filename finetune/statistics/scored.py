@@ -101,9 +101,6 @@ class Summary(NamedTuple):
     classes: np.ndarray  # the most probable class
     confidence: np.ndarray  # the probability of that class
     of_label: np.ndarray  # the probability of the true class
-    squares: np.ndarray  # the sum of the squares of all probabilities
-    above: np.ndarray  # the number of classes more probable than the true class
-    ties: np.ndarray  # the number of classes as probable as the true class, which is included
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,10 +160,7 @@ class ScoredRows(NamedRows):
         parts = []
         for indices, block in self.probabilities.row_blocks():
             rows, classes = np.arange(len(block)), block.argmax(axis=1)
-            of_label = block[rows, self.labels[indices]]
-            is_above, is_tied = block > of_label[:, None], block == of_label[:, None]
-            squares, above, ties = (values.sum(axis=1) for values in (block**2, is_above, is_tied))
-            parts.append((classes, block[rows, classes], of_label, squares, above, ties))
+            parts.append((classes, block[rows, classes], block[rows, self.labels[indices]]))
         return Summary(*map(np.concatenate, zip(*parts, strict=True)))
 
     @property

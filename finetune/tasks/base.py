@@ -220,15 +220,12 @@ class Task(ABC, Generic[S]):
         ]:
             raise UserError(*mistakes)
 
-    def statistics(
-        self, rows: S, recipe_metrics: Metrics, temperature: float | None = None
-    ) -> Statistics:
+    def statistics(self, rows: S, recipe_metrics: Metrics) -> Statistics:
         """Return the statistics of test rows, without the baselines and thresholds.
 
         Args:
             rows: Labels and outputs of the model.
             recipe_metrics: The metrics of the recipe.
-            temperature: Fitted on the validation rows; None where there is none.
         """
         scores = metrics.estimate(rows, metrics.with_standard(self.label_kind, recipe_metrics))
         notes = metrics.describe_gaps(rows, recipe_metrics, scores)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -55,7 +55,6 @@ class SingleLabel(Task[ScoredRows]):
     metrics = {"accuracy": {}, "f1": {"average": "macro"}}
     metric_modules = MODULES["single_label"]
     losses = {"cross_entropy": losses.cross_entropy, "focal": losses.focal}
-    is_ordered: ClassVar[bool] = False  # whether the order of the classes is meaningful
     has_one_class = has_probabilities = True
     function = "softmax"
 
@@ -76,10 +75,8 @@ class SingleLabel(Task[ScoredRows]):
         predicted = np.concatenate([classes, np.roll(classes, 1)])  # correct, then wrong
         return 4 * np.eye(len(classes), dtype=np.float32)[predicted], np.tile(classes, 2)
 
-    def scored(
-        self, labels: np.ndarray, outputs: np.ndarray, temperature: float = 1.0
-    ) -> ScoredRows:
-        return ScoredRows(labels, self.labels, Probabilities(outputs, "softmax", temperature))
+    def scored(self, labels: np.ndarray, outputs: np.ndarray) -> ScoredRows:
+        return ScoredRows(labels, self.labels, Probabilities(outputs, "softmax"))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredRows:
         numbers = scored.class_numbers(table, LABEL, self.labels)
@@ -98,21 +95,13 @@ class SingleLabel(Task[ScoredRows]):
             columns[of_rank(PROBABILITY, rank)] = probabilities[:, rank - 1]
         return columns
 
-    def statistics(
-        self, rows: ScoredRows, recipe_metrics: Metrics, temperature: float | None = None
-    ) -> Statistics:
-        calibration = mistakes.describe_calibration(rows) | {"temperature": temperature}
-        if temperature not in (None, 1.0):
-            calibrated = self.scored(rows.labels, rows.outputs, temperature)
-            calibration["after"] = mistakes.describe_calibration(calibrated)
+    def statistics(self, rows: ScoredRows, recipe_metrics: Metrics) -> Statistics:
         has_confusion = len(self.labels) <= metrics.MOST_CONFUSED
         return replace(
             super().statistics(rows, recipe_metrics),
             classes=metrics.describe_classes(rows),
             confusion=rows.confusion.tolist() if has_confusion else None,
-            top_k=metrics.describe_top_k(rows),
-            calibration=calibration,
-            ordered=metrics.describe_order(rows) if self.is_ordered else None,
+            calibration=mistakes.describe_calibration(rows),
         )
 
     def baselines(self, source: Source) -> Iterator[tuple[str, np.ndarray]]:
@@ -128,12 +117,7 @@ class Ordinal(SingleLabel):
     name = "ordinal"
     metrics = {**SingleLabel.metrics, "quadratic_kappa": {}, "mean_absolute_error": {}}
     metric_modules = MODULES["ordinal"]
-    losses = {
-        "cross_entropy": losses.cross_entropy,
-        "soft": losses.soft_labels,
-        "emd": losses.squared_earth_movers_distance,
-    }
-    is_ordered = True
+    losses = {"cross_entropy": losses.cross_entropy, "soft": losses.soft_labels}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,9 +207,7 @@ class MultiLabel(Task[ScoredLabels]):
         """Return the names of the labels of each row."""
         return [[self.labels[index] for index in np.flatnonzero(row)] for row in is_positive]
 
-    def statistics(
-        self, rows: ScoredLabels, recipe_metrics: Metrics, temperature: float | None = None
-    ) -> Statistics:
+    def statistics(self, rows: ScoredLabels, recipe_metrics: Metrics) -> Statistics:
         scores = super().statistics(rows, recipe_metrics)
         return replace(scores, classes=metrics.describe_classes(rows))
 

@@ -52,20 +52,6 @@ def soft_labels(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return -(torch.softmax(-distances, dim=-1) * torch.log_softmax(precise, dim=-1)).sum(dim=-1)
 
 
-def squared_earth_movers_distance(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the classes of the squared difference between the cumulative predicted
-    probabilities and the cumulative one-hot target (Hou et al., Squared Earth Mover's
-    Distance-based Loss for Training Deep Neural Networks, 2016).
-    """
-    import torch
-
-    precise = _precise(logits)
-    classes = torch.arange(logits.shape[-1], device=logits.device)
-    cumulative_target = (classes >= targets[:, None]).to(precise.dtype)
-    cumulative = torch.softmax(precise, dim=-1).cumsum(dim=-1)
-    return ((cumulative - cumulative_target) ** 2).sum(dim=-1)
-
-
 def binary_cross_entropy(
     logits: torch.Tensor,
     targets: torch.Tensor,

@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from finetune.errors import Report
 
 
-def _huber(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    from torch.nn.functional import huber_loss
-
-    return huber_loss(outputs, targets, reduction="none", delta=1.0).mean(dim=-1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Regression(Task[ScoredNumbers]):
     """Regression: the outputs are the predicted numbers, in the units of the data.
@@ -46,12 +40,9 @@ class Regression(Task[ScoredNumbers]):
     label_kind = "numbers"
     metrics = {metric: {} for metric in ("r2", "mae", "rmse", "pearson", "spearman")}
     metric_modules = MODULES["regression"]
-    #: Means over the targets. The Huber loss (Annals of Mathematical Statistics 35, 1964) is half
-    #: the squared error up to one standard deviation, and linear in the error above.
-    losses = {
+    losses = {  # means over the targets
         "mse": lambda outputs, targets: ((outputs - targets) ** 2).mean(dim=-1),
         "mae": lambda outputs, targets: (outputs - targets).abs().mean(dim=-1),
-        "huber": _huber,
     }
 
     #: Mean and standard deviation of each target over the training rows. Both are empty if unknown
@@ -183,9 +174,7 @@ class Regression(Task[ScoredNumbers]):
     def describe(self, row: pd.Series[Any], column: str) -> str:
         return ", ".join(f"{row[name]:.4g}" for name in self._names(column))
 
-    def statistics(
-        self, rows: ScoredNumbers, recipe_metrics: Metrics, temperature: float | None = None
-    ) -> Statistics:
+    def statistics(self, rows: ScoredNumbers, recipe_metrics: Metrics) -> Statistics:
         in_table = {name: metric for name, metric in recipe_metrics.items() if metric.name}
         columns = zip(self.labels, rows.targets.T, rows.outputs.T, strict=False)
         targets = {

@@ -83,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
         label_column="tags", label_separator=";", thresholds="none", **IN_ORDER
     ),
     "regression": dict(label_columns="share,words", task="regression", **IN_ORDER),
-    "ordinal": dict(label_column="stars", task="ordinal", loss_function="emd"),
+    "ordinal": dict(label_column="stars", task="ordinal", loss_function="soft"),
     "columns of 0 and 1": dict(label_columns="is_good,is_long", task="multi_label"),
     "balanced sampling": dict(label_column="rare", class_sampling="balanced"),
     "pair": dict(text_columns="text,second", label_column="verdict"),
