@@ -168,13 +168,16 @@ def gather(value: Any, group: Any = None) -> list[Any]:
     return values
 
 
-def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> Result:
+def main_process_first(
+    prepare: Callable[[], Result], *, share: bool = True, once: bool = False
+) -> Result:
     """Call ``prepare`` on rank 0, then on local rank 0 of every other machine; return the result.
 
-    The second call can use the caches that the first one filled. The other ranks of a machine get
-    a pickled copy of the result of its local rank 0. With ``share=False``, or if the result cannot
-    be pickled, they call ``prepare`` too. It may take up to a day, and may fork: gloo's threads
-    hold nothing that a child needs (docs/decisions/process-group-first.md).
+    The second call can use the caches that the first one filled; with ``once`` there is none. The
+    other ranks of a machine get a pickled copy of the result of its local rank 0, or of rank 0.
+    With ``share=False``, or if the result cannot be pickled, they call ``prepare`` too. It may take
+    up to a day, and may fork: gloo's threads hold nothing that a child needs
+    (docs/decisions/process-group-first.md).
 
     Raises:
         UserError: On every rank, if one rank raised it; the same holds for a ``RunError``.
@@ -186,7 +189,8 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
 
     waiting = dist.new_group(backend="gloo", timeout=timedelta(days=1))
     results: list[Result] = []
-    for is_my_turn in (me.rank == 0, me.rank > 0 and (me.local_rank == 0 or not share)):
+    is_next = me.rank > 0 and not once and (me.local_rank == 0 or not share)
+    for is_my_turn in (me.rank == 0, is_next):
         failure: Exception | None = None
         if is_my_turn:
             try:
@@ -203,7 +207,7 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
         # a custom recipe may put objects into the result that cannot be pickled
         with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
             pickled = pickle.dumps(results[0]) if results else None
-        pickled = gather(pickled, waiting)[me.rank - me.local_rank]
+        pickled = gather(pickled, waiting)[0 if once else me.rank - me.local_rank]
     if results:
         return results[0]
     return prepare() if pickled is None else pickle.loads(pickled)

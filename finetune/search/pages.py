@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib
 
+from finetune.pipeline.report import metrics_of, read_same_rows
 from finetune.reporting import plots, tables
 from finetune.reporting.tables import Cell, Table, format_score, to_cells
 from finetune.search import require_optuna, seeds
@@ -45,7 +46,8 @@ def write(
 
 def _describe_seeds(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     runs = seeds.finished_runs(run_set)
-    rows, metrics = seeds.read(runs)
+    _, rows = read_same_rows(runs)
+    metrics = metrics_of(runs[0], rows[0])
     names = runs[0].headline
     scores = seeds.estimate_means(rows, {name: metrics[name] for name in names})
     lines = [[Cell(run.path.name), *to_cells(run.metrics.test, names)] for run in runs]

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from finetune.data.prediction_columns import DIGEST, LABEL
 from finetune.errors import UserError
-from finetune.pipeline.report import metrics_of
+from finetune.pipeline.report import metrics_of, read_same_rows
 from finetune.reporting.tables import Cell, Table, directions, judge, to_cells
 from finetune.runs.run import Run
 from finetune.search.run_set import RunSet
@@ -39,12 +37,6 @@ def finished_runs(run_set: RunSet) -> list[Run]:
             f"{run_set.path}: expected two finished runs or more; to continue: {command}"
         )
     return runs
-
-
-def read(runs: Sequence[Run]) -> tuple[list[Any], Metrics]:
-    """Return labels and outputs of the test rows of each run, and the metrics of the first."""
-    rows = [run.scored(run.predicted_rows) for run in runs]
-    return rows, metrics_of(runs[0], rows[0])
 
 
 def estimate_means(rows: Sequence[Any], metrics: Metrics) -> dict[str, dict[str, float]]:
@@ -83,14 +75,9 @@ def compare(
     if run_sets[0].path.resolve() == run_sets[1].path.resolve():
         raise UserError(f"compare: expected two sets of runs, found {paths[0]} twice")
     first, second = map(finished_runs, run_sets)
-    is_other_task = first[0].kind.find_difference(second[0].kind)
-    if is_other_task or not _test_rows(first).equals(_test_rows(second)):
-        raise UserError(
-            f"{paths[0]} and {paths[1]} have different test rows: compare sets with the same "
-            "--dataset, --split_seed and --eval_samples"
-        )
-    rows, metrics = read(first)
-    rows_of_second, _ = read(second)
+    _, rows_of_both = read_same_rows([*first, *second])
+    rows, rows_of_second = rows_of_both[: len(first)], rows_of_both[len(first) :]
+    metrics = metrics_of(first[0], rows[0])
     headline = first[0].headline
     chosen = {name: metrics[name] for name in headline}
     gaps = {}
@@ -111,8 +98,3 @@ def compare(
 
 def _replicates(rows: Sequence[Any], metric: Metric) -> np.ndarray:
     return np.array([metric.function(row) for row in rows])
-
-
-def _test_rows(runs: Sequence[Run]) -> pd.DataFrame:
-    rows = runs[0].predicted_rows
-    return rows[[name for name in ("id", "text", DIGEST, LABEL) if name in rows]]
