@@ -76,8 +76,6 @@ def _run(words: list[str]) -> int:
         print(f"finetune {__version__}")
         return 0
     verb, *rest = words
-    if verb.startswith("-") and (hint := suggestion(verb, ("--help", "--version"), 0.7)):
-        raise UserError(f"unknown option {verb}{hint}")
     if verb == "list":
         if rest and rest != ["--help"]:
             raise UserError(f"list: expected no arguments, found {' '.join(rest)}")

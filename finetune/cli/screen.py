@@ -27,8 +27,6 @@ def print_event(event: events.Event) -> None:
             pass  # shown by the progress bar
         case events.Finished():
             _print_end(event)
-        case events.Interrupted(has_run=False):
-            console.print_stderr(str(event))
         case events.MovedAside() | events.Interrupted():
             console.print_line(f"\n{event}\n")
         case _:
@@ -58,7 +56,7 @@ def _print_start(event: events.Started) -> None:
         "texts": ", ".join(recipe.columns_read()) if getattr(recipe, "text_columns", "") else "",
         "long texts": _long_texts(recipe) if isinstance(recipe, TextRecipe) else "",
         "model": model,
-        "device": _device(arguments, settings.command),
+        "device": _device(arguments),
         "batch": _batch_sizes(arguments),
         "precision": results.precision(arguments),
         "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
@@ -78,7 +76,7 @@ def _print_end(event: events.Finished) -> None:
     first_step = manifest.steps_before
     resumed = f" (resumed at step {first_step:,})" if first_step else ""
     report = f"; report: {event.page}" if event.page else ""
-    profile = f"; trace: {run.path}/profile" if event.profiled else ""
+    profile = f"; trace: {run.path}/profile" * (run.path / "profile").exists()
     console.print_line(
         f"\ntrained {counted((manifest.steps or 0) - first_step, 'step')}{resumed} "
         f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {run.metrics.test['loss']:.4f}\n"
@@ -86,7 +84,7 @@ def _print_end(event: events.Finished) -> None:
     )
 
 
-def _device(arguments: FinetuneArguments, command: str) -> list[str]:
+def _device(arguments: FinetuneArguments) -> str:
     device = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
     is_cuda = device is not None and device.type == "cuda"
     name = torch.cuda.get_device_name() if is_cuda else str(device)
@@ -95,11 +93,7 @@ def _device(arguments: FinetuneArguments, command: str) -> list[str]:
         line += f" on {distributed.machines()} machines"
     if device is None or device.type == "cpu":
         line += f", {counted(torch.get_num_threads(), 'thread')} each"
-    devices = distributed.devices_in_training(arguments.use_cpu)
-    if arguments.world_size > 1 or devices == 1:
-        return [line]
-    torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
-    return [line, f"faster: {torchrun}; to use one GPU only: CUDA_VISIBLE_DEVICES=0"]
+    return line
 
 
 def _long_texts(recipe: TextRecipe) -> str:

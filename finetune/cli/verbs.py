@@ -183,7 +183,8 @@ def evaluate(words: Sequence[str]) -> int:
     The test set is loaded, split and tokenized as for the training; the command refuses if its rows
     have changed. Other data needs the columns that the run was trained on; its labels are matched
     by name. If --data is a directory or a data set on the Hub, its test split is evaluated; if it
-    has none, its validation split, or else its train split.
+    has none, its validation split, or else its train split. One that has no train split needs
+    --dataset_splits train=NAME, which is evaluated.
     """
     reading = [*READING, "label_column", "label_separator", "label_map", "drop_invalid"]
     reading += ["dataset_config", "dataset_splits"]

@@ -59,8 +59,6 @@ class MovedAside(Noted):
 class Interrupted(Noted):
     """A signal ended the work. The sentence says how to continue."""
 
-    has_run: bool = True  # whether a run directory was started
-
 
 @dataclass(frozen=True)
 class Advanced(Event):
@@ -140,7 +138,6 @@ class Finished(Event):
     """The run is finished: its model, metrics and predictions are written."""
 
     run: Run
-    profiled: bool  # whether the run has a trace of --profile
     page: Path | None = None  # ``report.html``; None if it could not be written
 
     def __str__(self) -> str:

@@ -123,7 +123,7 @@ def write_final_report(run: Run, progress: Progress) -> None:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"the run is finished, but has no report ({reason}); {hint}") from error
     finally:
-        progress(Finished(run, (run.path / "profile").exists(), page))
+        progress(Finished(run, page))
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def _report_without_training(prepared: Prepared, progress: Progress) -> Run:
     else:
         page = run.path / "report.html"
         progress(Noted("the run is finished, nothing is left to train. Its results:"))
-        progress(events.Finished(run, False, page if page.exists() else None))
+        progress(events.Finished(run, page if page.exists() else None))
     distributed.leave()
     return run
 
@@ -307,7 +307,7 @@ class _Recording:
                     hint = f"to resume at step {step:,}: {self.settings.resuming}"
             reason = f"interrupted by {stop}" if isinstance(stop, Stopped) else "interrupted"
             stop.args = (f"{reason}; {hint}",)
-            self.progress(Interrupted(*stop.args, has_run=self.run is not None))
+            self.progress(Interrupted(*stop.args))
             raise
         except BaseException as error:  # no distributed.leave(): it would wait for the other ranks
             if self.run is not None:

@@ -30,18 +30,12 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield new
-        flush(new)
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(new, path)
     except BaseException:
         new.unlink(missing_ok=True)
         raise
-
-
-def flush(path: Path) -> None:
-    """Wait until a file or a directory is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -52,12 +52,12 @@ class Checkpoint(Record):
 
 def complete(path: Path, **facts: Any) -> None:
     """Flush a checkpoint that all processes have written, and add ``checkpoint.json``."""
-    described = _describe_files(path)
-    for name in described:
-        files.flush(path / name)
-    Checkpoint(step=number(path), files=described, **facts).write(path)
+    files = _describe_files(path)
+    for name in files:
+        _flush(path / name)
+    Checkpoint(step=number(path), files=files, **facts).write(path)
     for directory in (path, path.parent):
-        files.flush(directory)
+        _flush(directory)
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
@@ -210,3 +210,9 @@ def _describe_files(directory: Path) -> dict[str, dict[str, Any]]:
                 checksum = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
             files[name] = {"bytes": path.stat().st_size, "xxh3_128": checksum}
     return files
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
