@@ -85,13 +85,12 @@ def _print_end(event: events.Finished) -> None:
 
 
 def _device(arguments: FinetuneArguments) -> str:
-    device = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
-    is_cuda = device is not None and device.type == "cuda"
-    name = torch.cuda.get_device_name() if is_cuda else str(device)
+    device = distributed.device(arguments.use_cpu)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else device.type
     line = f"{name}, {results.parallel_mode(arguments)}, {counted(arguments.world_size, 'process')}"
     if distributed.machines() > 1:
         line += f" on {distributed.machines()} machines"
-    if device is None or device.type == "cpu":
+    if device.type == "cpu":
         line += f", {counted(torch.get_num_threads(), 'thread')} each"
     return line
 

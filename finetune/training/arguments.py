@@ -260,7 +260,7 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
 def _resolve(values: ArgumentValues) -> None:
     """Fill in what depends on launch and device, in place."""
     _resolve_batch(values)
-    device_type = distributed.device_type(values.use_cpu)
+    device_type = distributed.device(values.use_cpu).type
     is_cuda = device_type == "cuda"
     if not (values.bf16 or values.fp16):
         automatic = hardware.automatic_precision(device_type)
