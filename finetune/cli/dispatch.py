@@ -6,11 +6,14 @@ python -m finetune RECIPE [flags]
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from finetune.errors import UserError, suggestion
+from finetune.errors import UserError, masked, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import __version__, distributed, stopping
+from finetune.runtime.formats import visible
 
 VERBS = {
     "train": "fine-tune a recipe, the same as `python -m finetune RECIPE`: train RECIPE",
@@ -55,6 +58,7 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stacks of closed connections
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no "USDT: profiler_start" from --profile
     stopping.keep_secrets()
+    warnings.showwarning = _show_warning
     try:
         return _run(list(words))
     except BrokenPipeError:  # e.g. `| head` closed the pipe
@@ -68,6 +72,11 @@ def main(words: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    if distributed.is_main_process():
+        print(visible(masked(str(message))), file=sys.stderr)
+
+
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_USAGE.format(recipes=_table(catalog.summaries()), verbs=_table(VERBS)))
@@ -76,6 +85,8 @@ def _run(words: list[str]) -> int:
         print(f"finetune {__version__}")
         return 0
     verb, *rest = words
+    if verb.startswith("-") and (hint := suggestion(verb, ("--help", "--version"), 0.7)):
+        raise UserError(f"unknown option {verb}{hint}")
     if verb == "list":
         if rest and rest != ["--help"]:
             raise UserError(f"list: expected no arguments, found {' '.join(rest)}")

@@ -70,7 +70,7 @@ def predict(words: Sequence[str]) -> int:
             "expected INPUT (a file, a folder of images, or - for standard input), or --text "
             '"one sentence" (in one process, without --output and --resume), not both'
         )
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
     hub.go_offline()  # the run has everything that predict needs
     console.import_libraries("finetune.predicting.request")
     if typed.text:
@@ -93,18 +93,14 @@ def predict(words: Sequence[str]) -> int:
         prediction = predict_file(
             run, typed.input, output, resume=typed.resume, progress=show_progress, **options
         )
-    print_note = console.print_stderr  # standard output has the rows, unless there is a file
     if typed.output:
-        print_note = console.print_line
-        earlier_rows = f" ({prediction.rows_before:,} of them before resuming)"
-        print_note(
-            f"{counted(prediction.rows, 'row')} saved to {prediction.output}"
-            f"{earlier_rows * bool(prediction.rows_before)}; throughput: "
+        console.print_line(
+            f"{counted(prediction.rows, 'row')} saved to {prediction.output}; throughput: "
             f"{prediction.samples_per_second:,.1f} samples/s in {prediction.precision} "
             f"by {typed.engine or 'torch'}"
         )
     for note in prediction.notes:
-        print_note(note)
+        console.print_stderr(note)
     return 0
 
 

@@ -5,7 +5,6 @@ Its docstring is shown by ``--help``. Under a launcher every rank runs it; rank 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import itertools
 import json
@@ -110,7 +109,7 @@ def _report_set(path: Any, trust_recipe: bool = False) -> int:
     """Write the report of a set of runs, and print its table and verdicts."""
     from finetune.search import pages
 
-    page, table, verdicts = pages.write(path, trust_recipe, console.print_stderr)
+    page, table, verdicts = pages.write(path, trust_recipe)
     console.print_parts(table, *verdicts, f"report: {page}")
     return 0
 
@@ -196,7 +195,7 @@ def evaluate(words: Sequence[str]) -> int:
     typed = Parser(evaluate, flags, reading).parse_args(words)
     values = {n: v for n, v in vars(typed).items() if n not in ("run", "data", "trust_recipe")}
     options = {n: v for n, v in values.items() if v is not None and v is not False}  # 0 is typed
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
     sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
     if not hub.missing(sources):
         hub.go_offline()
@@ -231,7 +230,7 @@ def export(words: Sequence[str]) -> int:
         **TRUST,
     }
     typed = Parser(export, flags).parse_args(words)
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
     if not hub.missing({**run.manifest.options, "model": None}):
         hub.go_offline()
     console.import_libraries("finetune.export.create")
@@ -262,15 +261,14 @@ def compare(words: Sequence[str]) -> int:
 
         if typed.output:
             raise UserError("--output: a comparison of sets of runs has no page")
-        console.print_parts(*compare_sets(typed.runs, typed.trust_recipe, console.print_stderr))
+        console.print_parts(*compare_sets(typed.runs, typed.trust_recipe))
         return 0
     from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
 
     names = (f"comparison{f'.{n}' * (n > 0)}.html" for n in itertools.count())
     page = typed.output or next(name for name in names if not Path(name).exists())
-    load = functools.partial(Run.load, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
-    comparison = compare_runs([*map(load, typed.runs)], page)
+    comparison = compare_runs(typed.runs, page, trust_recipe=typed.trust_recipe)
     settings = tables.settings(comparison.names, comparison.settings)
     count = counted(len(comparison.disagreements), "row")
     note = f"predictions differ on {count}: see {page}"
@@ -291,8 +289,7 @@ def report(words: Sequence[str]) -> int:
         return _report_set(typed.run, typed.trust_recipe)
     from finetune.pipeline.report import report as write_report
 
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
-    written = write_report(run)
+    written = write_report(typed.run, trust_recipe=typed.trust_recipe)
     console.print_line(f"report: {written.page}; model card: {written.card}")
     if written.suspects:
         console.print_line(

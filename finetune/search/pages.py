@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,11 @@ PAGE = "report.html"
 
 # or the plots of Optuna cut off long names
 @matplotlib.rc_context({**plots.STYLE, "savefig.bbox": "tight"})
-def write(
-    path: str | Path | RunSet,
-    trust_recipe: bool = False,
-    tell: Callable[[str], object] = warnings.warn,
-) -> tuple[Path, Table, list[str]]:
+def write(path: str | Path | RunSet, trust_recipe: bool = False) -> tuple[Path, Table, list[str]]:
     """Write the report of a set, and return its path, the table of its runs and the verdicts; for
-    the other arguments see :meth:`Run.load`.
+    ``trust_recipe`` see :meth:`Run.load`.
     """
-    run_set = RunSet.load(path, trust_recipe=trust_recipe, tell=tell)
+    run_set = RunSet.load(path, trust_recipe=trust_recipe)
     if run_set.manifest.kind == "repeat":
         sections, verdicts = _describe_seeds(run_set)
     else:

@@ -6,8 +6,7 @@ standard deviation between seeds, and an interval for other seeds and other rows
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,13 +51,9 @@ def estimate_means(rows: Sequence[Any], metrics: Metrics) -> dict[str, dict[str,
     return scores
 
 
-def compare(
-    paths: Sequence[str | Path | RunSet],
-    trust_recipe: bool = False,
-    tell: Callable[[str], object] = warnings.warn,
-) -> tuple[Table, str]:
-    """Compare the means of two sets of seeds on the same test rows; for ``trust_recipe`` and
-    ``tell`` see :meth:`Run.load`.
+def compare(paths: Sequence[str | Path | RunSet], trust_recipe: bool = False) -> tuple[Table, str]:
+    """Compare the means of two sets of seeds on the same test rows; for ``trust_recipe`` see
+    :meth:`Run.load`.
 
     Returns:
         A table of the means and their difference, with intervals for other seeds and other rows,
@@ -69,7 +64,7 @@ def compare(
     """
     if len(paths) != 2:
         raise UserError(f"compare: expected two sets of runs, or runs, found {len(paths)}")
-    run_sets = [RunSet.load(path, trust_recipe=trust_recipe, tell=tell) for path in paths]
+    run_sets = [RunSet.load(path, trust_recipe=trust_recipe) for path in paths]
     if {run_set.manifest.kind for run_set in run_sets} != {"repeat"}:
         raise UserError("compare: expected sets of seeds, from `repeat`; a search has no seeds")
     if run_sets[0].path.resolve() == run_sets[1].path.resolve():
