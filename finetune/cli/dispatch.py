@@ -8,12 +8,10 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from finetune.errors import UserError, masked, suggestion
+from finetune.errors import UserError, suggestion
 from finetune.recipe import catalog
 from finetune.runtime import __version__, distributed, stopping
-from finetune.runtime.formats import visible
 
 VERBS = {
     "train": "fine-tune a recipe, the same as `python -m finetune RECIPE`: train RECIPE",
@@ -58,7 +56,6 @@ def main(words: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stacks of closed connections
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # no "USDT: profiler_start" from --profile
     stopping.keep_secrets()
-    warnings.showwarning = _show_warning
     try:
         return _run(list(words))
     except BrokenPipeError:  # e.g. `| head` closed the pipe
@@ -70,11 +67,6 @@ def main(words: Sequence[str] | None = None) -> int:
         if not error.args and distributed.ranks().rank == 0:  # else the training has printed it
             print("interrupted", file=sys.stderr)
         return 130
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    if distributed.is_main_process():
-        print(visible(masked(str(message))), file=sys.stderr)
 
 
 def _run(words: list[str]) -> int:
@@ -103,6 +95,9 @@ def _run(words: list[str]) -> int:
         rest = words
     if verb in ("check", "compare", "export", "report") and distributed.under_launcher():
         raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")
+    from finetune.cli import console
+
+    warnings.showwarning = lambda message, *_, **__: console.print_stderr(str(message))
     module = importlib.import_module(f"finetune.cli.{'predict' if verb == 'predict' else 'verbs'}")
     return int(getattr(module, verb)(rest))
 

@@ -197,8 +197,7 @@ def evaluate(words: Sequence[str]) -> int:
     options = {n: v for n, v in values.items() if v is not None and v is not False}  # 0 is typed
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
     sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
-    if not hub.missing(sources):
-        hub.go_offline()
+    hub.go_offline(sources)
     console.import_libraries("finetune.training.trainer")
     from finetune.pipeline.evaluate import evaluate as evaluate_run
 
@@ -231,8 +230,7 @@ def export(words: Sequence[str]) -> int:
     }
     typed = Parser(export, flags).parse_args(words)
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
-    if not hub.missing({**run.manifest.options, "model": None}):
-        hub.go_offline()
+    hub.go_offline({**run.manifest.options, "model": None})
     console.import_libraries("finetune.export.create")
     from finetune.export.create import export as export_run
     from finetune.reporting import tables
@@ -283,6 +281,7 @@ def report(words: Sequence[str]) -> int:
         python -m finetune report runs/yelp
 
     It also writes suspects.csv, the test rows whose label may be wrong, unless you have edited it.
+    To correct them, copy the file, fill in its column new_label, and train with --relabel COPY.
     """
     typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
     if is_set(typed.run):
@@ -292,10 +291,7 @@ def report(words: Sequence[str]) -> int:
     written = write_report(typed.run, trust_recipe=typed.trust_recipe)
     console.print_line(f"report: {written.page}; model card: {written.card}")
     if written.suspects:
-        console.print_line(
-            f"suspicious rows: {written.suspects}; to correct them, copy the file, fill in its "
-            "column new_label, and train with --relabel COPY"
-        )
+        console.print_line(f"suspicious rows: {written.suspects}")
     return 0
 
 

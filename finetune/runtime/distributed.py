@@ -95,10 +95,8 @@ def device(use_cpu: bool = False) -> Any:
     """Return the ``torch.device`` of this process."""
     import torch
 
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if use_cpu or accelerator is None:
-        return torch.device("cpu")
-    return torch.device(accelerator.type, ranks().local_rank)
+    device = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if device is None else torch.device(device.type, ranks().local_rank)
 
 
 def devices_in_training(use_cpu: bool) -> int:
@@ -170,16 +168,13 @@ def gather(value: Any, group: Any = None) -> list[Any]:
     return values
 
 
-def main_process_first(
-    prepare: Callable[[], Result], *, share: bool = True, once: bool = False
-) -> Result:
+def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> Result:
     """Call ``prepare`` on rank 0, then on local rank 0 of every other machine; return the result.
 
-    The second call can use the caches that the first one filled; with ``once`` there is none. The
-    other ranks of a machine get a pickled copy of the result of its local rank 0, or of rank 0.
-    With ``share=False``, or if the result cannot be pickled, they call ``prepare`` too. It may take
-    up to a day, and may fork: gloo's threads hold nothing that a child needs
-    (docs/decisions/process-group-first.md).
+    The second call can use the caches that the first one filled. The other ranks of a machine get
+    a pickled copy of the result of its local rank 0. With ``share=False``, or if the result cannot
+    be pickled, they call ``prepare`` too. It may take up to a day, and may fork: gloo's threads
+    hold nothing that a child needs (docs/decisions/process-group-first.md).
 
     Raises:
         UserError: On every rank, if one rank raised it; the same holds for a ``RunError``.
@@ -191,8 +186,7 @@ def main_process_first(
 
     waiting = dist.new_group(backend="gloo", timeout=timedelta(days=1))
     results: list[Result] = []
-    is_next = me.rank > 0 and not once and (me.local_rank == 0 or not share)
-    for is_my_turn in (me.rank == 0, is_next):
+    for is_my_turn in (me.rank == 0, me.rank > 0 and (me.local_rank == 0 or not share)):
         failure: Exception | None = None
         if is_my_turn:
             try:
@@ -209,7 +203,7 @@ def main_process_first(
         # a custom recipe may put objects into the result that cannot be pickled
         with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
             pickled = pickle.dumps(results[0]) if results else None
-        pickled = gather(pickled, waiting)[0 if once else me.rank - me.local_rank]
+        pickled = gather(pickled, waiting)[me.rank - me.local_rank]
     if results:
         return results[0]
     return prepare() if pickled is None else pickle.loads(pickled)
