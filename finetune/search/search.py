@@ -101,13 +101,13 @@ def run_search(
     run_set = open_set(directory, "search", base, prepared, command, distributions, texts)
     epochs = most_epochs(distributions, values)
     study = Trials(run_set, distributions, values.seed, pruner, epochs)
-    while (trial := _on_rank_zero(lambda: study.ask(trials))) is not None:
+    while (trial := _choose_on_rank_zero(lambda: study.ask(trials))) is not None:
         try:
             _run_trial(trial, study, settle, progress)
         finally:
             files.unlock(trial.path)
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    winner = _on_rank_zero(study.choose_winner)
+    winner = _choose_on_rank_zero(study.choose_winner)
     if winner is None:
         report(
             Noted("the trials that are left run in other processes: the last one ends the search")
@@ -172,7 +172,7 @@ def _require_checkpoints(values: ArgumentValues) -> None:
         raise UserError("--load_best_model_at_end false: a trial is judged by its best evaluation")
 
 
-def _on_rank_zero(choose: Callable[[], Trial | None]) -> Trial | None:
+def _choose_on_rank_zero(choose: Callable[[], Trial | None]) -> Trial | None:
     """Return what a function returns on rank 0, or raise its error, on every rank."""
     trials: list[Trial | None] = distributed.gather(
         # which is also called on the first rank of every other machine
