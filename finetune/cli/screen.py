@@ -27,6 +27,8 @@ def print_event(event: events.Event) -> None:
             pass  # shown by the progress bar
         case events.Finished():
             _print_end(event)
+        case events.Interrupted(has_run=False):
+            console.print_stderr(str(event))
         case events.MovedAside() | events.Interrupted():
             console.print_line(f"\n{event}\n")
         case _:

@@ -59,6 +59,8 @@ class MovedAside(Noted):
 class Interrupted(Noted):
     """A signal ended the work. The sentence says how to continue."""
 
+    has_run: bool = True  # whether a run directory was started
+
 
 @dataclass(frozen=True)
 class Advanced(Event):

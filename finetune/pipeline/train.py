@@ -307,7 +307,7 @@ class _Recording:
                     hint = f"to resume at step {step:,}: {self.settings.resuming}"
             reason = f"interrupted by {stop}" if isinstance(stop, Stopped) else "interrupted"
             stop.args = (f"{reason}; {hint}",)
-            self.progress(Interrupted(*stop.args))
+            self.progress(Interrupted(*stop.args, has_run=self.run is not None))
             raise
         except BaseException as error:  # no distributed.leave(): it would wait for the other ranks
             if self.run is not None:
