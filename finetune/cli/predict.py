@@ -11,7 +11,6 @@ from finetune.cli.parser import RUN, Parser
 from finetune.errors import UserError, counted
 from finetune.pipeline.events import Predicted, throttle
 from finetune.predicting import READING, Options
-from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub
 
@@ -53,10 +52,11 @@ def predict(words: Sequence[str]) -> int:
     the texts of a line are separated by tabs. A row is predicted if none of its texts is missing.
     """
     parser = Parser(predict, _FLAGS, READING)
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
         "input", metavar="INPUT", nargs="?", help="a file, an image, a folder of images, or -"
     )
-    parser.add_argument(
+    source.add_argument(
         "--text",
         metavar="SENTENCE",
         action="append",
@@ -64,14 +64,10 @@ def predict(words: Sequence[str]) -> int:
     )
     typed = parser.parse_args(words)
     options = {option.name: getattr(typed, option.name) for option in fields(Options)}
-    needs_input = typed.output or typed.resume or distributed.under_launcher()
-    if bool(typed.text) == bool(typed.input) or (typed.text and needs_input):
-        raise UserError(
-            "expected INPUT (a file, a folder of images, or - for standard input), or --text "
-            '"one sentence" (in one process, without --output and --resume), not both'
-        )
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
-    hub.go_offline()  # the run has everything that predict needs
+    if typed.text and (typed.output or typed.resume or distributed.under_launcher()):
+        raise UserError("--text: --output, --resume and several processes need INPUT")
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
+    hub.go_offline({})  # the run has everything that predict needs
     console.import_libraries("finetune.predicting.request")
     if typed.text:
         _predict_text(run, typed.text, options)
@@ -93,18 +89,14 @@ def predict(words: Sequence[str]) -> int:
         prediction = predict_file(
             run, typed.input, output, resume=typed.resume, progress=show_progress, **options
         )
-    print_note = console.print_stderr  # standard output has the rows, unless there is a file
     if typed.output:
-        print_note = console.print_line
-        earlier_rows = f" ({prediction.rows_before:,} of them before resuming)"
-        print_note(
-            f"{counted(prediction.rows, 'row')} saved to {prediction.output}"
-            f"{earlier_rows * bool(prediction.rows_before)}; throughput: "
+        console.print_line(
+            f"{counted(prediction.rows, 'row')} saved to {prediction.output}; throughput: "
             f"{prediction.samples_per_second:,.1f} samples/s in {prediction.precision} "
             f"by {typed.engine or 'torch'}"
         )
     for note in prediction.notes:
-        print_note(note)
+        console.print_stderr(note)
     return 0
 
 
@@ -112,13 +104,6 @@ def _predict_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
     """Print the prediction of one row, and the five most probable other labels."""
     from finetune.pipeline.predict import predict as predict_rows
 
-    recipe = run.recipe(scores=False)
-    names = recipe.columns_read() if isinstance(recipe, TextRecipe) else []
-    if len(texts) != len(names):
-        raise UserError(
-            f"--text: expected {counted(len(names), 'text')} for the model of {run.path} "
-            f"({', '.join(names)}), found {len(texts)}"
-        )
     most_labels = None if options["all_probabilities"] else 5
     options["all_probabilities"] = run.kind.has_probabilities
     predictions = predict_rows(run, [tuple(texts)] if len(texts) > 1 else texts, **options)

@@ -58,7 +58,7 @@ def _print_start(event: events.Started) -> None:
         "texts": ", ".join(recipe.columns_read()) if getattr(recipe, "text_columns", "") else "",
         "long texts": _long_texts(recipe) if isinstance(recipe, TextRecipe) else "",
         "model": model,
-        "device": _device(arguments, settings.command),
+        "device": _device(arguments),
         "batch": _batch_sizes(arguments),
         "precision": results.precision(arguments),
         "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
@@ -78,7 +78,7 @@ def _print_end(event: events.Finished) -> None:
     first_step = manifest.steps_before
     resumed = f" (resumed at step {first_step:,})" if first_step else ""
     report = f"; report: {event.page}" if event.page else ""
-    profile = f"; trace: {run.path}/profile" if event.profiled else ""
+    profile = f"; trace: {run.path}/profile" * (run.path / "profile").exists()
     console.print_line(
         f"\ntrained {counted((manifest.steps or 0) - first_step, 'step')}{resumed} "
         f"in {manifest.train_seconds or 0.0:,.1f} s; test loss {run.metrics.test['loss']:.4f}\n"
@@ -86,20 +86,15 @@ def _print_end(event: events.Finished) -> None:
     )
 
 
-def _device(arguments: FinetuneArguments, command: str) -> list[str]:
-    device = torch.device("cpu") if arguments.use_cpu else torch.accelerator.current_accelerator()
-    is_cuda = device is not None and device.type == "cuda"
-    name = torch.cuda.get_device_name() if is_cuda else str(device)
+def _device(arguments: FinetuneArguments) -> str:
+    device = distributed.device(arguments.use_cpu)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else device.type
     line = f"{name}, {results.parallel_mode(arguments)}, {counted(arguments.world_size, 'process')}"
     if distributed.machines() > 1:
         line += f" on {distributed.machines()} machines"
-    if device is None or device.type == "cpu":
+    if device.type == "cpu":
         line += f", {counted(torch.get_num_threads(), 'thread')} each"
-    devices = distributed.devices_in_training(arguments.use_cpu)
-    if arguments.world_size > 1 or devices == 1:
-        return [line]
-    torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
-    return [line, f"faster: {torchrun}; to use one GPU only: CUDA_VISIBLE_DEVICES=0"]
+    return line
 
 
 def _long_texts(recipe: TextRecipe) -> str:

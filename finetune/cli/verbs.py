@@ -5,7 +5,6 @@ Its docstring is shown by ``--help``. Under a launcher every rank runs it; rank 
 
 from __future__ import annotations
 
-import functools
 import importlib
 import itertools
 import json
@@ -19,7 +18,7 @@ from finetune.checking import summary
 from finetune.cli import console
 from finetune.cli.parser import RUN, TRUST, Parser, recipe_and_flags
 from finetune.config.settings import Settings, require_hub
-from finetune.errors import RunError, UserError, counted
+from finetune.errors import UserError, counted
 from finetune.predicting import READING
 from finetune.recipe import catalog
 from finetune.runs.run import Run
@@ -111,7 +110,7 @@ def _report_set(path: Any, trust_recipe: bool = False) -> int:
     """Write the report of a set of runs, and print its table and verdicts."""
     from finetune.search import pages
 
-    page, table, verdicts = pages.write(path, trust_recipe, console.print_stderr)
+    page, table, verdicts = pages.write(path, trust_recipe)
     console.print_parts(table, *verdicts, f"report: {page}")
     return 0
 
@@ -184,7 +183,8 @@ def evaluate(words: Sequence[str]) -> int:
     The test set is loaded, split and tokenized as for the training; the command refuses if its rows
     have changed. Other data needs the columns that the run was trained on; its labels are matched
     by name. If --data is a directory or a data set on the Hub, its test split is evaluated; if it
-    has none, its validation split, or else its train split.
+    has none, its validation split, or else its train split. One that has no train split needs
+    --dataset_splits train=NAME, which is evaluated.
     """
     reading = [*READING, "label_column", "label_separator", "label_map", "drop_invalid"]
     reading += ["dataset_config", "dataset_splits"]
@@ -196,10 +196,9 @@ def evaluate(words: Sequence[str]) -> int:
     typed = Parser(evaluate, flags, reading).parse_args(words)
     values = {n: v for n, v in vars(typed).items() if n not in ("run", "data", "trust_recipe")}
     options = {n: v for n, v in values.items() if v is not None and v is not False}  # 0 is typed
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
     sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
-    if not hub.missing(sources):
-        hub.go_offline()
+    hub.go_offline(sources)
     console.import_libraries("finetune.training.trainer")
     from finetune.pipeline.evaluate import evaluate as evaluate_run
 
@@ -231,9 +230,8 @@ def export(words: Sequence[str]) -> int:
         **TRUST,
     }
     typed = Parser(export, flags).parse_args(words)
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
-    if not hub.missing({**run.manifest.options, "model": None}):
-        hub.go_offline()
+    run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
+    hub.go_offline({**run.manifest.options, "model": None})
     console.import_libraries("finetune.export.create")
     from finetune.export.create import export as export_run
     from finetune.reporting import tables
@@ -303,15 +301,14 @@ def compare(words: Sequence[str]) -> int:
 
         if typed.output:
             raise UserError("--output: a comparison of sets of runs has no page")
-        console.print_parts(*compare_sets(typed.runs, typed.trust_recipe, console.print_stderr))
+        console.print_parts(*compare_sets(typed.runs, typed.trust_recipe))
         return 0
     from finetune.pipeline.report import compare as compare_runs
     from finetune.reporting import tables
 
     names = (f"comparison{f'.{n}' * (n > 0)}.html" for n in itertools.count())
     page = typed.output or next(name for name in names if not Path(name).exists())
-    load = functools.partial(Run.load, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
-    comparison = compare_runs([*map(load, typed.runs)], page)
+    comparison = compare_runs(typed.runs, page, trust_recipe=typed.trust_recipe)
     settings = tables.settings(comparison.names, comparison.settings)
     count = counted(len(comparison.disagreements), "row")
     note = f"predictions differ on {count}: see {page}"
@@ -326,20 +323,17 @@ def report(words: Sequence[str]) -> int:
         python -m finetune report runs/yelp
 
     It also writes suspects.csv, the test rows whose label may be wrong, unless you have edited it.
+    To correct them, copy the file, fill in its column new_label, and train with --relabel COPY.
     """
     typed = Parser(report, {"run": RUN["run"], **TRUST}).parse_args(words)
     if is_set(typed.run):
         return _report_set(typed.run, typed.trust_recipe)
     from finetune.pipeline.report import report as write_report
 
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe, tell=console.print_stderr)
-    written = write_report(run)
+    written = write_report(typed.run, trust_recipe=typed.trust_recipe)
     console.print_line(f"report: {written.page}; model card: {written.card}")
     if written.suspects:
-        console.print_line(
-            f"suspicious rows: {written.suspects}; to correct them, copy the file, fill in its "
-            "column new_label, and train with --relabel COPY"
-        )
+        console.print_line(f"suspicious rows: {written.suspects}")
     return 0
 
 
@@ -363,13 +357,8 @@ def doctor(words: Sequence[str]) -> int:
     console.print_block("\nto set on several machines, each with its own interface:", {"": lines})
     if world_size == 1:
         return 0
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    try:
-        distributed.join_process_group(None, 60, use_cpu=False)
-        hosts = distributed.gather(os.uname().nodename)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise RunError(f"not every rank connected to {address} within 60 s: {reason}") from error
+    distributed.join_process_group(None, 60, use_cpu=False)
+    hosts = distributed.gather(os.uname().nodename)
     names = dict.fromkeys(hosts)
     console.print_line(f"\n{len(hosts)} of {world_size} ranks connected, on {', '.join(names)}")
     bus_factor = 2 * (world_size - 1) / world_size  # from nccl-tests, doc/PERFORMANCE.md

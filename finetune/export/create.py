@@ -208,11 +208,6 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _example(names: Sequence[str], shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Return inputs of a made-up batch, int64, shape ``(rows, tokens)``."""
-    return {name: np.full(shape, int(name != "token_type_ids"), np.int64) for name in names}
-
-
 def _write_tokenizer(source: Any, facts: Facts, path: Path) -> None:
     """Write the tokenizer with truncation and padding, for users of ``tokenizers``."""
     tokenizer = Tokenizer.from_str(source.backend_tokenizer.to_str())
@@ -242,7 +237,8 @@ def _quantize(directory: Path) -> None:
 def _measure(directory: Path, facts: Facts) -> dict[str, Any]:
     """Return the size of the model, and the median milliseconds for a row of 32 tokens."""
     session = Session(directory / MODEL, "onnxruntime", bf16=False)
-    row = _example(facts.inputs, (1, min(32, facts.encoding["max_length"])))
+    tokens = np.ones((1, min(32, facts.encoding["max_length"])), np.int64)
+    row = {name: tokens * (name != "token_type_ids") for name in facts.inputs}
     seconds = []
     for _ in range(30):
         started = time.perf_counter()

@@ -16,9 +16,9 @@ from finetune.export.files import MODEL, Export, Facts, digest_of_model
 from finetune.export.text import Inputs
 from finetune.models import cpu
 from finetune.predicting import Options
-from finetune.predicting.predictor import device
 from finetune.recipe import TextRecipe
 from finetune.runs.run import Run
+from finetune.runtime import distributed
 
 
 def facts_of(run: Run, recipe: Any) -> Facts:
@@ -53,16 +53,17 @@ class TorchSession:
     """The model of a run, called as the session of an engine, in fp32."""
 
     def __init__(self, model: torch.nn.Module, *, kernels: str = "off") -> None:
-        if kernels == "auto" and device().type == "cpu":
+        self._device = distributed.device()
+        if kernels == "auto" and self._device.type == "cpu":
             cpu.for_inference(model, bf16=False)
-        self._model = model.to(device())
+        self._model = model.to(self._device)
         self._names = inspect.signature(model.forward).parameters
 
     def __call__(self, inputs: Inputs) -> np.ndarray:
         """Return the logits of a batch, float32, shape ``(rows, outputs)``."""
         tensors = {name: torch.from_numpy(inputs[name]) for name in inputs if name in self._names}
         with torch.inference_mode():
-            batch = {name: tensor.to(device()) for name, tensor in tensors.items()}
+            batch = {name: tensor.to(self._device) for name, tensor in tensors.items()}
             logits: torch.Tensor = self._model(**batch)["logits"]
         return logits.reshape(len(logits), -1).cpu().numpy()
 

@@ -32,8 +32,7 @@ _MEGABYTES = (1, 25, 91)
 
 def describe_machine() -> dict[str, dict[str, str | list[str]]]:
     """Return facts about machine, devices and network: by title, then by name."""
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    devices: dict[str, str | list[str]] = {"training": f"runs on {device.type}"}
+    devices: dict[str, str | list[str]] = {"training": f"runs on {distributed.device().type}"}
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         devices[f"cuda {index}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
@@ -105,10 +104,9 @@ def time_all_reduces() -> Iterator[tuple[int, float]]:
     Yields:
         The bytes per rank, and the median time of five all-reduces on this rank in seconds.
     """
-    accelerator = torch.accelerator.current_accelerator()
-    device = torch.device("cpu")
-    if accelerator is not None and dist.get_default_backend_for_device(accelerator) != "gloo":
-        device = torch.device(accelerator.type, distributed.ranks().local_rank)
+    device = distributed.device()
+    if dist.get_default_backend_for_device(device) == "gloo":
+        device = torch.device("cpu")
     for megabytes in _MEGABYTES:
         seconds = []
         for _ in range(6):  # the first, which is not counted, connects the ranks

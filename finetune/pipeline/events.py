@@ -140,7 +140,6 @@ class Finished(Event):
     """The run is finished: its model, metrics and predictions are written."""
 
     run: Run
-    profiled: bool  # whether the run has a trace of --profile
     page: Path | None = None  # ``report.html``; None if it could not be written
 
     def __str__(self) -> str:

@@ -21,7 +21,6 @@ from finetune.models import cpu
 from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.output import Parts, write_rows
-from finetune.predicting.predictor import device
 from finetune.predicting.request import STANDARD_INPUT, Request
 from finetune.recipe import ImageRecipe, TextRecipe
 from finetune.runs.run import PREDICTIONS, Run
@@ -235,7 +234,8 @@ def _request(
     # bf16 changes probabilities by less than 0.02, but leaves a regression with three digits
     is_classifier = run.kind.has_probabilities and isinstance(run.recipe(scores=False), TextRecipe)
     load_model = model_loader(run, options, workers=hardware.use_threads(None))
-    is_bf16 = load_model is None and is_classifier and hardware.prefers_bf16(device().type)
+    kind = distributed.device().type
+    is_bf16 = load_model is None and is_classifier and hardware.prefers_bf16(kind)
     options = replace(
         options,
         precision=options.precision or ("bf16" if is_bf16 else "fp32"),

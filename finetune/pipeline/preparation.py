@@ -144,20 +144,16 @@ def _try_metrics(recipe: Recipe, metric_for_best_model: str) -> None:
         raise UserError(f"{step} returned {names}: expected {name}, the --metric_for_best_model")
 
 
-def count_steps(values: ArgumentValues, rows: Dataset) -> int:
-    """Return the number of optimizer steps of a training on these rows."""
-    epoch_steps = len(training_steps.GlobalBatchSampler(values, rows).sizes)
-    max_steps: int = values.max_steps
-    return max_steps if max_steps > 0 else math.ceil(values.num_train_epochs * epoch_steps)
-
-
 def settle_schedule(settings: Settings, rows: Dataset) -> tuple[Settings, int]:
     """Return the settings with an interval for log lines, and the number of optimizer steps on
     training ``rows``; report a learning rate or a number of steps that teaches little.
     """
     recipe = settings.recipe
     values = settings.values
-    steps = count_steps(values, rows)
+    epoch_steps = len(training_steps.GlobalBatchSampler(values, rows).sizes)
+    steps = math.ceil(values.num_train_epochs * epoch_steps)
+    if values.max_steps > 0:
+        steps = values.max_steps
     facts = {"is_text": isinstance(recipe, TextRecipe), "has_adapter": has_adapter(recipe)}
     report_schedule(values, steps, recipe.report, **facts)
     if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:

@@ -122,7 +122,7 @@ def write_final_report(run: Run, progress: Progress) -> None:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"the run is finished, but has no report ({reason}); {hint}") from error
     finally:
-        progress(Finished(run, (run.path / "profile").exists(), page))
+        progress(Finished(run, page))
 
 
 @dataclass(frozen=True)
@@ -186,25 +186,7 @@ def compare(
     headline = first.headline
     if not headline:
         raise UserError(f"{first.path}: expected a metric that is a number, found none to compare")
-    task = first.kind
-    frames = [run.predicted_rows for run in loaded]
-    scored_rows = [first.scored(frames[0])]
-    for run, frame in zip(loaded[1:], frames[1:], strict=True):
-        pair = f"{first.path} and {run.path} have"
-        if difference := task.find_difference(run.kind):
-            raise UserError(f"{pair} {difference}")
-        columns = [name for name in ("id", "text", DIGEST) if name in frame and name in frames[0]]
-        if len(columns) < 2 or not frames[0][columns].equals(frame[columns]):
-            raise UserError(
-                f"{pair} different test rows ({len(frames[0]):,} and {len(frame):,}): compare runs "
-                "with the same --dataset, --split_seed and --eval_samples"
-            )
-        scored_rows.append(run.scored(frame, task))
-        if not np.array_equal(scored_rows[0].labels, scored_rows[-1].labels):
-            raise UserError(
-                f"{pair} different labels for the same rows: compare runs with the same "
-                "--label_column or --label_columns, and the same --label_map"
-            )
+    frames, scored_rows = read_same_rows(loaded)
     others = scored_rows[1:]
     metrics = metrics_of(first, scored_rows[0])
     differences = [estimate_difference(scored_rows[0], rows, metrics) for rows in others]
@@ -231,8 +213,38 @@ def compare(
         verdicts=verdicts,
     )
     if path is not None:
-        _write_page(path, comparison, task)
+        _write_page(path, comparison, first.kind)
     return comparison
+
+
+def read_same_rows(runs: Sequence[Run]) -> tuple[list[pd.DataFrame], list[Any]]:
+    """Return :attr:`Run.predicted_rows` of each run, and its test rows with labels and outputs in
+    the order of the classes of the first run, for the statistics of its task.
+
+    Raises:
+        UserError: If the runs differ in task, test rows or test labels.
+    """
+    first = runs[0]
+    task = first.kind
+    frames = [run.predicted_rows for run in runs]
+    scored_rows = [first.scored(frames[0])]
+    for run, frame in zip(runs[1:], frames[1:], strict=True):
+        pair = f"{first.path} and {run.path} have"
+        if difference := task.find_difference(run.kind):
+            raise UserError(f"{pair} {difference}")
+        columns = [name for name in ("id", "text", DIGEST) if name in frame and name in frames[0]]
+        if len(columns) < 2 or not frames[0][columns].equals(frame[columns]):
+            raise UserError(
+                f"{pair} different test rows ({len(frames[0]):,} and {len(frame):,}): compare runs "
+                "with the same --dataset, --split_seed and --eval_samples"
+            )
+        scored_rows.append(run.scored(frame, task))
+        if not np.array_equal(scored_rows[0].labels, scored_rows[-1].labels):
+            raise UserError(
+                f"{pair} different labels for the same rows: compare runs with the same "
+                "--label_column or --label_columns, and the same --label_map"
+            )
+    return frames, scored_rows
 
 
 def metrics_of(run: Run, rows: Any) -> Metrics:

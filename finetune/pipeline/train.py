@@ -173,7 +173,7 @@ def _report_without_training(prepared: Prepared, progress: Progress) -> Run:
     else:
         page = run.path / "report.html"
         progress(Noted("the run is finished, nothing is left to train. Its results:"))
-        progress(events.Finished(run, False, page if page.exists() else None))
+        progress(events.Finished(run, page if page.exists() else None))
     distributed.leave()
     return run
 

@@ -10,9 +10,8 @@ import contextlib
 import csv
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -66,7 +65,7 @@ class Parts:
     def write(self, number: int, predictions: pa.Table) -> None:
         """Write the predictions of a chunk."""
         self._directory.mkdir(exist_ok=True)
-        with _replacing(self._directory / f"{number:08d}.parquet") as new:
+        with replacing(self._directory / f"{number:08d}.parquet") as new:
             facts = {_FACTS: json.dumps(self._facts)}
             pq.write_table(predictions.replace_schema_metadata(facts), new)
 
@@ -100,21 +99,12 @@ def write_rows(
     if not isinstance(output, Path):
         _write_text(output, request, tables)
         return
-    with _replacing(output, directory) as new:
+    with replacing(output, directory) as new:
         if request.suffix == ".parquet":
             _write_parquet(new, request, tables)
         else:
             with new.open("w", encoding="utf-8", newline="") as file:
                 _write_text(file, request, tables)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
-    """Give a new file, whose content is on the disk before it takes the place of ``path``."""
-    with replacing(path, directory) as new:
-        yield new
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def _write_text(file: IO[str], request: Request, tables: Iterable[pa.Table]) -> None:

@@ -49,7 +49,7 @@ class Predictor:
         self._temperature = float(run.manifest.temperature or 1.0) if options.calibrated else 1.0
         self._recipe = run.recipe(scores=False)
         self._task = run.kind
-        self._device = device()
+        self._device: torch.device = distributed.device()
         self._bf16 = options.precision == "bf16"
         on_cpu = self._device.type == "cpu"
         default = TOKENS_ON_CPU if on_cpu else TOKENS_ON_ACCELERATOR
@@ -171,10 +171,3 @@ def _cut_by_length(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     """Return the numbers of the rows of each batch, see :func:`cut`, the longest rows first."""
     order = np.argsort(-lengths, kind="stable")
     return np.split(order, np.cumsum(cut(lengths[order], budget), dtype=int))[:-1]
-
-
-def device() -> torch.device:
-    """Return the device of this process."""
-    if (device := torch.accelerator.current_accelerator(check_available=True)) is None:
-        return torch.device("cpu")
-    return torch.device(device.type, distributed.ranks().local_rank)

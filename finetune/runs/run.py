@@ -54,20 +54,13 @@ class Run:
     path: Path
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path | Run,
-        *,
-        trust_recipe: bool = False,
-        tell: Callable[[str], object] = warnings.warn,
-    ) -> Run:
+    def load(cls, path: str | Path | Run, *, trust_recipe: bool = False) -> Run:
         """Return the run in ``path``; a ``Run`` is returned unchanged.
 
         Args:
             path: The directory.
             trust_recipe: Whether to import the recipe file and the metric files that the manifest
-                names.
-            tell: Called before each import with a sentence that has path and hash of the file.
+                names; a warning has path and hash of each.
 
         Raises:
             UserError: If there is no run in the directory.
@@ -90,7 +83,8 @@ class Run:
         for kind, file in sources:
             if file.is_file() and not catalog.imported(file.resolve()):
                 sha256 = read_source(file, kind)[1]
-                tell(f"importing the {kind} {file.resolve()} (sha256 {sha256})")
+                sentence = f"importing the {kind} {file.resolve()} (sha256 {sha256})"
+                warnings.warn(sentence, stacklevel=2)
                 catalog.import_file(file.resolve(), kind)
         return run
 

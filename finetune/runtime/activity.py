@@ -7,17 +7,15 @@ the listener and turns these calls into events; it also decides how often an eve
 from collections.abc import Callable
 from contextvars import ContextVar
 
-#: Called with a sentence, or with the arguments of :func:`advance`; None discards them.
-listener: ContextVar[Callable[..., object] | None] = ContextVar("listener", default=None)
+#: Called with a sentence, or with the arguments of :func:`advance`.
+listener: ContextVar[Callable[..., object]] = ContextVar("listener", default=lambda *_: None)
 
 
 def advance(work: str, done: int, total: int | None, unit: str = "rows") -> None:
     """Report that ``done`` of ``total`` units of ``work`` are done; None if unknown."""
-    if report := listener.get():
-        report(work, done, total, unit)
+    listener.get()(work, done, total, unit)
 
 
 def say(sentence: str) -> None:
     """Report a sentence at once, e.g. what the process waits for."""
-    if report := listener.get():
-        report(sentence)
+    listener.get()(sentence)

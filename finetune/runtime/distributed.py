@@ -91,12 +91,12 @@ def was_restarted() -> bool:
     return any(int(os.environ.get(name) or 0) > 0 for name in counts)
 
 
-def device_type(use_cpu: bool) -> str:
-    """Return the type of the device that this process trains on, e.g. ``cpu`` or ``cuda``."""
+def device(use_cpu: bool = False) -> Any:
+    """Return the ``torch.device`` of this process."""
     import torch
 
-    device = None if use_cpu else torch.accelerator.current_accelerator()
-    return "cpu" if device is None else device.type
+    device = None if use_cpu else torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if device is None else torch.device(device.type, ranks().local_rank)
 
 
 def devices_in_training(use_cpu: bool) -> int:
@@ -127,8 +127,8 @@ def join_process_group(backend: str | None, timeout_seconds: int, use_cpu: bool)
 
     timeout = timedelta(seconds=timeout_seconds)
     default = "gloo"
-    if (device := device_type(use_cpu)) != "cpu":
-        default = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
+    if (kind := device(use_cpu).type) != "cpu":
+        default = f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
         torch.accelerator.set_device_index(me.local_rank)
     store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     # the store may still have the addresses of an earlier group, or of processes that failed

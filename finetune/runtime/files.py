@@ -20,7 +20,8 @@ _LOCKS: dict[Path, FileLock] = {}  # the locks of this process by the path of th
 
 @contextlib.contextmanager
 def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
-    """Yield the path of a new, empty file, which replaces ``path`` at the end of the block.
+    """Yield the path of a new, empty file; at the end of the block, once its content is on the
+    disk, it replaces ``path``.
 
     The file is in ``directory``, by default that of ``path``. Its name is random and its mode
     follows the umask. A link at ``path`` is replaced; its target is not changed.
@@ -29,6 +30,8 @@ def replacing(path: Path, directory: Path | None = None) -> Iterator[Path]:
     os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(new, path)
     except BaseException:
         new.unlink(missing_ok=True)

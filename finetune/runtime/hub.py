@@ -44,12 +44,13 @@ def missing(options: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def go_offline() -> None:
-    """Set ``HF_HUB_OFFLINE=1``, unless the user has set the variable.
+def go_offline(options: Mapping[str, Any]) -> None:
+    """Set ``HF_HUB_OFFLINE=1`` if nothing is :func:`missing`, unless the user has set the variable.
 
     Call it before ``huggingface_hub`` is imported, which reads the variable only once.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if not missing(options):
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str = "") -> None:

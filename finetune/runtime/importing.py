@@ -53,14 +53,12 @@ def import_source(name: str, path: Path, source: bytes) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickle look up the module by name
     try:
         exec(compile(source, path, "exec"), vars(module))
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
+        place = path_below_cwd(path)
         if isinstance(error, UserError):
-            messages = [f"{path_below_cwd(path)}: {mistake}" for mistake in error.mistakes]
-            raise UserError(*messages) from error
-        if isinstance(error, (Exception, SystemExit)):
-            raise UserError(describe_error(error, path, path_below_cwd(path))) from error
-        raise
+            raise UserError(*(f"{place}: {mistake}" for mistake in error.mistakes)) from error
+        raise UserError(describe_error(error, path, place)) from error
     return module
 
 

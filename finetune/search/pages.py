@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
+from finetune.pipeline.report import metrics_of, read_same_rows
 from finetune.reporting import plots, tables
 from finetune.reporting.tables import Cell, Table, format_score, to_cells
 from finetune.search import require_optuna, seeds
@@ -19,15 +18,11 @@ PAGE = "report.html"
 
 # or the plots of Optuna cut off long names
 @matplotlib.rc_context({**plots.STYLE, "savefig.bbox": "tight"})
-def write(
-    path: str | Path | RunSet,
-    trust_recipe: bool = False,
-    tell: Callable[[str], object] = warnings.warn,
-) -> tuple[Path, Table, list[str]]:
+def write(path: str | Path | RunSet, trust_recipe: bool = False) -> tuple[Path, Table, list[str]]:
     """Write the report of a set, and return its path, the table of its runs and the verdicts; for
-    the other arguments see :meth:`Run.load`.
+    ``trust_recipe`` see :meth:`Run.load`.
     """
-    run_set = RunSet.load(path, trust_recipe=trust_recipe, tell=tell)
+    run_set = RunSet.load(path, trust_recipe=trust_recipe)
     if run_set.manifest.kind == "repeat":
         sections, verdicts = _describe_seeds(run_set)
     else:
@@ -45,7 +40,8 @@ def write(
 
 def _describe_seeds(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     runs = seeds.finished_runs(run_set)
-    rows, metrics = seeds.read(runs)
+    _, rows = read_same_rows(runs)
+    metrics = metrics_of(runs[0], rows[0])
     names = runs[0].headline
     scores = seeds.estimate_means(rows, {name: metrics[name] for name in names})
     lines = [[Cell(run.path.name), *to_cells(run.metrics.test, names)] for run in runs]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,14 +61,8 @@ class RunSet:
     path: Path
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path | RunSet,
-        *,
-        trust_recipe: bool = False,
-        tell: Callable[[str], object] = warnings.warn,
-    ) -> RunSet:
-        """Return the set in ``path``; a set is returned unchanged. For the other arguments see
+    def load(cls, path: str | Path | RunSet, *, trust_recipe: bool = False) -> RunSet:
+        """Return the set in ``path``; a set is returned unchanged. For ``trust_recipe`` see
         :meth:`Run.load`.
 
         Raises:
@@ -79,7 +72,7 @@ class RunSet:
         if not is_set(run_set.path):
             raise UserError(f"{path} is not the directory of a set of runs: no {SET}")
         for run in run_set.runs[:1]:  # all have the same recipe
-            Run.load(run.path, trust_recipe=trust_recipe, tell=tell)
+            Run.load(run.path, trust_recipe=trust_recipe)
         return run_set
 
     @property

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from transformers import TrainerCallback
 
-from finetune.errors import Diverged, Pruned, RunError, UserError
+from finetune.errors import Diverged, Pruned, UserError
 from finetune.pipeline.events import Noted, Progress, ignore, on_rank_zero
 from finetune.recipe import Recipe
 from finetune.runtime import distributed, files
@@ -33,8 +33,6 @@ from finetune.search.space import (
 )
 from finetune.search.trials import PRUNERS, Trial, Trials
 from finetune.training.arguments import ArgumentValues
-
-Result = TypeVar("Result")
 
 
 def search(
@@ -103,13 +101,13 @@ def run_search(
     run_set = open_set(directory, "search", base, prepared, command, distributions, texts)
     epochs = most_epochs(distributions, values)
     study = Trials(run_set, distributions, values.seed, pruner, epochs)
-    while (trial := _on_main_process(lambda: study.ask(trials))) is not None:
+    while (trial := _choose_on_rank_zero(lambda: study.ask(trials))) is not None:
         try:
             _run_trial(trial, study, settle, progress)
         finally:
             files.unlock(trial.path)
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
-    winner = _on_main_process(study.choose_winner)
+    winner = _choose_on_rank_zero(study.choose_winner)
     if winner is None:
         report(
             Noted("the trials that are left run in other processes: the last one ends the search")
@@ -174,16 +172,10 @@ def _require_checkpoints(values: ArgumentValues) -> None:
         raise UserError("--load_best_model_at_end false: a trial is judged by its best evaluation")
 
 
-def _on_main_process(function: Callable[[], Result]) -> Result:
-    """Call a function in rank 0, and return its result, or raise its error, in every process."""
-    result: Any = None
-    failure: Exception | None = None
-    if distributed.is_main_process():
-        try:
-            result = function()
-        except (UserError, RunError) as error:
-            failure = error
-    result, failure = distributed.gather((result, failure))[0]
-    if failure is not None:
-        raise failure
-    return cast(Result, result)
+def _choose_on_rank_zero(choose: Callable[[], Trial | None]) -> Trial | None:
+    """Return what a function returns on rank 0, or raise its error, on every rank."""
+    trials: list[Trial | None] = distributed.gather(
+        # which is also called on the first rank of every other machine
+        distributed.main_process_first(lambda: choose() if distributed.is_main_process() else None)
+    )
+    return trials[0]

@@ -6,18 +6,15 @@ standard deviation between seeds, and an interval for other seeds and other rows
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from finetune.data.prediction_columns import DIGEST, LABEL
 from finetune.errors import UserError
-from finetune.pipeline.report import metrics_of
+from finetune.pipeline.report import metrics_of, read_same_rows
 from finetune.reporting.tables import Cell, Table, directions, judge, to_cells
 from finetune.runs.run import Run
 from finetune.search.run_set import RunSet
@@ -41,12 +38,6 @@ def finished_runs(run_set: RunSet) -> list[Run]:
     return runs
 
 
-def read(runs: Sequence[Run]) -> tuple[list[Any], Metrics]:
-    """Return labels and outputs of the test rows of each run, and the metrics of the first."""
-    rows = [run.scored(run.predicted_rows) for run in runs]
-    return rows, metrics_of(runs[0], rows[0])
-
-
 def estimate_means(rows: Sequence[Any], metrics: Metrics) -> dict[str, dict[str, float]]:
     """Return the mean of each metric over the seeds, its interval, and the standard deviation
     between seeds: ``{"value": ..., "low": ..., "high": ..., "deviation": ...}``.
@@ -60,13 +51,9 @@ def estimate_means(rows: Sequence[Any], metrics: Metrics) -> dict[str, dict[str,
     return scores
 
 
-def compare(
-    paths: Sequence[str | Path | RunSet],
-    trust_recipe: bool = False,
-    tell: Callable[[str], object] = warnings.warn,
-) -> tuple[Table, str]:
-    """Compare the means of two sets of seeds on the same test rows; for ``trust_recipe`` and
-    ``tell`` see :meth:`Run.load`.
+def compare(paths: Sequence[str | Path | RunSet], trust_recipe: bool = False) -> tuple[Table, str]:
+    """Compare the means of two sets of seeds on the same test rows; for ``trust_recipe`` see
+    :meth:`Run.load`.
 
     Returns:
         A table of the means and their difference, with intervals for other seeds and other rows,
@@ -77,20 +64,15 @@ def compare(
     """
     if len(paths) != 2:
         raise UserError(f"compare: expected two sets of runs, or runs, found {len(paths)}")
-    run_sets = [RunSet.load(path, trust_recipe=trust_recipe, tell=tell) for path in paths]
+    run_sets = [RunSet.load(path, trust_recipe=trust_recipe) for path in paths]
     if {run_set.manifest.kind for run_set in run_sets} != {"repeat"}:
         raise UserError("compare: expected sets of seeds, from `repeat`; a search has no seeds")
     if run_sets[0].path.resolve() == run_sets[1].path.resolve():
         raise UserError(f"compare: expected two sets of runs, found {paths[0]} twice")
     first, second = map(finished_runs, run_sets)
-    is_other_task = first[0].kind.find_difference(second[0].kind)
-    if is_other_task or not _test_rows(first).equals(_test_rows(second)):
-        raise UserError(
-            f"{paths[0]} and {paths[1]} have different test rows: compare sets with the same "
-            "--dataset, --split_seed and --eval_samples"
-        )
-    rows, metrics = read(first)
-    rows_of_second, _ = read(second)
+    _, rows_of_both = read_same_rows([*first, *second])
+    rows, rows_of_second = rows_of_both[: len(first)], rows_of_both[len(first) :]
+    metrics = metrics_of(first[0], rows[0])
     headline = first[0].headline
     chosen = {name: metrics[name] for name in headline}
     gaps = {}
@@ -111,8 +93,3 @@ def compare(
 
 def _replicates(rows: Sequence[Any], metric: Metric) -> np.ndarray:
     return np.array([metric.function(row) for row in rows])
-
-
-def _test_rows(runs: Sequence[Run]) -> pd.DataFrame:
-    rows = runs[0].predicted_rows
-    return rows[[name for name in ("id", "text", DIGEST, LABEL) if name in rows]]

@@ -37,7 +37,7 @@ _REFUSED = {
 }
 #: Numbers must be 0 or more, these 1 or more; some must be below a bound.
 _AT_LEAST_1 = {
-    *("save_every", "save_total_limit", "early_stopping_patience", "profile", "num_threads"),
+    *("save_total_limit", "early_stopping_patience", "profile", "num_threads"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
     *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout", "max_steps"),
 }
@@ -65,7 +65,6 @@ class FinetuneArguments(TrainingArguments):
     global_batch_size: int | None = _option(None, "rows per optimizer step, over all devices")
     max_tokens_per_batch: int | None = _option(None, "tokens per optimizer step, with padding")
     class_sampling: Literal["none", "balanced"] = _option("none", "balanced: as many of each class")
-    save_every: int = _option(1, "keep a checkpoint every N epochs, and the last and the best")
     max_minutes: float | None = _option(None, "train for M minutes, timed by the first steps")
     resume: bool = _option(False, "continue the run in --output_dir from its newest checkpoint")
     resume_from_checkpoint: str | None = _option(None, "a checkpoint, or last: the newest complete")
@@ -230,8 +229,6 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
         yield f"--precision {values.precision} and --bf16 or --fp16 are mutually exclusive"
     if sampling == "batch_rebalance":  # steps would depend on the number of processes
         yield f"--train_sampling_strategy {sampling}: expected random, sequential, group_by_length"
-    if values.save_every > 1 and values.save_strategy != "epoch":
-        yield "--save_every counts epochs: it needs --save_strategy epoch"
     if values.max_tokens_per_batch and sampling != "group_by_length":
         yield "--max_tokens_per_batch needs --train_sampling_strategy group_by_length"
     is_balanced = values.class_sampling == "balanced"
@@ -263,7 +260,7 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
 def _resolve(values: ArgumentValues) -> None:
     """Fill in what depends on launch and device, in place."""
     _resolve_batch(values)
-    device_type = distributed.device_type(values.use_cpu)
+    device_type = distributed.device(values.use_cpu).type
     is_cuda = device_type == "cuda"
     if not (values.bf16 or values.fp16):
         automatic = hardware.automatic_precision(device_type)

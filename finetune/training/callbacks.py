@@ -14,7 +14,6 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch.profiler import profile, schedule, tensorboard_trace_handler
 from transformers import ProgressCallback, TrainerCallback, TrainerState
-from transformers.trainer_utils import SaveStrategy
 
 from finetune.errors import RunError, UserError, counted
 from finetune.runtime import activity, distributed, stopping
@@ -30,8 +29,7 @@ _MEMORY = ("can't allocate memory", "out of memory", "ALLOC_FAILED", "Cannot all
 class TrainingCallback(TrainerCallback):
     """Saves and stops a training, and measures the speed of its steps, without evaluations.
 
-    When one process gets a signal, all stop at the same step, or batch of an evaluation. Every n-th
-    epoch is saved, the last one and the best one, which ``load_best_model_at_end`` needs.
+    When one process gets a signal, all stop at the same step, or batch of an evaluation.
     Evaluations without improvement are counted in the history, as a checkpoint holds it.
 
     Attributes:
@@ -76,13 +74,8 @@ class TrainingCallback(TrainerCallback):
             control.should_evaluate = False
             control.should_save = True
 
-    def on_epoch_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Save every n-th epoch; the library saves the last one."""
-        if args.save_strategy == SaveStrategy.EPOCH and state.global_step < state.max_steps:
-            control.should_save = round(state.epoch or 0) % args.save_every == 0
-
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Save the best epoch so far; stop early after too many evaluations without improvement."""
+        """Stop early after too many evaluations without improvement."""
         self._clock = time.perf_counter()
         metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
         name = f"eval_{metric}"
@@ -93,11 +86,8 @@ class TrainingCallback(TrainerCallback):
             return
         best = max(numbers, key=lambda entry: sign * entry[name])
         count = len(evaluations) - 1 - evaluations.index(best)
-        if count == 0 and args.save_strategy == SaveStrategy.EPOCH and args.load_best_model_at_end:
-            control.should_save = True
         if args.early_stopping_patience is not None and count >= args.early_stopping_patience:
             control.should_training_stop = True
-            control.should_save |= args.save_strategy == SaveStrategy.EPOCH  # the last one
             if state.global_step < state.max_steps:
                 self.stop_reason = (
                     f"stopped early at step {state.global_step:,} of {state.max_steps:,}: {metric} "

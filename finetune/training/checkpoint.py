@@ -56,8 +56,8 @@ def complete(path: Path, **facts: Any) -> None:
     for name in files:
         _flush(path / name)
     Checkpoint(step=number(path), files=files, **facts).write(path)
-    for new in (path / Checkpoint.NAME, path, path.parent):
-        _flush(new)
+    for directory in (path, path.parent):
+        _flush(directory)
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
