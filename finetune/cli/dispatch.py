@@ -25,7 +25,7 @@ VERBS = {
     "compare": "compare runs on the same test rows: compare RUN RUN",
     "report": "regenerate the report, plots and model card of a run: report RUN",
     "doctor": "show devices, network and versions; under torchrun, also time an all-reduce",
-    "list": "list the recipes",
+    "list": "list the recipes, or the runs in a directory: list [DIRECTORY]",
 }
 
 _USAGE = """\
@@ -81,8 +81,11 @@ def _run(words: list[str]) -> int:
     if verb.startswith("-") and (hint := suggestion(verb, ("--help", "--version"), 0.7)):
         raise UserError(f"unknown option {verb}{hint}")
     if verb == "list":
+        if len(rest) == 1 and not rest[0].startswith("-"):
+            print(_table(importlib.import_module("finetune.search.listing").list_runs(rest[0])))
+            return 0
         if rest and rest != ["--help"]:
-            raise UserError(f"list: expected no arguments, found {' '.join(rest)}")
+            raise UserError(f"list: expected at most a directory, found {' '.join(rest)}")
         print(_table(catalog.summaries()))
         return 0
     if verb not in VERBS:

@@ -58,7 +58,7 @@ def _print_start(event: events.Started) -> None:
         "texts": ", ".join(recipe.columns_read()) if getattr(recipe, "text_columns", "") else "",
         "long texts": _long_texts(recipe) if isinstance(recipe, TextRecipe) else "",
         "model": model,
-        "device": _device(arguments),
+        "device": _device(arguments, settings.command),
         "batch": _batch_sizes(arguments),
         "precision": results.precision(arguments),
         "steps": f"{event.steps:,} ({length}), learning rate {arguments.learning_rate:g}",
@@ -86,7 +86,7 @@ def _print_end(event: events.Finished) -> None:
     )
 
 
-def _device(arguments: FinetuneArguments) -> str:
+def _device(arguments: FinetuneArguments, command: str) -> list[str]:
     device = distributed.device(arguments.use_cpu)
     name = torch.cuda.get_device_name() if device.type == "cuda" else device.type
     line = f"{name}, {results.parallel_mode(arguments)}, {counted(arguments.world_size, 'process')}"
@@ -94,7 +94,11 @@ def _device(arguments: FinetuneArguments) -> str:
         line += f" on {distributed.machines()} machines"
     if device.type == "cpu":
         line += f", {counted(torch.get_num_threads(), 'thread')} each"
-    return line
+    devices = distributed.devices_in_training(arguments.use_cpu)
+    if arguments.world_size > 1 or devices == 1:
+        return [line]
+    torchrun = f"torchrun --nproc_per_node={devices} {command.removeprefix('python ')}"
+    return [line, f"faster: {torchrun}; to use one GPU only: CUDA_VISIBLE_DEVICES=0"]
 
 
 def _long_texts(recipe: TextRecipe) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import numpy as np
 import optuna
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 from optuna.exceptions import ExperimentalWarning
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 from optuna.visualization import matplotlib as optuna_plots
 
@@ -33,18 +35,14 @@ def describe(run_set: RunSet) -> tuple[dict[str, list[Any]], list[str]]:
     table = _trials_table(study, manifest.metric)
     is_over = bool(complete) and manifest.winner == trial_name(study.best_trial.number)
     verdicts = _describe_winner(run_set, study) if is_over else ["The search is not finished."]
-    drawn = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        if complete:
-            score = f"Validation {manifest.metric}"
-            history = optuna_plots.plot_optimization_history(study, target_name=score)
-            drawn.append(_restyled("history", f"{score} of each trial, and the best.", history))
-        if len(complete) >= _FEWEST_TRIALS and len(complete[0].params) > 1:
+    drawn = [_history(study, manifest.metric)] if complete else []
+    if len(complete) >= _FEWEST_TRIALS and len(complete[0].params) > 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
             importances = optuna_plots.plot_param_importances(study)
             coordinates = optuna_plots.plot_parallel_coordinate(study)
-            drawn.append(_restyled("importances", "The importance of each option.", importances))
-            drawn.append(_restyled("coordinates", "Values and score of each trial.", coordinates))
+        drawn.append(_restyled("importances", "The importance of each option.", importances))
+        drawn.append(_restyled("coordinates", "Values and score of each trial.", coordinates))
     return {"Trials": [table], "Plots": [drawn]}, verdicts
 
 
@@ -78,6 +76,27 @@ def _trials_table(study: optuna.Study, metric: str) -> Table:
         cells = [*to_cells({metric: score}, [metric]), *(Cell(t, kind="number") for t in texts)]
         lines.append([Cell(trial_name(trial.number)), *cells, Cell(state, reason)])
     return Table("Trials, scores on the validation rows", ["", metric, *names, ""], lines)
+
+
+def _history(study: optuna.Study, metric: str) -> Plot:
+    """Plot the score of each complete trial, and the best so far, by minutes since the start."""
+    points = [
+        (trial.datetime_complete.timestamp(), trial.value)
+        for trial in study.get_trials(states=[TrialState.COMPLETE])
+        if trial.datetime_complete is not None and trial.value is not None
+    ]
+    start = min(trial.datetime_start.timestamp() for trial in study.trials if trial.datetime_start)
+    minutes = [(seconds - start) / 60 for seconds, _ in sorted(points)]
+    values = [value for _, value in sorted(points)]
+    best = np.maximum if study.direction == StudyDirection.MAXIMIZE else np.minimum
+    figure, (axes,) = plots.panels(1, height=2.6)
+    axes.plot(minutes, values, "o", color=plots.BLUE, label="trial")
+    best_so_far = best.accumulate(values)
+    axes.step(minutes, best_so_far, where="post", color=plots.COLOURS[1], label="best so far")
+    plots.label_axes(axes, f"Validation {metric}", x="minutes")
+    return Plot(
+        "history", f"Validation {metric} of each trial by time, and the best so far.", figure
+    )
 
 
 def _restyled(name: str, alt: str, drawn: Axes) -> Plot:

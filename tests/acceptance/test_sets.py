@@ -210,6 +210,8 @@ def test_repeat_trains_the_runs_of_its_seeds_and_estimates_their_mean(
     assert compared.status == 0, compared.stderr
     assert "is not better than" in compared.stdout
     assert cli("report", tmp_path / "a").status == 0
+    listed = cli("list", tmp_path)
+    assert "set of 3 runs" in listed.stdout
     other = cli("repeat", *words, "--output_dir", tmp_path / "a", "--weight_decay", 0.5)
     assert other.status == 2
     assert "has runs with weight_decay 0.01, now it is 0.5" in other.stderr

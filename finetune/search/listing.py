@@ -1,0 +1,35 @@
+"""List the runs and the sets of runs in a directory; torch is not imported."""
+
+from pathlib import Path
+
+from finetune.errors import UserError, counted
+from finetune.reporting.tables import format_number
+from finetune.runs.run import Run
+from finetune.search import is_set
+from finetune.training.record import MANIFEST
+
+
+def list_runs(directory: str | Path) -> dict[str, str]:
+    """Return status and test scores of each run in a directory, and the size of each set of runs.
+
+    Raises:
+        UserError: If there are none.
+    """
+    lines = {}
+    for path in sorted(Path(directory).expanduser().glob("*/")):
+        if is_set(path):
+            lines[path.name] = f"set of {counted(len([*path.glob(f'*/{MANIFEST}')]), 'run')}"
+        elif (path / MANIFEST).exists():
+            lines[path.name] = _describe(Run(path))
+    if not lines:
+        raise UserError(f"list {directory}: no runs in this directory")
+    return lines
+
+
+def _describe(run: Run) -> str:
+    try:
+        scores = run.metrics.test if run.status == "finished" else {}
+        texts = [f"{name} {format_number(value)}" for name, value in scores.items()]
+        return "  ".join([f"{run.status:<11}", *texts[:3]])
+    except UserError as error:
+        return str(error)
