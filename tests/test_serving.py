@@ -114,7 +114,7 @@ def test_a_port_in_use_and_an_open_host(export: Path, serve: Serve, tmp_path: Pa
 
 
 @pytest.mark.processes
-def test_a_thousand_slow_connections(export: Path, serve: Serve) -> None:
+def test_a_thousand_slow_connections(export: Path, serve: Serve, tmp_path: Path) -> None:
     """They send half a request, and are closed after 10 s; others are answered meanwhile."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -128,10 +128,12 @@ def test_a_thousand_slow_connections(export: Path, serve: Serve) -> None:
         connection.sendall(heads[number % 3])
     assert predict(address)[0] == 200
     assert time.monotonic() - started < 5
+    connections.pop(998).close()  # in the middle of a body
     answers = Counter(connection.recv(1000)[9:12] for connection in connections)
     assert set(answers) == {b"", b"408"}  # closed, or told to be too slow with the body
     assert 8 < time.monotonic() - started < 14
     assert predict(address)[0] == 200
+    assert (tmp_path / "stderr").read_text() == ""
 
 
 class TestBatcher:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -18,24 +18,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from finetune.data.prediction_columns import PREDICTION, of_target, probability_of
+from finetune.export.predictor import Predictor
 from finetune.serving.batching import Batcher, QueueFull
 
 _LOGGER = logging.getLogger("finetune")
 #: Upper ends of the classes of the histogram of seconds.
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-
-
-class Model(Protocol):
-    """What is served: a :class:`finetune.Predictor`."""
-
-    labels: list[str]
-    task: str
-    digest: str
-    engine: str
-    columns: int
-
-    def __call__(self, batch: Any, *, all_probabilities: bool) -> pd.DataFrame:
-        """Return the columns of predictions, of a classifier with all probabilities."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +84,7 @@ class _Metrics:
 
 
 def create_app(
-    model: Model, limits: Limits = DEFAULT_LIMITS, api_key: str | None = None
+    model: Predictor, limits: Limits = DEFAULT_LIMITS, api_key: str | None = None
 ) -> FastAPI:
     """Return the application for an ASGI server: ``app = finetune.create_app(predictor)``.
 
@@ -145,7 +133,7 @@ def create_app(
     body = {"content": {"application/json": {"schema": Rows.model_json_schema()}}, "required": True}
 
     @app.post("/predict", response_model=Answer, openapi_extra={"requestBody": body})
-    async def answer(request: Request) -> JSONResponse:
+    async def answer(request: Request) -> Response:
         """Predict one text, several texts, or rows of several texts."""
         started = time.perf_counter()
         status = 500
@@ -160,8 +148,8 @@ def create_app(
             status = 503
             raise HTTPException(503, "too many requests wait", {"Retry-After": "1"}) from None
         except ClientDisconnect:
-            status = 499  # nobody reads it: for the metrics
-            raise
+            status = 499  # for the metrics: nobody reads it
+            return Response(status_code=status)
         except HTTPException as error:
             status = error.status_code
             raise
@@ -222,7 +210,7 @@ def _read_rows(body: bytes, columns: int, limits: Limits) -> list[str] | list[tu
     return [row[0] for row in rows] if columns == 1 else [tuple(row) for row in rows]
 
 
-def _answers(model: Model, frame: pd.DataFrame) -> list[dict[str, Any]]:
+def _answers(model: Predictor, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the predictions in a frame as JSON values."""
     groups = {probability_of(label): ("probabilities", label) for label in model.labels}
     groups |= {of_target(PREDICTION, label): (PREDICTION, label) for label in model.labels}

@@ -11,7 +11,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from finetune.errors import UserError
-from finetune.serving.app import DEFAULT_LIMITS, Limits, Model, create_app
+from finetune.export.predictor import Predictor
+from finetune.serving.app import DEFAULT_LIMITS, Limits, create_app
 
 _HEAD_SECONDS = 10  # for the first line and the headers of a request to arrive
 _SHUTDOWN_SECONDS = 30
@@ -66,7 +67,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    model: Model,
+    model: Predictor,
     opened: socket.socket,
     ready: Callable[[], None],
     limits: Limits = DEFAULT_LIMITS,
