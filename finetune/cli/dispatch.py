@@ -20,6 +20,7 @@ VERBS = {
     "evaluate": "evaluate the model of a run on its test set or on other data: evaluate RUN",
     "predict": "label new rows with the model of a run: predict RUN INPUT",
     "export": "export the model of a run to ONNX, for use without torch: export RUN",
+    "push": "push the model of a run to the Hugging Face Hub: push RUN --repo NAME",
     "compare": "compare runs on the same test rows: compare RUN RUN",
     "report": "regenerate the report, plots and model card of a run: report RUN",
     "doctor": "show devices, network and versions; under torchrun, also time an all-reduce",
@@ -95,7 +96,7 @@ def _run(words: list[str]) -> int:
             )
         verb = "train"
         rest = words
-    if verb in ("check", "compare", "export", "report") and distributed.under_launcher():
+    if verb in ("check", "compare", "export", "push", "report") and distributed.under_launcher():
         raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")
     module = importlib.import_module(f"finetune.cli.{'predict' if verb == 'predict' else 'verbs'}")
     return int(getattr(module, verb)(rest))

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from finetune.errors import counted
 from finetune.export.files import Export
+from finetune.export.push import Push
 from finetune.runs.manifest import Manifest
 from finetune.runs.run import Run
 from finetune.runtime.files import write_whole
@@ -167,6 +168,14 @@ def evaluation(result: Any) -> list[Table | str]:
     parts = metrics(f"{source}, 95% confidence intervals", statistics)
     parts = [*parts, *targets(statistics), *classes(statistics)]
     return [*parts, *statistics.notes, *result.notes]
+
+
+def push(push: Push, *, is_sent: bool) -> Table:
+    """Return the table of the files of a push."""
+    visibility = "private" if push.private else "public"
+    place = f"the {visibility} repository {push.repo} at {push.endpoint}"
+    rows = [[Cell(name), Cell(f"{size:,}")] for name, size in push.sizes.items()]
+    return Table(f"{'in' if is_sent else 'to send to'} {place}", ["file", "bytes"], rows)
 
 
 def export(export: Export) -> list[Table | str]:
