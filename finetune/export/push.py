@@ -65,7 +65,7 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
     try:
         return _send(api, plan)
     except (httpx2.HTTPError, RuntimeError) as error:
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
         if problem := {401: "is not valid", 403: f"may not write to {repo}"}.get(status):
             raise UserError(f"{api.endpoint}: the token {problem}; {_LOGIN}") from error
         reason = f"{error.__cause__ or error}".strip().partition("\n")[0]
