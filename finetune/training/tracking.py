@@ -44,13 +44,13 @@ class Trackers(TrainerCallback):
         self._facts = args, state, control
         args.run_name = args.run_name or Path(args.output_dir).name
         database = Path(args.output_dir).resolve() / _DATABASE
-        is_own = os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{database}" and database.exists()
-        if is_own and state.is_world_process_zero:
+        is_own = os.environ.get("MLFLOW_TRACKING_URI") == f"sqlite:///{database}"
+        if is_own and database.exists() and state.is_world_process_zero:
             import mlflow
 
-            (run,) = mlflow.search_runs(None, output_format="list", search_all_experiments=True)
-            os.environ["MLFLOW_RUN_ID"] = run.info.run_id
-            os.environ["MLFLOW_MAX_LOG_PARAMS"] = "0"  # those of the first start, they are final
+            for run in mlflow.search_runs(output_format="list", search_all_experiments=True)[:1]:
+                os.environ["MLFLOW_RUN_ID"] = run.info.run_id
+                os.environ["MLFLOW_MAX_LOG_PARAMS"] = "0"  # those of the first start are final
         self._call("on_train_begin", **kwargs)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -74,7 +74,10 @@ class Trackers(TrainerCallback):
 def tracking(directory: Path) -> Iterator[Trackers]:
     """Give the trackers of a training in a directory, and close them at the end of the block."""
     environment = dict(os.environ)
-    for name in _VARIABLES.keys() - environment:
+    names = _VARIABLES.keys() - environment
+    if "mlflow" in sys.modules and sys.modules["mlflow"].active_run():  # of the user
+        names -= {"MLFLOW_TRACKING_URI"}
+    for name in names:
         os.environ[name] = _VARIABLES[name].format(directory.resolve())
     for name, module in [*sys.modules.items()]:
         if name.startswith("trackio") and hasattr(module, "TRACKIO_DIR"):  # from its import (0.43)
