@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from finetune.export.create import export
     from finetune.export.files import Export
     from finetune.export.predictor import Predictor
+    from finetune.export.push import Push, push
     from finetune.pipeline.check import Check, check
     from finetune.pipeline.evaluate import Evaluation, evaluate
     from finetune.pipeline.predict import FilePrediction, predict, predict_file
@@ -47,6 +48,7 @@ _MODULES = {
     "errors": "Diverged RunError UserError",
     "export.files": "Export",
     "export.predictor": "Predictor",
+    "export.push": "Push push",
     "pipeline.check": "Check check",
     "pipeline.evaluate": "Evaluation evaluate",
     "pipeline.events": "Advanced Collated Event Finished Interrupted Logged MovedAside Noted "
@@ -64,9 +66,10 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 _CALLABLE = ("export", "search")  # packages that can be called
 __all__ = ["Check", "Comparison", "Diverged", "Evaluation", "Export", "FilePrediction"]
-__all__ += ["ImageRecipe", "Predictor", "Recipe", "Report", "Run", "RunError", "RunSet", "Scoring"]
-__all__ += ["TextRecipe", "UserError", "check", "compare", "create_app", "evaluate", "export"]
-__all__ += ["launch", "option", "predict", "predict_file", "repeat", "report", "search", "train"]
+__all__ += ["ImageRecipe", "Predictor", "Push", "Recipe", "Report", "Run", "RunError", "RunSet"]
+__all__ += ["Scoring", "TextRecipe", "UserError", "check", "compare", "create_app", "evaluate"]
+__all__ += ["export", "launch", "option", "predict", "predict_file", "push", "repeat", "report"]
+__all__ += ["search", "train"]
 
 
 def __getattr__(name: str) -> Any:

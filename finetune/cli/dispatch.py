@@ -22,6 +22,7 @@ VERBS = {
     "predict": "label new rows with the model of a run: predict RUN INPUT",
     "export": "export the model of a run to ONNX, for use without torch: export RUN",
     "serve": "serve a run or an export over HTTP, with a page to try it: serve RUN",
+    "push": "push the model of a run to the Hugging Face Hub: push RUN --repo NAME",
     "compare": "compare runs on the same test rows: compare RUN RUN",
     "report": "regenerate the report, plots and model card of a run: report RUN",
     "doctor": "show devices, network and versions; under torchrun, also time an all-reduce",
@@ -97,7 +98,8 @@ def _run(words: list[str]) -> int:
             )
         verb = "train"
         rest = words
-    if verb in ("check", "compare", "export", "report", "serve") and distributed.under_launcher():
+    one_process = ("check", "compare", "export", "push", "report", "serve")
+    if verb in one_process and distributed.under_launcher():
         raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")
     from finetune.cli import console
 

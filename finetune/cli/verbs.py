@@ -284,6 +284,32 @@ def serve(words: Sequence[str]) -> int:
     return 0
 
 
+def push(words: Sequence[str]) -> int:
+    """Push the model of a run to the Hugging Face Hub: model, tokenizer, card, metrics, export.
+
+        python -m finetune push runs/yelp --repo yelp            # lists the files
+        python -m finetune push runs/yelp --repo yelp --yes      # sends them, in one commit
+
+    Nothing else is sent: no texts, predictions, reports, checkpoints or settings.
+    """
+    flags = {"run": RUN["run"], "--repo NAME": "repository, e.g. yelp or my-team/yelp"}
+    flags |= {"--yes": "send the files", "--public": "a public repository (default: private)"}
+    typed = Parser(push, flags).parse_args(words)
+    if not typed.repo:
+        raise UserError("push: expected --repo NAME, e.g. --repo yelp")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # read when huggingface_hub is imported
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from finetune.export.push import push as push_run
+    from finetune.reporting import tables
+
+    pushed = push_run(typed.run, typed.repo, public=typed.public, dry_run=not typed.yes)
+    hint = "nothing was sent; to send the files, type it again with --yes"
+    done = pushed.url or "the repository has these files already: no commit"
+    console.print_parts(tables.push(pushed, is_sent=typed.yes), done if typed.yes else hint)
+    return 0
+
+
 def compare(words: Sequence[str]) -> int:
     """Compare each run with the first one, on the same test rows.
 

@@ -34,6 +34,7 @@ from finetune.runtime import activity, distributed, files, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint
 from finetune.training.callbacks import Bar, explained
+from finetune.training.tracking import tracking
 from finetune.training.trainer import Trainer, build_trainer
 
 
@@ -122,12 +123,13 @@ def run_training(
     try:
         with reporting_work(progress) as report_event:
             recording = _Recording(settings, report_event)
-            with recording.failures():
+            with tracking(settings.output_dir) as trackers, recording.failures():
                 prepared = fit_epochs(prepare_job(settings, report_event), report_event)
                 settings = prepared.settings
                 if settings.dry_run or prepared.is_done:
                     return _report_without_training(prepared, report_event)
                 trainer = _build_trainer(prepared, report_event)
+                trackers.take(trainer)
                 if pruning is not None:
                     trainer.add_callback(pruning)
                 if writes_run(settings.values):
@@ -145,6 +147,7 @@ def run_training(
                             results.write_trial(recording.run, *outputs)
                         else:
                             results.write(recording.run, settings, report_event, *outputs)
+                            trackers.scores = recording.run.metrics.test_scores()
             if recording.run is not None and pruning is None:
                 from finetune.pipeline.report import write_final_report  # imports matplotlib
 

@@ -1,4 +1,7 @@
-"""Write ``README.md`` of a run: the model card, with metadata for the Hub."""
+"""Write ``README.md`` of a run: the model card, with metadata for the Hub.
+
+It is made to be shared: it has no local path and nothing that quotes the data, as notes may.
+"""
 
 import math
 import re
@@ -14,6 +17,11 @@ from finetune.runtime import hub
 from finetune.runtime.files import write_whole
 from finetune.runtime.formats import visible
 
+_HYPERPARAMETERS = (
+    *("learning_rate", "lr_scheduler_type", "num_train_epochs", "global_batch_size"),
+    *("max_tokens_per_batch", "weight_decay", "label_smoothing_factor", "seed"),
+)
+_UNSET = (None, "None", 0)
 _TEMPLATE = Path(__file__).with_name("templates") / "card.md.jinja"
 #: Matches code, which keeps its HTML, and any other `<`, which is escaped (e.g. in a file name).
 _CODE_OR_HTML = re.compile(r"^```.*?^```$|^    .*?$|`[^`]*`|<", re.M | re.S)
@@ -22,6 +30,7 @@ _CODE_OR_HTML = re.compile(r"^```.*?^```$|^    .*?$|`[^`]*`|<", re.M | re.S)
 def write(run: Run) -> Path:
     """Write the model card of a finished run, or replace it, and return its path."""
     manifest = run.manifest
+    arguments = manifest.arguments
     card = ModelCard.from_template(
         _metadata(run),
         template_path=str(_TEMPLATE),
@@ -31,9 +40,8 @@ def write(run: Run) -> Path:
         scores=tables.scores(run).markdown(),
         facts={"splits": "", **provenance(manifest), "data": _source(run)},
         fingerprint=manifest.data.fingerprint,
-        notes=[*manifest.data.notes, *run.statistics.notes],
+        hyperparameters=[(n, v) for n in _HYPERPARAMETERS if (v := arguments.get(n)) not in _UNSET],
         code=_code(run),
-        command=manifest.command,
     )
     card.text = _CODE_OR_HTML.sub(
         lambda match: r"\<" if match[0] == "<" else match[0], visible(card.text)
@@ -75,9 +83,12 @@ def _metadata(run: Run) -> ModelCardData:
 
 
 def _source(run: Run) -> str:
-    """Return the source of the data; for a local path only its last part."""
-    path = Path(str(run.manifest.options["dataset"] or "-"))
-    return path.name if path.is_absolute() else str(run.manifest.data.source)
+    """Return the source of the data; for local paths only their last parts."""
+    source = str(run.manifest.options["dataset"] or "-")
+    if Path(source).is_absolute():
+        return Path(source).name
+    described = str(run.manifest.data.source)
+    return described if hub.names_repository(source) else re.sub(r"[^\s,]*/", "", described)
 
 
 def _code(run: Run) -> str:

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from finetune.errors import counted
 from finetune.export.files import Export
+from finetune.export.push import Push
 from finetune.runs.manifest import Manifest
 from finetune.runs.run import Run
 from finetune.runtime.files import write_whole
@@ -166,6 +167,17 @@ def evaluation(result: Any) -> list[Table | str]:
     parts = metrics(f"{source}, 95% confidence intervals", statistics)
     parts = [*parts, *targets(statistics), *classes(statistics)]
     return [*parts, *statistics.notes, *result.notes]
+
+
+def push(push: Push, *, is_sent: bool) -> Table:
+    """Return the table of the files of a push."""
+    visibility = "private" if push.private else "public"
+    place = f"the {visibility} repository {push.repo} at {push.endpoint}"
+    rows = []
+    for name, file in push.files.items():
+        size = file.stat().st_size if isinstance(file, Path) else len(file)
+        rows.append([Cell(name), Cell(f"{size:,}")])
+    return Table(f"{'in' if is_sent else 'to send to'} {place}", ["file", "bytes"], rows)
 
 
 def export(export: Export) -> list[Table | str]:

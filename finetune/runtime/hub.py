@@ -62,7 +62,7 @@ def require(options: Mapping[str, Any], *, embedded: bool = False, packaged: str
     names = missing(options)
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-    if not names or (not is_offline and _answers(endpoint)):
+    if not names or (not is_offline and answers(endpoint)):
         return
     reason = "HF_HUB_OFFLINE is set" if is_offline else f"{endpoint} does not answer"
     alternatives = [
@@ -94,7 +94,7 @@ def _is_cached(option: str, name: str, revision: str | None, config: str | None)
     )
 
 
-def _answers(endpoint: str) -> bool:
+def answers(endpoint: str) -> bool:
     """Return whether the endpoint, or its proxy, accepts a connection within a second."""
     parts = urlsplit(endpoint)
     proxy = urllib.request.getproxies().get(parts.scheme)

@@ -19,7 +19,7 @@ from transformers.optimization import get_scheduler
 from transformers.utils.import_utils import is_in_notebook
 
 from finetune.errors import UserError, suggestion
-from finetune.runtime import distributed, hardware
+from finetune.runtime import DISTRIBUTION, distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
 from finetune.training import options
 
@@ -41,6 +41,7 @@ _AT_LEAST_1 = {
     *("per_device_train_batch_size", "per_device_eval_batch_size", "global_batch_size"),
     *("max_tokens_per_batch", "gradient_accumulation_steps", "ddp_timeout", "max_steps"),
 }
+_TRACKERS = ("tensorboard", "trackio", "mlflow")  # extras of this distribution
 _BELOW = {"label_smoothing_factor": 1, "adam_beta1": 1, "adam_beta2": 1, "seed": 2**32}
 
 
@@ -254,6 +255,7 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     for name in sorted({*names} - {"none", "all", *installed}):
         known = trackers.INTEGRATION_TO_CALLBACK
         hint = "" if name in known else suggestion(name, known)
+        hint = f": pip install '{DISTRIBUTION}[{name}]'" if name in _TRACKERS else hint
         yield f"--report_to {name}: not installed{hint}"
 
 

@@ -253,6 +253,16 @@ def single_label_run(trained: Trained, reviews: Path, bert: Path) -> finetune.Ru
 
 
 @pytest.fixture(scope="session")
+def exported(trained: Trained, shared_directory: Path, reviews: Path, bert: Path) -> finetune.Run:
+    """A run like `single_label_run`, with its export."""
+    run = trained("exported", "text", dataset=str(reviews), model=str(bert), num_train_epochs=1)
+    with FileLock(shared_directory / "export.lock"):
+        if not (run.path / "export").exists():
+            finetune.export(run)
+    return run
+
+
+@pytest.fixture(scope="session")
 def second_seed_run(trained: Trained, reviews: Path, bert: Path) -> finetune.Run:
     """`single_label_run` with `--seed 7`: the same test rows, different predictions."""
     return trained("second_seed", "text", dataset=str(reviews), model=str(bert), seed=7)

@@ -19,14 +19,13 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
-from filelock import FileLock
 from packaging.requirements import Requirement
 from scipy.special import softmax
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import finetune
 from tests.acceptance import data
-from tests.acceptance.conftest import TRAINING, Finished, Trained
+from tests.acceptance.conftest import TRAINING, Finished
 from tests.conftest import ROOT
 
 Cli = Callable[..., Finished]
@@ -38,16 +37,6 @@ ODD = [
     "Ελληνικά, русский, 中文, العربية",
     "bad\n\n\t[SEP] [MASK]",
 ]
-
-
-@pytest.fixture(scope="session")
-def exported(trained: Trained, shared_directory: Path, reviews: Path, bert: Path) -> finetune.Run:
-    """A run like `single_label_run`, with its export."""
-    run = trained("exported", "text", dataset=str(reviews), model=str(bert), num_train_epochs=1)
-    with FileLock(shared_directory / "export.lock"):
-        if not (run.path / "export").exists():
-            finetune.export(run)
-    return run
 
 
 @pytest.fixture

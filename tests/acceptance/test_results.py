@@ -1167,6 +1167,7 @@ VERBS: dict[str, Callable[[finetune.Run, Path, dict[str, Any]], Any]] = {
     ),
     "compare": lambda run, folder, options: finetune.compare([run, run], folder / "page.html"),
     "report": lambda run, folder, options: finetune.report(run),
+    "push": lambda run, folder, options: finetune.push(run, "name", dry_run=True),
 }
 
 

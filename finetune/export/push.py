@@ -1,0 +1,118 @@
+"""Push a run to the Hub: model, tokenizer, card, metrics and export, in one commit."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx2  # the HTTP client of huggingface_hub
+from huggingface_hub import CommitOperationAdd, HfApi, get_token, is_offline_mode
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+from huggingface_hub.utils._validators import validate_repo_id
+
+from finetune.errors import RunError, UserError
+from finetune.export import FOLDER
+from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export
+from finetune.runs.run import Run
+from finetune.runtime import hub
+
+_CARD = "README.md"
+_READ = (_CARD, "config.json", "tokenizer_config.json", "metrics.json")  # for local paths
+_SENT = (  # if the run has it; nothing else is sent
+    *(*_READ, "model*.safetensors", "model.safetensors.index.json", TOKENIZER, "vocab.json"),
+    *("special_tokens_map.json", "added_tokens.json", "vocab.txt", "merges.txt", "*.tiktoken"),
+    *("tokenizer.model", "spiece.model", "spm.model", "sentencepiece*.model", "bpe.codes"),
+    *("preprocessor_config.json", "processor_config.json"),
+    *(f"{FOLDER}/{name}" for name in (MODEL, TOKENIZER, EXPORT)),
+)
+_LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that has write permission"
+
+
+@dataclass(frozen=True)
+class Push:
+    """What was sent, or would be: the content of each file, or its path.
+
+    ``url`` is that of the commit; None if there is none, as the repository has these files.
+    """
+
+    repo: str
+    endpoint: str
+    private: bool
+    files: Mapping[str, Path | bytes]
+    url: str | None = None
+
+
+def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: bool = False) -> Push:
+    """Push a finished run to ``NAME`` or ``OWNER/NAME`` on the Hub; ``dry_run`` sends nothing.
+
+    Raises:
+        UserError: If the run is not finished or has local paths in its card, or the Hub refuses.
+        RunError: If the connection fails. The repository has the whole commit or is as before.
+    """
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise UserError(f"--repo {repo}: expected NAME or OWNER/NAME. {error}") from error
+    api = HfApi()
+    plan = Push(repo, api.endpoint, not public, _files(Run.load(run)))
+    if dry_run:
+        return plan
+    if is_offline_mode() or not hub.answers(api.endpoint):
+        reason = "HF_HUB_OFFLINE is set" if is_offline_mode() else f"{api.endpoint} does not answer"
+        raise UserError(f"{repo} cannot be pushed: {reason}; without --yes, push lists the files")
+    if get_token() is None:
+        raise UserError(f"{api.endpoint} needs a token: {_LOGIN}")
+    try:
+        return _send(api, plan)
+    except (httpx2.HTTPError, RuntimeError) as error:
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+        if problem := {401: "is not valid", 403: f"may not write to {repo}"}.get(status):
+            raise UserError(f"{api.endpoint}: the token {problem}; {_LOGIN}") from error
+        reason = f"{error.__cause__ or error}".strip().partition("\n")[0]
+        hint = "push again (a commit is made whole or not at all)"
+        raise RunError(f"the push to {api.endpoint} failed: {reason}; {hint}") from error
+    except ValueError as error:  # of the metadata
+        raise UserError(f"{_CARD}: {error}") from error
+
+
+def _files(run: Run) -> dict[str, Path]:
+    """Return what is sent, after checking that nothing in it is private."""
+    run.require_model()
+    if run.unfinished or not run.metrics.test or not (run.path / _CARD).exists():
+        reason = run.unfinished or f"{run.path} has no {_CARD}"
+        raise UserError(f"{reason}; to write it: python -m finetune report {run.path}")
+    if (run.path / FOLDER).exists():
+        Export.of_run(run.path, "onnxruntime")  # refuses that of another model
+    paths = sorted({path for pattern in _SENT for path in run.path.glob(pattern)})
+    if links := [path for path in paths if path.is_symlink() or path.parent.is_symlink()]:
+        raise UserError(f"{links[0]} is a link: replace it by the file")
+    options = {**run.manifest.options, **run.manifest.arguments, "home": Path.home()}
+    local = [value for value in map(str, options.values()) if re.match("/[^/]", value)]
+    for path in (path for path in paths if path.name in _READ):
+        text = path.read_text(encoding="utf-8")
+        if private := [value for value in local if value in text]:
+            hint = f"remove it, or write the card again: python -m finetune report {run.path}"
+            raise UserError(f"{path} has the local path {private[0]}: {hint}")
+    return {str(path.relative_to(run.path)): path for path in paths}
+
+
+def _send(api: HfApi, plan: Push) -> Push:
+    """Create the repository, if there is none, and commit the files that differ."""
+    user = api.whoami()["name"]
+    repo = plan.repo if "/" in plan.repo else f"{user}/{plan.repo}"
+    private, head = plan.private, None
+    try:
+        info = api.repo_info(repo)
+        private, head = bool(info.private), info.sha
+    except RepositoryNotFoundError:
+        api.create_repo(repo, private=private)
+    if plan.private and not private:
+        raise UserError(f"{repo} exists and is public: name another, or add --public")
+    card = Path(str(plan.files[_CARD])).read_text(encoding="utf-8")
+    card = re.sub(r'(pipeline\("[\w-]+", model=)"[^"\n]*"', rf'\1"{repo}"', card)
+    files = {**plan.files, _CARD: card.encode()}
+    additions = [CommitOperationAdd(path_in_repo=n, path_or_fileobj=c) for n, c in files.items()]
+    # not upload_folder(), which may make several commits (huggingface_hub 2.4 with hf_xet)
+    commit = api.create_commit(repo, additions, commit_message="Upload model")
+    url = None if commit.oid == head else str(commit.commit_url)
+    return replace(plan, repo=repo, private=private, files=files, url=url)
