@@ -20,10 +20,8 @@ from tests.acceptance.conftest import TRAINING, Finished, flags
 Cli = Callable[..., Finished]
 Curves = dict[str, list[tuple[int, float]]]
 pytestmark = pytest.mark.contract("H4")
-NO_TRACKIO = importlib.util.find_spec("trackio") is None
-SKIP = pytest.mark.skipif(NO_TRACKIO, reason="trackio (0.43) needs pillow<13")
 LONGER = ("--num_train_epochs", "5")
-TRACKERS = ["tensorboard", "mlflow", pytest.param("trackio", marks=SKIP)]
+TRACKERS = ["tensorboard", "mlflow", "trackio"]
 
 
 def usual(tag: str) -> str:
@@ -113,7 +111,7 @@ def test_a_directory_and_an_mlflow_run_of_the_user(
     assert not {"MLFLOW_TRACKING_URI", "TRACKIO_DIR"} & os.environ.keys()
 
 
-@pytest.mark.parametrize("tracker", ["tensorboard", "mlflow", "trackio"])
+@pytest.mark.parametrize("tracker", TRACKERS)
 def test_a_missing_package_is_named_before_the_training(
     tracker: str, reviews: Path, bert: Path, tmp_path: Path, cli: Cli
 ) -> None:
