@@ -64,8 +64,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     except (stopping.Stopped, Exception) as error:
         return stopping.stop(error)
-    except KeyboardInterrupt as error:
-        if not error.args and distributed.ranks().rank == 0:  # else the training has printed it
+    except KeyboardInterrupt:
+        if distributed.is_main_process():
             print("interrupted", file=sys.stderr)
         return 130
 

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from finetune.cli import console
 from finetune.cli.parser import RUN, Parser
 from finetune.errors import UserError, counted
-from finetune.pipeline.events import Predicted, throttle
+from finetune.pipeline.events import throttle
 from finetune.predicting import READING, Options
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub
@@ -74,7 +74,7 @@ def predict(words: Sequence[str]) -> int:
         return 0
     from finetune.pipeline.predict import predict_file
 
-    print_event = throttle(lambda event: console.print_stderr(str(event)), Predicted)
+    print_event = throttle(lambda event: console.print_stderr(str(event)))
     # shown on a terminal only; with the delay it appears at the first event, so on rank 0 only
     with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
 
@@ -83,7 +83,7 @@ def predict(words: Sequence[str]) -> int:
                 print_event(event)
             else:
                 bar.total = event.total
-                bar.update(event.rows - bar.n)
+                bar.update(event.done - bar.n)
 
         output = typed.output or console.open_stdout()
         prediction = predict_file(

@@ -9,7 +9,7 @@ from finetune.config.settings import Settings
 from finetune.data import targets
 from finetune.errors import Finding, Severity
 from finetune.pipeline import preparation
-from finetune.pipeline.events import Progress, ignore, reporting_work
+from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.recipe import Recipe, TextRecipe
 from finetune.runtime.importing import require_packages
 
@@ -75,7 +75,7 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
     if deep:
         with report.collect():
             require_packages("--deep", "datasketch", "py3langid")
-    with reporting_work(progress):
+    with reporting(progress):
         values = preparation.load_and_check(settings)
         is_read = "splits" in vars(recipe)
         if is_read and values is not None and not report.sentences("error"):

@@ -17,12 +17,11 @@ from finetune.errors import UserError
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline import resumption
-from finetune.pipeline.events import Noted, Progress
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions
-from finetune.runtime import distributed, hub
+from finetune.runtime import activity, distributed, hub
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
@@ -45,7 +44,7 @@ class Prepared:
     is_done: bool = False  # whether the run is finished on every machine: nothing is trained
 
 
-def prepare_job(settings: Settings, progress: Progress) -> Prepared:
+def prepare_job(settings: Settings) -> Prepared:
     """Join the process group, run :func:`prepare` on rank 0, and return its result on every rank.
 
     Raises:
@@ -55,7 +54,7 @@ def prepare_job(settings: Settings, progress: Progress) -> Prepared:
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
     else:  # the values have errors, which `prepare` raises
         distributed.join_process_group("gloo", 1800, use_cpu=True)
-    prepared = distributed.main_process_first(lambda: prepare(settings, progress))
+    prepared = distributed.main_process_first(lambda: prepare(settings))
     if prepared.settings.values.save_on_each_node:  # each machine has its own checkpoints
         common = prepared.resumption
         if not (is_done := all(distributed.gather(prepared.is_done))):
@@ -66,7 +65,7 @@ def prepare_job(settings: Settings, progress: Progress) -> Prepared:
     return prepared
 
 
-def prepare(settings: Settings, progress: Progress) -> Prepared:
+def prepare(settings: Settings) -> Prepared:
     """Check everything and tokenize, before any model is loaded.
 
     A dry run does not lock or change the output directory.
@@ -78,7 +77,7 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
     load_and_check(settings)
     settings.report.raise_errors()
     for note in resumed.notes:
-        progress(Noted(note))
+        activity.say(note)
     settings = replace(settings)  # again, with the defaults of the task, which the data decides
     is_timed = settings.values.max_minutes is not None and bool(resumed.configuration)
     if is_timed:
@@ -91,7 +90,7 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
     if not is_done:
         resumed.require_state()
     if differences and not is_done and not settings.dry_run:
-        progress(Noted(differences))
+        activity.say(differences)
     if is_done and not values.save_on_each_node:  # with it another machine may have to train
         return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
     rows, steps = recipe.prepared["train"], 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from finetune.errors import UserError
-from finetune.pipeline.events import Noted, Progress, ignore, on_rank_zero
+from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.reporting.tables import format_number
 from finetune.runtime import distributed
@@ -54,7 +54,6 @@ def run_repeat(settle: Settle, progress: Progress = ignore, seeds: int = 5) -> R
     base = settle({})
     directory = set_directory(base, "seeds")
     first: int = base.training.get("seed", base.recipe.defaults()["seed"])
-    report = on_rank_zero(progress)
     command = describe_command(base, "repeat", {"seeds": seeds})
     prepared = prepare_set(settle({"seed": first}), directory, command, progress)
     run_set = open_set(directory, "repeat", base, prepared, command, ())
@@ -64,5 +63,5 @@ def run_repeat(settle: Settle, progress: Progress = ignore, seeds: int = 5) -> R
         if distributed.is_main_process():
             metric = run.headline[0]
             score = format_number(run.metrics.test[metric])
-            report(Noted(f"seed {seed} ({number} of {seeds}): {metric} {score} on the test rows"))
+            progress(Noted(f"seed {seed} ({number} of {seeds}): {metric} {score} on the test rows"))
     return run_set

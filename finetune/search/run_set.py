@@ -22,7 +22,7 @@ from transformers.utils import logging
 from finetune.config.settings import Settings
 from finetune.data import memory
 from finetune.errors import UserError
-from finetune.pipeline.events import Advanced, Interrupted, Progress, Started, reporting_work
+from finetune.pipeline.events import Advanced, Progress, Started, report, reporting
 from finetune.pipeline.preparation import Prepared, prepare_job
 from finetune.pipeline.resumption import ANNOUNCED
 from finetune.pipeline.train import run_training
@@ -140,11 +140,11 @@ def prepare_set(first_run: Settings, directory: Path, command: str, progress: Pr
     settings = replace(
         first_run, dry_run=True, training={**first_run.training, "output_dir": unused}
     )
-    with reporting_work(progress) as report_event:
-        prepared = prepare_job(settings, report_event)
+    with reporting(progress):
+        prepared = prepare_job(settings)
         training = {**prepared.settings.training, "output_dir": str(directory)}
         shown = replace(prepared.settings, training=training, command=command)
-        report_event(Started(shown, shown.arguments, prepared.steps, model=None))
+        report(Started(shown, shown.arguments, prepared.steps, model=None))
     return prepared
 
 
@@ -218,8 +218,8 @@ def run_one(settings: Settings, progress: Progress, pruning: TrainerCallback | N
         return run_training(
             settings, lambda event: isinstance(event, Advanced) and progress(event), pruning
         )
-    except KeyboardInterrupt:
-        progress(Interrupted("interrupted; to continue, type the same command again"))
+    except KeyboardInterrupt as stop:
+        stop.args = ("interrupted; to continue, type the same command again",)
         raise
     finally:  # Trainer changes it, on ranks other than 0
         logging.set_verbosity(verbosity)
