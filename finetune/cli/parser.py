@@ -10,6 +10,7 @@ from finetune.errors import UserError, suggestion
 from finetune.recipe import ImageRecipe, TextRecipe
 from finetune.runtime.formats import QUOTING
 
+RECIPE = {"recipe": "name of a recipe, or path of a recipe file; its flags follow"}
 #: The flag of all subcommands that read a run; RUN has the arguments if they also run its model.
 TRUST = {
     "--trust_recipe": "import the recipe and metric files that the run names, which executes their "

@@ -69,11 +69,15 @@ def predict(words: Sequence[str]) -> int:
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
     hub.go_offline({})  # the run has everything that predict needs
     console.import_libraries("finetune.predicting.request")
-    if typed.text:
-        _predict_text(run, typed.text, options)
-        return 0
-    from finetune.pipeline.predict import predict_file
+    from finetune.pipeline import predict as pipeline
 
+    if typed.text:
+        most_labels = None if typed.all_probabilities else 5
+        options["all_probabilities"] = run.kind.has_probabilities
+        rows = [tuple(typed.text)] if len(typed.text) > 1 else typed.text
+        predictions = pipeline.predict(run, rows, **options)
+        console.print_line(run.kind.sentence(predictions.iloc[0], most_labels))
+        return 0
     print_event = throttle(lambda event: console.print_stderr(str(event)))
     # shown on a terminal only; with the delay it appears at the first event, so on rank 0 only
     with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
@@ -86,7 +90,7 @@ def predict(words: Sequence[str]) -> int:
                 bar.update(event.done - bar.n)
 
         output = typed.output or console.open_stdout()
-        prediction = predict_file(
+        prediction = pipeline.predict_file(
             run, typed.input, output, resume=typed.resume, progress=show_progress, **options
         )
     if typed.output:
@@ -98,13 +102,3 @@ def predict(words: Sequence[str]) -> int:
     for note in prediction.notes:
         console.print_stderr(note)
     return 0
-
-
-def _predict_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
-    """Print the prediction of one row, and the five most probable other labels."""
-    from finetune.pipeline.predict import predict as predict_rows
-
-    most_labels = None if options["all_probabilities"] else 5
-    options["all_probabilities"] = run.kind.has_probabilities
-    predictions = predict_rows(run, [tuple(texts)] if len(texts) > 1 else texts, **options)
-    console.print_line(run.kind.sentence(predictions.iloc[0], most_labels))

@@ -67,8 +67,7 @@ def _print_start(event: events.Started) -> None:
 def _print_end(event: events.Finished) -> None:
     run = event.run
     manifest = run.manifest
-    targets_table = tables.targets(run.statistics)
-    console.print_parts(tables.scores(run), *targets_table, *tables.verdicts(run))
+    console.print_parts(tables.scores(run), *tables.targets(run.statistics), *tables.verdicts(run))
     first_step = manifest.steps_before
     resumed = f" (resumed at step {first_step:,})" if first_step else ""
     report = f"; report: {event.page}" if event.page else ""

@@ -15,7 +15,7 @@ from typing import Any
 
 from finetune.checking import summary
 from finetune.cli import console
-from finetune.cli.parser import RUN, TRUST, Parser
+from finetune.cli.parser import RECIPE, RUN, TRUST, Parser
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import UserError, counted
 from finetune.predicting import READING
@@ -25,15 +25,13 @@ from finetune.runtime import distributed, hub, stopping
 from finetune.runtime.importing import require_packages
 from finetune.search import is_set, require_optuna
 
-_RECIPE = {"recipe": "name of a recipe, or path of a recipe file; its flags follow"}
-
 
 def train(words: Sequence[str]) -> int:
     """Fine-tune a recipe: python -m finetune train RECIPE [flags]. The word `train` is optional.
 
     The flags of a recipe: python -m finetune RECIPE --help
     """
-    recipe = Parser(train, _RECIPE).parse_args(words[:1]).recipe
+    recipe = Parser(train, RECIPE).parse_args(words[:1]).recipe
     flags = words[1:]
     recipe_class = catalog.find(recipe)
     if {"-h", "--help"} & set(flags):
@@ -89,7 +87,7 @@ def _run_set(
     verb: Callable[[Sequence[str]], int], words: Sequence[str], flags: Mapping[str, str]
 ) -> int:
     """Parse words, call ``run_repeat`` or ``run_search``, and print the table of the set."""
-    typed, recipe_flags = Parser(verb, {**_RECIPE, **flags}).parse_known_args(words)
+    typed, recipe_flags = Parser(verb, {**RECIPE, **flags}).parse_known_args(words)
     options = {name: value for name, value in vars(typed).items() if value is not None}
     recipe = options.pop("recipe")
     if verb is search:
@@ -98,12 +96,11 @@ def _run_set(
         require_hub(catalog.find(recipe), recipe_flags)
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
-    from finetune.search.run_set import from_words
 
     module: Any = importlib.import_module(f"finetune.search.{verb.__name__}")
     with stopping.handled():
-        settle = from_words(recipe, recipe_flags)
-        run_set = getattr(module, f"run_{verb.__name__}")(settle, print_event, **options)
+        base = Settings.from_command_line(recipe, recipe_flags)
+        run_set = getattr(module, f"run_{verb.__name__}")(base, print_event, **options)
     return _report_set(run_set) if distributed.is_main_process() else 0
 
 
@@ -130,7 +127,7 @@ def check(words: Sequence[str]) -> int:
     The flags of a recipe: python -m finetune RECIPE --help
     """
     flags_of_check = {
-        **_RECIPE,
+        **RECIPE,
         "--deep": "also find near duplicates, words and columns that reveal the label, probably "
         "wrong labels, and other languages; about two minutes for 25,000 long texts",
         "--json": "print one JSON document instead of text",
@@ -194,18 +191,18 @@ def evaluate(words: Sequence[str]) -> int:
         "--data FILE": "evaluate on this file, directory or data set on the Hub instead",
         "--per_device_eval_batch_size N": "rows per batch and device (default: 32)",
     }
-    typed = Parser(evaluate, flags, reading).parse_args(words)
-    values = {n: v for n, v in vars(typed).items() if n not in ("run", "data", "trust_recipe")}
-    options = {n: v for n, v in values.items() if v is not None and v is not False}  # 0 is typed
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
-    sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
+    typed = vars(Parser(evaluate, flags, reading).parse_args(words))
+    options = {n: v for n, v in typed.items() if v is not None and v is not False}  # 0 is typed
+    run = Run.load(options.pop("run"), trust_recipe=options.pop("trust_recipe", False))
+    data = options.get("data")
+    sources = {"dataset": data} if data else {**run.manifest.options, "model": None}
     hub.go_offline(sources)
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
     from finetune.pipeline.evaluate import evaluate as evaluate_run
     from finetune.reporting import tables
 
-    result = evaluate_run(run, typed.data, progress=print_event, **options)
+    result = evaluate_run(run, progress=print_event, **options)
     console.print_parts(*tables.evaluation(result))
     return 0
 
@@ -225,16 +222,14 @@ def export(words: Sequence[str]) -> int:
         "--accept_changes": "even if more than 1% of the answers change",
         **TRUST,
     }
-    typed = Parser(export, flags).parse_args(words)
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
+    options = vars(Parser(export, flags).parse_args(words))
+    run = Run.load(options.pop("run"), trust_recipe=options.pop("trust_recipe"))
     hub.go_offline({**run.manifest.options, "model": None})
     console.import_libraries("finetune.export.create")
     from finetune.export.create import export as export_run
     from finetune.reporting import tables
 
-    exported = export_run(
-        run, typed.output, quantize=typed.quantize, accept_changes=typed.accept_changes
-    )
+    exported = export_run(run, **options)
     console.print_parts(*tables.export(exported), f"saved to {exported.path}")
     return 0
 
@@ -278,7 +273,7 @@ def compare(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of two or more runs")
     typed = parser.parse_args(words)
     if any(map(is_set, typed.runs)):
-        from finetune.search.seeds import compare as compare_sets
+        from finetune.search.pages import compare as compare_sets
 
         if typed.output:
             raise UserError("--output: a comparison of sets of runs has no page")
@@ -331,11 +326,8 @@ def doctor(words: Sequence[str]) -> int:
     from finetune.pipeline import doctor as machine
 
     world_size = distributed.ranks().world_size
-    if distributed.is_main_process():
-        for title, facts in machine.describe_machine().items():
-            console.print_block(title, facts)
-    lines = machine.recommend_variables() or ["nothing needs to be set"]
-    console.print_block("\nto set on several machines, each with its own interface:", {"": lines})
+    for title, facts in machine.describe_machine().items():
+        console.print_block(title, facts)
     if world_size == 1:
         return 0
     distributed.join_process_group(None, 60, use_cpu=False)

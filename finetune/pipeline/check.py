@@ -85,7 +85,7 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
                     recipe.token_sample.report_lengths(recipe.max_length, report)
                 by_length = values.train_sampling_strategy == "group_by_length"
                 if not (in_windows or by_length or values.max_minutes):
-                    _, steps = preparation.settle_schedule(settings, recipe.splits["train"])
+                    steps = preparation.count_steps(settings, recipe.splits["train"])
         if deep and is_read and not report.sentences("error"):
             columns = recipe.columns_read()
             plan = recipe.split_plan()

@@ -38,12 +38,7 @@ SPEED = ("runtime", "samples_per_second", "steps_per_second", "preparation_time"
 
 
 @dataclass(frozen=True)
-class Event:
-    """Something that happened."""
-
-
-@dataclass(frozen=True)
-class Noted(Event):
+class Noted:
     """A sentence for the user."""
 
     sentence: str
@@ -53,7 +48,7 @@ class Noted(Event):
 
 
 @dataclass(frozen=True)
-class Advanced(Event):
+class Advanced:
     """Progress of long work."""
 
     work: str
@@ -67,7 +62,7 @@ class Advanced(Event):
 
 
 @dataclass(frozen=True)
-class Logged(Event):
+class Logged:
     """The trainer logged ``values`` by name, after ``step`` optimizer steps."""
 
     step: int
@@ -91,7 +86,7 @@ def _format(name: str, value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Started(Event):
+class Started:
     """Data and model are checked and loaded, and the training starts."""
 
     settings: Settings
@@ -104,7 +99,7 @@ class Started(Event):
 
 
 @dataclass(frozen=True)
-class Finished(Event):
+class Finished:
     """The run is finished: its model, metrics and predictions are written."""
 
     run: Run
@@ -116,16 +111,12 @@ class Finished(Event):
         return f"finished: {scores}; saved to {self.run.path}{page}"
 
 
+Event = Noted | Advanced | Logged | Started | Finished
 Progress = Callable[[Event], object]
 
 
 def ignore(event: Event) -> None:
     """Ignore an event."""
-
-
-def on_rank_zero(progress: Progress) -> Progress:
-    """Return ``progress`` on rank 0, and :func:`ignore` on the others."""
-    return progress if distributed.is_main_process() else ignore
 
 
 def throttle(progress: Progress) -> Progress:
@@ -150,7 +141,7 @@ def report(event: Event) -> None:
 @contextlib.contextmanager
 def reporting(progress: Progress) -> Iterator[None]:
     """Report what happens inside the block to ``progress``, from rank 0 only."""
-    call = on_rank_zero(throttle(progress))
+    call = throttle(progress) if distributed.is_main_process() else ignore
 
     def listen(*facts: Any) -> None:
         is_sentence = isinstance(facts[0], str)

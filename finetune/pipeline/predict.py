@@ -18,7 +18,7 @@ from finetune.data.read import READABLE
 from finetune.errors import Report, UserError, counted
 from finetune.export.module import model_loader
 from finetune.models import cpu
-from finetune.pipeline.events import Advanced, Progress, ignore, on_rank_zero
+from finetune.pipeline.events import Advanced, Progress, ignore
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.output import Parts, write_rows
 from finetune.predicting.request import STANDARD_INPUT, Request
@@ -163,7 +163,8 @@ def predict_file(
             rows = request.total or rows_done
             # the other processes have done about as many
             rows_of_all = min(before + rows_done * ranks.world_size, rows)
-            on_rank_zero(progress)(Advanced("predicted", rows_of_all, request.total))
+            if ranks.rank == 0:
+                progress(Advanced("predicted", rows_of_all, request.total))
             yield number, some_rows, added
 
     if parts is None:

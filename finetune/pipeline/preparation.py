@@ -29,7 +29,6 @@ from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
 #: Flags that may differ between machines.
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
-_MOST_LOGGED = 500  # log lines of a training, unless the user sets --logging_steps
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ def prepare(settings: Settings) -> Prepared:
         return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
     rows, steps = recipe.prepared["train"], 0
     if values.max_minutes is None or is_timed:
-        settings, steps = settle_schedule(settings, rows)
+        steps = count_steps(settings, rows)
     vars(recipe).pop("source", None)  # frees its rows and their hashes
     return Prepared(settings, resumed, configuration, differences, steps, is_done)
 
@@ -143,22 +142,19 @@ def _try_metrics(recipe: Recipe, metric_for_best_model: str) -> None:
         raise UserError(f"{step} returned {names}: expected {name}, the --metric_for_best_model")
 
 
-def settle_schedule(settings: Settings, rows: Dataset) -> tuple[Settings, int]:
-    """Return the settings with an interval for log lines, and the number of optimizer steps on
-    training ``rows``; report a learning rate or a number of steps that teaches little.
+def count_steps(settings: Settings, rows: Dataset) -> int:
+    """Return the number of optimizer steps on training ``rows``; report a learning rate or a number
+    of steps that teaches little.
     """
     recipe = settings.recipe
     values = settings.values
     epoch_steps = len(training_steps.GlobalBatchSampler(values, rows).sizes)
-    steps = math.ceil(values.num_train_epochs * epoch_steps)
-    if values.max_steps > 0:
-        steps = values.max_steps
+    steps: int = values.max_steps
+    if steps <= 0:
+        steps = math.ceil(values.num_train_epochs * epoch_steps)
     facts = {"is_text": isinstance(recipe, TextRecipe), "has_adapter": has_adapter(recipe)}
     report_schedule(values, steps, recipe.report, **facts)
-    if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
-        training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
-        settings = replace(settings, training=training)
-    return settings, steps
+    return steps
 
 
 def with_epochs(settings: Settings, epochs: float) -> Settings:
@@ -180,7 +176,9 @@ def writes_run(values: ArgumentValues | None) -> bool:
 
 
 def _refuse_different_machines(prepared: Prepared) -> None:
-    """Refuse machines that differ in flags, data or disk, which torchrun does not compare."""
+    """Refuse machines that differ in flags, data, libraries or disk, which neither torchrun nor
+    ``Trainer`` compares; every process calls this.
+    """
     settings = prepared.settings
     facts = {**prepared.configuration, **settings.training}
     facts["the checkpoint of step"] = prepared.resumption.step
@@ -188,13 +186,20 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # its path may differ between machines; its files are compared
     flags = {**vars(settings.recipe), **vars(settings.values)}.keys()
-    distributed.refuse_disagreement(
-        {
-            f"--{name}" if name in flags else name: fact
-            for name, fact in facts.items()
-            if name not in _MACHINE_FLAGS
-        }
-    )
+    compared = {
+        f"--{name}" if name in flags else name: fact
+        for name, fact in facts.items()
+        if name not in _MACHINE_FLAGS
+    }
+    first, *facts_of_others = distributed.gather(compared)
+    for rank, other in enumerate(facts_of_others, start=1):
+        if mistakes := [
+            f"the machines differ in {name}: rank 0 has {first.get(name)!r}, rank {rank} has "
+            f"{other.get(name)!r}; start all machines with the same flags, data and libraries"
+            for name in {**first, **other}
+            if first.get(name) != other.get(name)
+        ]:
+            raise UserError(*mistakes)
     if not settings.dry_run:
         save_on_each_node = settings.values.save_on_each_node
         distributed.refuse_half_directories(settings.output_dir, save_on_each_node)

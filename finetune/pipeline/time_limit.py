@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from transformers import PrinterCallback
 
-from finetune.pipeline.preparation import Prepared, settle_schedule, with_epochs
+from finetune.pipeline.preparation import Prepared, count_steps, with_epochs
 from finetune.runtime import activity, distributed
 from finetune.training.trainer import build_trainer
 
@@ -51,7 +51,8 @@ def fit_epochs(prepared: Prepared) -> Prepared:
     del trainer
     gc.collect()  # the model
     epochs = round(minutes / minutes_of_epoch, 4)
-    settings, steps = settle_schedule(with_epochs(settings, epochs), recipe.prepared["train"])
+    settings = with_epochs(settings, epochs)
+    steps = count_steps(settings, recipe.prepared["train"])
     timed = f"by {_TIMED} steps an epoch takes {minutes_of_epoch:.3g} minutes without evaluations"
     activity.say(f"--max_minutes {minutes:g}: {timed}: --num_train_epochs {epochs:g}")
     configuration = {**prepared.configuration, "num_train_epochs": epochs, "max_steps": -1}

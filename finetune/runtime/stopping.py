@@ -165,4 +165,6 @@ def stop(error: BaseException) -> int:
         message = f"{title}{''.join(traceback.format_exception(error))}".rstrip()
     with contextlib.suppress(OSError):  # after SIGHUP there may be no terminal
         tqdm.write(visible(masked(message)), file=sys.stderr, end="\n" * bool(message))
-    return STATUS if isinstance(error, Stopped) else 2 if isinstance(error, UserError) else 1
+    if isinstance(error, Stopped):
+        return STATUS
+    return 2 if isinstance(error, UserError) else 1
