@@ -51,8 +51,7 @@ _MODULES = {
     "export.push": "Push push",
     "pipeline.check": "Check check",
     "pipeline.evaluate": "Evaluation evaluate",
-    "pipeline.events": "Advanced Collated Event Finished Interrupted Logged MovedAside Noted "
-    "Predicted Started",
+    "pipeline.events": "Advanced Event Finished Logged Noted Started",
     "pipeline.predict": "FilePrediction predict predict_file",
     "pipeline.report": "Comparison Report compare report",
     "pipeline.train": "launch train",

@@ -65,8 +65,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     except (stopping.Stopped, Exception) as error:
         return stopping.stop(error)
-    except KeyboardInterrupt as error:
-        if not error.args and distributed.ranks().rank == 0:  # else the training has printed it
+    except KeyboardInterrupt:
+        if distributed.is_main_process():
             print("interrupted", file=sys.stderr)
         return 130
 
@@ -79,19 +79,17 @@ def _run(words: list[str]) -> int:
         print(f"finetune {__version__}")
         return 0
     verb, *rest = words
-    if verb.startswith("-") and (hint := suggestion(verb, ("--help", "--version"), 0.7)):
-        raise UserError(f"unknown option {verb}{hint}")
     if verb == "list":
-        if len(rest) == 1 and not rest[0].startswith("-"):
-            print(_table(importlib.import_module("finetune.search.listing").list_runs(rest[0])))
-            return 0
-        if rest and rest != ["--help"]:
+        if len(rest) > 1:
             raise UserError(f"list: expected at most a directory, found {' '.join(rest)}")
-        print(_table(catalog.summaries()))
+        if rest in ([], ["--help"]):
+            print(_table(catalog.summaries()))
+        else:
+            print(_table(importlib.import_module("finetune.search.listing").list_runs(*rest)))
         return 0
     if verb not in VERBS:
         names = catalog.summaries()
-        if not (verb in names or verb.endswith(".py") or verb.startswith("-")):
+        if not (verb in names or verb.endswith(".py")):
             raise UserError(
                 f"unknown recipe or subcommand '{verb}'{suggestion(verb, [*VERBS, *names])} "
                 f"(available: {', '.join([*names, *VERBS])}, or the path of a recipe file, .py)"

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from finetune.errors import UserError, suggestion
-from finetune.recipe import ImageRecipe, TextRecipe, catalog
+from finetune.recipe import ImageRecipe, TextRecipe
 from finetune.runtime.formats import QUOTING
 
+RECIPE = {"recipe": "name of a recipe, or path of a recipe file; its flags follow"}
 #: The flag of all subcommands that read a run; RUN has the arguments if they also run its model.
 TRUST = {
     "--trust_recipe": "import the recipe and metric files that the run names, which executes their "
@@ -23,16 +24,6 @@ RUN = {
     "--engine torch|onnxruntime|openvino": "what computes: torch (default), or another engine with "
     "the export of the run, see python -m finetune export --help",
 }
-
-
-def recipe_and_flags(words: Sequence[str], verb: str = "") -> tuple[str, list[str]]:
-    """Split words into the name of the recipe, which comes first, and its flags."""
-    if not words or words[0].startswith("-"):
-        raise UserError(
-            f"expected the name of a recipe first: python -m finetune {verb}RECIPE [flags] "
-            f"(available: {', '.join(catalog.summaries())})"
-        )
-    return words[0], list(words[1:])
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,11 +60,12 @@ class Parser(argparse.ArgumentParser):
             help_texts[form] = description + default
         for form, help_text in help_texts.items():
             flag, _, metavar = form.partition(" ")
-            options: dict[str, Any] = {"metavar": metavar, "type": int if metavar == "N" else str}
+            kind = int if metavar == "N" else str
+            options: dict[str, Any] = {"metavar": metavar or flag.upper(), "type": kind}
             if "|" in metavar:
                 options = {"choices": metavar.split("|")}
-            elif not metavar:
-                options = {"action": "store_true"} if flag.startswith("-") else {"metavar": "RUN"}
+            elif flag.startswith("-") and not metavar:
+                options = {"action": "store_true"}
             self.add_argument(flag, help=help_text, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

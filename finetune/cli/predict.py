@@ -9,7 +9,7 @@ from tqdm import tqdm
 from finetune.cli import console
 from finetune.cli.parser import RUN, Parser
 from finetune.errors import UserError, counted
-from finetune.pipeline.events import Predicted, throttle
+from finetune.pipeline.events import throttle
 from finetune.predicting import READING, Options
 from finetune.runs.run import Run
 from finetune.runtime import distributed, hub
@@ -69,12 +69,16 @@ def predict(words: Sequence[str]) -> int:
     run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
     hub.go_offline({})  # the run has everything that predict needs
     console.import_libraries("finetune.predicting.request")
-    if typed.text:
-        _predict_text(run, typed.text, options)
-        return 0
-    from finetune.pipeline.predict import predict_file
+    from finetune.pipeline import predict as pipeline
 
-    print_event = throttle(lambda event: console.print_stderr(str(event)), Predicted)
+    if typed.text:
+        most_labels = None if typed.all_probabilities else 5
+        options["all_probabilities"] = run.kind.has_probabilities
+        rows = [tuple(typed.text)] if len(typed.text) > 1 else typed.text
+        predictions = pipeline.predict(run, rows, **options)
+        console.print_line(run.kind.sentence(predictions.iloc[0], most_labels))
+        return 0
+    print_event = throttle(lambda event: console.print_stderr(str(event)))
     # shown on a terminal only; with the delay it appears at the first event, so on rank 0 only
     with tqdm(disable=None, unit=" rows", unit_scale=True, delay=1e-3) as bar:
 
@@ -83,10 +87,10 @@ def predict(words: Sequence[str]) -> int:
                 print_event(event)
             else:
                 bar.total = event.total
-                bar.update(event.rows - bar.n)
+                bar.update(event.done - bar.n)
 
         output = typed.output or console.open_stdout()
-        prediction = predict_file(
+        prediction = pipeline.predict_file(
             run, typed.input, output, resume=typed.resume, progress=show_progress, **options
         )
     if typed.output:
@@ -98,13 +102,3 @@ def predict(words: Sequence[str]) -> int:
     for note in prediction.notes:
         console.print_stderr(note)
     return 0
-
-
-def _predict_text(run: Run, texts: list[str], options: dict[str, Any]) -> None:
-    """Print the prediction of one row, and the five most probable other labels."""
-    from finetune.pipeline.predict import predict as predict_rows
-
-    most_labels = None if options["all_probabilities"] else 5
-    options["all_probabilities"] = run.kind.has_probabilities
-    predictions = predict_rows(run, [tuple(texts)] if len(texts) > 1 else texts, **options)
-    console.print_line(run.kind.sentence(predictions.iloc[0], most_labels))

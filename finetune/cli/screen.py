@@ -19,18 +19,12 @@ def print_event(event: events.Event) -> None:
     match event:
         case events.Started():
             _print_start(event)
-        case events.Collated():
-            console.print_line(f"{event}\n\ndry run: nothing was trained, nothing was written")
         case events.Logged() if "train_runtime" in event.values:
             pass  # shown after the final table
         case events.Advanced() if sys.stderr.isatty():
             pass  # shown by the progress bar
         case events.Finished():
             _print_end(event)
-        case events.Interrupted(has_run=False):
-            console.print_stderr(str(event))
-        case events.MovedAside() | events.Interrupted():
-            console.print_line(f"\n{event}\n")
         case _:
             console.print_line(str(event))
 
@@ -73,8 +67,7 @@ def _print_start(event: events.Started) -> None:
 def _print_end(event: events.Finished) -> None:
     run = event.run
     manifest = run.manifest
-    targets_table = tables.targets(run.statistics)
-    console.print_parts(tables.scores(run), *targets_table, *tables.verdicts(run))
+    console.print_parts(tables.scores(run), *tables.targets(run.statistics), *tables.verdicts(run))
     first_step = manifest.steps_before
     resumed = f" (resumed at step {first_step:,})" if first_step else ""
     report = f"; report: {event.page}" if event.page else ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from finetune.checking import summary
 from finetune.cli import console
-from finetune.cli.parser import RUN, TRUST, Parser, recipe_and_flags
+from finetune.cli.parser import RECIPE, RUN, TRUST, Parser
 from finetune.config.settings import Settings, require_hub
 from finetune.errors import UserError, counted
 from finetune.predicting import READING
@@ -32,8 +32,8 @@ def train(words: Sequence[str]) -> int:
 
     The flags of a recipe: python -m finetune RECIPE --help
     """
-    Parser(train, {}).parse_known_args(words[:1])  # --help
-    recipe, flags = recipe_and_flags(words)
+    recipe = Parser(train, RECIPE).parse_args(words[:1]).recipe
+    flags = words[1:]
     recipe_class = catalog.find(recipe)
     if {"-h", "--help"} & set(flags):
         from finetune.config.parser import RecipeParser
@@ -88,21 +88,20 @@ def _run_set(
     verb: Callable[[Sequence[str]], int], words: Sequence[str], flags: Mapping[str, str]
 ) -> int:
     """Parse words, call ``run_repeat`` or ``run_search``, and print the table of the set."""
-    typed, other_words = Parser(verb, flags).parse_known_args(words)
-    recipe, recipe_flags = recipe_and_flags(other_words, f"{verb.__name__} ")
+    typed, recipe_flags = Parser(verb, {**RECIPE, **flags}).parse_known_args(words)
+    options = {name: value for name, value in vars(typed).items() if value is not None}
+    recipe = options.pop("recipe")
     if verb is search:
         require_optuna()
-    if "model=" not in (vars(typed).get("space") or ""):  # those may be on the Hub
+    if "model=" not in options.get("space", ""):  # those may be on the Hub
         require_hub(catalog.find(recipe), recipe_flags)
     console.import_libraries("finetune.training.trainer")
     from finetune.cli.screen import print_event
-    from finetune.search.run_set import from_words
 
-    options = {name: value for name, value in vars(typed).items() if value is not None}
     module: Any = importlib.import_module(f"finetune.search.{verb.__name__}")
     with stopping.handled():
-        settle = from_words(recipe, recipe_flags)
-        run_set = getattr(module, f"run_{verb.__name__}")(settle, print_event, **options)
+        base = Settings.from_command_line(recipe, recipe_flags)
+        run_set = getattr(module, f"run_{verb.__name__}")(base, print_event, **options)
     return _report_set(run_set) if distributed.is_main_process() else 0
 
 
@@ -129,24 +128,24 @@ def check(words: Sequence[str]) -> int:
     The flags of a recipe: python -m finetune RECIPE --help
     """
     flags_of_check = {
+        **RECIPE,
         "--deep": "also find near duplicates, words and columns that reveal the label, probably "
         "wrong labels, and other languages; about two minutes for 25,000 long texts",
         "--json": "print one JSON document instead of text",
         "--suspects FILE.csv": "write the suspicious rows; correct them in a spreadsheet, then "
         "train with --relabel FILE.csv or --exclude FILE.csv",
     }
-    typed, other_words = Parser(check, flags_of_check).parse_known_args(words)
-    recipe, flags = recipe_and_flags(other_words, "check ")
+    typed, flags = Parser(check, flags_of_check).parse_known_args(words)
     from finetune.checking import suspects as suspicious
     from finetune.pipeline import check as checking
 
     try:
-        require_hub(catalog.find(recipe), flags)
+        require_hub(catalog.find(typed.recipe), flags)
         console.import_libraries("finetune.training.arguments")
         suspects = None if typed.suspects is None else Path(typed.suspects).expanduser()
         if suspects is not None:
             suspicious.refuse_path(suspects)
-        settings = Settings.from_command_line(recipe, flags)
+        settings = Settings.from_command_line(typed.recipe, flags)
         result = checking.check_settings(settings, deep=typed.deep)
         if suspects is not None:
             count = suspicious.write(suspects, result.findings, settings.recipe)
@@ -193,23 +192,18 @@ def evaluate(words: Sequence[str]) -> int:
         "--data FILE": "evaluate on this file, directory or data set on the Hub instead",
         "--per_device_eval_batch_size N": "rows per batch and device (default: 32)",
     }
-    typed = Parser(evaluate, flags, reading).parse_args(words)
-    values = {n: v for n, v in vars(typed).items() if n not in ("run", "data", "trust_recipe")}
-    options = {n: v for n, v in values.items() if v is not None and v is not False}  # 0 is typed
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
-    sources = {"dataset": typed.data} if typed.data else {**run.manifest.options, "model": None}
+    typed = vars(Parser(evaluate, flags, reading).parse_args(words))
+    options = {n: v for n, v in typed.items() if v is not None and v is not False}  # 0 is typed
+    run = Run.load(options.pop("run"), trust_recipe=options.pop("trust_recipe", False))
+    data = options.get("data")
+    sources = {"dataset": data} if data else {**run.manifest.options, "model": None}
     hub.go_offline(sources)
     console.import_libraries("finetune.training.trainer")
+    from finetune.cli.screen import print_event
     from finetune.pipeline.evaluate import evaluate as evaluate_run
-
-    result = evaluate_run(
-        run,
-        typed.data,
-        progress=lambda event: None if sys.stderr.isatty() else console.print_stderr(str(event)),
-        **options,
-    )
     from finetune.reporting import tables
 
+    result = evaluate_run(run, progress=print_event, **options)
     console.print_parts(*tables.evaluation(result))
     return 0
 
@@ -229,16 +223,14 @@ def export(words: Sequence[str]) -> int:
         "--accept_changes": "even if more than 1% of the answers change",
         **TRUST,
     }
-    typed = Parser(export, flags).parse_args(words)
-    run = Run.load(typed.run, trust_recipe=typed.trust_recipe)
+    options = vars(Parser(export, flags).parse_args(words))
+    run = Run.load(options.pop("run"), trust_recipe=options.pop("trust_recipe"))
     hub.go_offline({**run.manifest.options, "model": None})
     console.import_libraries("finetune.export.create")
     from finetune.export.create import export as export_run
     from finetune.reporting import tables
 
-    exported = export_run(
-        run, typed.output, quantize=typed.quantize, accept_changes=typed.accept_changes
-    )
+    exported = export_run(run, **options)
     console.print_parts(*tables.export(exported), f"saved to {exported.path}")
     return 0
 
@@ -262,25 +254,10 @@ def serve(words: Sequence[str]) -> int:
     }
     typed = Parser(serve, flags).parse_args(words)
     require_packages("serve", "fastapi", "uvicorn", "httptools", "prometheus_client", extra="serve")
-    from finetune.export.predictor import Predictor
     from finetune.serving import server
 
-    host, port = typed.host or "127.0.0.1", 8000 if typed.port is None else typed.port
-    key = os.environ.get("FINETUNE_API_KEY")
-    if key == "":  # e.g. a secret that does not exist: not a server without a key
-        raise UserError("FINETUNE_API_KEY is empty: expected a key, or unset it")
-    with server.open_socket(host, port) as opened:
-        port = opened.getsockname()[1]
-        model = Predictor(typed.run, typed.engine, trust_recipe=typed.trust_recipe)
-        if not (host == "localhost" or host.startswith("127.")):
-            access = "with the key" if key else "without a key: see FINETUNE_API_KEY"
-            console.print_stderr(f"--host {host}: other machines can send requests, {access}")
-        server.serve(
-            model,
-            opened,
-            lambda: console.print_line(f"{model.engine}: http://{host}:{port}"),
-            api_key=key,
-        )
+    options = {name: value for name, value in vars(typed).items() if value is not None}
+    server.serve(**options, ready=console.print_line)
     return 0
 
 
@@ -323,7 +300,7 @@ def compare(words: Sequence[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directories of two or more runs")
     typed = parser.parse_args(words)
     if any(map(is_set, typed.runs)):
-        from finetune.search.seeds import compare as compare_sets
+        from finetune.search.pages import compare as compare_sets
 
         if typed.output:
             raise UserError("--output: a comparison of sets of runs has no page")
@@ -376,11 +353,8 @@ def doctor(words: Sequence[str]) -> int:
     from finetune.pipeline import doctor as machine
 
     world_size = distributed.ranks().world_size
-    if distributed.is_main_process():
-        for title, facts in machine.describe_machine().items():
-            console.print_block(title, facts)
-    lines = machine.recommend_variables() or ["nothing needs to be set"]
-    console.print_block("\nto set on several machines, each with its own interface:", {"": lines})
+    for title, facts in machine.describe_machine().items():
+        console.print_block(title, facts)
     if world_size == 1:
         return 0
     distributed.join_process_group(None, 60, use_cpu=False)

@@ -41,7 +41,6 @@ _USED = (
 _GROUPS = ("run", "data", "splits", "labels", "text", "image", "model", "adapters", "training")
 _REST = "every other option of transformers.TrainingArguments"
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "string_to_bool": "true|false"}
-_WIDEST_CHOICES = 40
 
 
 class RecipeParser(HfArgumentParser):
@@ -104,7 +103,7 @@ class RecipeParser(HfArgumentParser):
         choices = "|".join(map(str, options.get("choices", ())))
         type_name = getattr(options.get("type"), "__name__", "str")
         metavar = options.pop("metavar", "") or choices or _METAVARS.get(type_name, "VALUE")
-        if metavar == choices and len(choices) >= _WIDEST_CHOICES:
+        if metavar == choices and len(choices) >= 40:  # too wide for a column
             metavar, sentence = "NAME", f"{sentence}: {choices.replace('|', ', ')}"
         if default not in (None, "", []) and name not in RUN_OPTIONS:
             is_list = isinstance(default, tuple)
@@ -127,8 +126,7 @@ class RecipeParser(HfArgumentParser):
                 name = typed.replace("-", "_").replace("__", "--", 1)
                 flag = "=".join([name, *value])
                 if name not in (flags := self._option_string_actions):
-                    dashed = (flag.replace("_", "-") for flag in flags)
-                    unknown = describe_unknown(typed, [*flags, *dashed, "--help"])
+                    unknown = describe_unknown(typed, [*flags, "--help"])
                     message = f"{place}{unknown} (all options: {self.prog} --help)"
                     self.report.error(message, name="unknown_option")
                     continue

@@ -44,7 +44,8 @@ class Settings:
     user_options: dict[str, Any]  # options set by the config file and the flags
     dry_run: bool  # whether to stop after one collated batch
     command: str  # the command that starts this run, for people
-    hub_token: str | None = dataclasses.field(repr=False)  # in no other attribute
+    hub_token: str | None = dataclasses.field(repr=False)  # in no other attribute but `typed`
+    typed: Any = dataclasses.field(default=(), repr=False)  # the flags, or the options of Python
 
     @classmethod
     def from_command_line(cls, recipe: str, flags: Sequence[str]) -> Settings:
@@ -57,7 +58,7 @@ class Settings:
 
         parser = RecipeParser(catalog.find(recipe))
         command = shlex.join([*distributed.launcher(), "-m", "finetune", recipe, *flags])
-        return cls._resolve(parser, parser.read(flags), command)
+        return dataclasses.replace(cls._resolve(parser, parser.read(flags), command), typed=flags)
 
     @classmethod
     def from_keywords(
@@ -76,6 +77,8 @@ class Settings:
             changed = [name for name in defaults if getattr(recipe, name) != defaults[name]]
             options = {**{name: getattr(recipe, name) for name in changed}, **options}
             recipe = type(recipe)
+        if "dataset" in options:  # rows in memory are stored once
+            options = {**options, "dataset": memory.store(options["dataset"])}
         parser = RecipeParser(catalog.find(recipe))
         hints = {**get_type_hints(RunOptions), "output_dir": str}
         keywords: dict[str, Any] = {}
@@ -87,11 +90,9 @@ class Settings:
                 parser.report.error(mistake)
             else:
                 keywords[name] = value
-        if "dataset" in keywords:
-            keywords["dataset"] = memory.store(keywords["dataset"])
         words = [f"{name}={value!r}" for name, value in keywords.items()]
         command = f"finetune.train({', '.join([repr(catalog.origin(parser.recipe)), *words])})"
-        return cls._resolve(parser, keywords, command)
+        return dataclasses.replace(cls._resolve(parser, keywords, command), typed=options)
 
     @classmethod
     def _resolve(cls, parser: RecipeParser, typed: dict[str, Any], command: str) -> Settings:
@@ -128,6 +129,13 @@ class Settings:
             hub_token=hub_token,
         )
 
+    def with_options(self, changes: Mapping[str, Any]) -> Settings:
+        """Return the settings with other options, as if they had been typed last."""
+        if isinstance(self.typed, Mapping):
+            return Settings.from_keywords(type(self.recipe), {**self.typed, **changes})
+        words = [f"--{n}" + f"={v}" * (v is not True) for n, v in changes.items()]
+        return Settings.from_command_line(self.name, [*self.typed, *words])
+
     @property
     def report(self) -> Report:
         """The findings about the options, and later about the data."""
@@ -146,14 +154,11 @@ class Settings:
     @property
     def resuming(self) -> str:
         """The command that resumes this run where it was interrupted."""
-        checkpoint = self.values.resume_from_checkpoint
         if self.values.resume:
             return self.command
-        if self.command.startswith("finetune."):
-            command = self.command.replace(f", resume_from_checkpoint={checkpoint!r}", "")
-            return f"{command[:-1]}, resume=True)"
-        # a flag that is repeated overrides the earlier one
-        return f"{self.command} --resume" + "_from_checkpoint last" * bool(checkpoint)
+        if self.values.resume_from_checkpoint:
+            return self.with_options({"resume_from_checkpoint": "last"}).command
+        return self.with_options({"resume": True}).command
 
     @functools.cached_property
     def values(self) -> ArgumentValues:

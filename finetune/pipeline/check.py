@@ -9,7 +9,7 @@ from finetune.config.settings import Settings
 from finetune.data import targets
 from finetune.errors import Finding, Severity
 from finetune.pipeline import preparation
-from finetune.pipeline.events import Progress, ignore, reporting_work
+from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.recipe import Recipe, TextRecipe
 from finetune.runtime.importing import require_packages
 
@@ -75,7 +75,7 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
     if deep:
         with report.collect():
             require_packages("--deep", "datasketch", "py3langid")
-    with reporting_work(progress):
+    with reporting(progress):
         values = preparation.load_and_check(settings)
         is_read = "splits" in vars(recipe)
         if is_read and values is not None and not report.sentences("error"):
@@ -85,7 +85,7 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
                     recipe.token_sample.report_lengths(recipe.max_length, report)
                 by_length = values.train_sampling_strategy == "group_by_length"
                 if not (in_windows or by_length or values.max_minutes):
-                    _, steps = preparation.settle_schedule(settings, recipe.splits["train"])
+                    steps = preparation.count_steps(settings, recipe.splits["train"])
         if deep and is_read and not report.sentences("error"):
             columns = recipe.columns_read()
             plan = recipe.split_plan()

@@ -53,6 +53,8 @@ def describe_machine() -> dict[str, dict[str, str | list[str]]]:
             "interfaces": ", ".join(list_interfaces()) or "none",
             "variables": [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
             or "none is set",
+            # of several machines, each with an interface of its own
+            "to set": recommend_variables() or "nothing",
         },
     }
 

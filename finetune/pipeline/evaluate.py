@@ -15,7 +15,7 @@ from finetune.data.files_of_splits import SPLITS
 from finetune.data.sources import Source, number_rows
 from finetune.errors import UserError, counted
 from finetune.export.module import model_loader
-from finetune.pipeline.events import Progress, ignore, reporting_work
+from finetune.pipeline.events import Progress, ignore, reporting
 from finetune.pipeline.results import assess, scores
 from finetune.predicting import Options
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
@@ -115,7 +115,7 @@ def evaluate(
             raise UserError(*(f"{source}: {mistake}" for mistake in error.mistakes)) from error
         return evaluated, _count_trained_on(run, recipe, evaluated.splits["test"], notes), notes
 
-    with reporting_work(progress):
+    with reporting(progress):
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
         evaluated, rows_trained_on, notes = distributed.main_process_first(prepare)
         trainer = build_trainer(

@@ -3,7 +3,8 @@
     finetune.train("yelp", embedded=True, progress=print)
 
 Only rank 0 reports. There are three kinds of event: a sentence (:class:`Noted`), the progress of
-long work, and the milestones of a training. ``str()`` of an event is one line of text.
+long work (:class:`Advanced`), and the milestones of a training (:class:`Started`, :class:`Logged`
+and :class:`Finished`). ``str()`` of an event is one line of text.
 """
 
 from __future__ import annotations
@@ -37,12 +38,7 @@ SPEED = ("runtime", "samples_per_second", "steps_per_second", "preparation_time"
 
 
 @dataclass(frozen=True)
-class Event:
-    """Something that happened."""
-
-
-@dataclass(frozen=True)
-class Noted(Event):
+class Noted:
     """A sentence for the user."""
 
     sentence: str
@@ -51,25 +47,14 @@ class Noted(Event):
         return self.sentence
 
 
-class MovedAside(Noted):
-    """The earlier run in the output directory was moved to another directory."""
-
-
 @dataclass(frozen=True)
-class Interrupted(Noted):
-    """A signal ended the work. The sentence says how to continue."""
-
-    has_run: bool = True  # whether a run directory was started
-
-
-@dataclass(frozen=True)
-class Advanced(Event):
-    """Progress of long work, reported after 30 seconds without another event."""
+class Advanced:
+    """Progress of long work."""
 
     work: str
     done: int
     total: int | None  # None if unknown
-    unit: str  # e.g. rows, bytes or steps
+    unit: str = "rows"
 
     def __str__(self) -> str:
         share = f" of {self.total:,} ({self.done / self.total:.0%})" if self.total else ""
@@ -77,18 +62,7 @@ class Advanced(Event):
 
 
 @dataclass(frozen=True)
-class Predicted(Event):
-    """Progress of a prediction: ``rows`` of ``total`` are predicted."""
-
-    rows: int
-    total: int | None  # None for standard input
-
-    def __str__(self) -> str:
-        return str(Advanced("predicted", self.rows, self.total, "rows"))
-
-
-@dataclass(frozen=True)
-class Logged(Event):
+class Logged:
     """The trainer logged ``values`` by name, after ``step`` optimizer steps."""
 
     step: int
@@ -112,7 +86,7 @@ def _format(name: str, value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Started(Event):
+class Started:
     """Data and model are checked and loaded, and the training starts."""
 
     settings: Settings
@@ -125,18 +99,7 @@ class Started(Event):
 
 
 @dataclass(frozen=True)
-class Collated(Event):
-    """The last event of a dry run: one collated batch."""
-
-    batch: Mapping[str, torch.Tensor]
-
-    def __str__(self) -> str:
-        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.batch.items())
-        return f"one collated batch: {shapes}"
-
-
-@dataclass(frozen=True)
-class Finished(Event):
+class Finished:
     """The run is finished: its model, metrics and predictions are written."""
 
     run: Run
@@ -148,6 +111,7 @@ class Finished(Event):
         return f"finished: {scores}; saved to {self.run.path}{page}"
 
 
+Event = Noted | Advanced | Logged | Started | Finished
 Progress = Callable[[Event], object]
 
 
@@ -155,37 +119,36 @@ def ignore(event: Event) -> None:
     """Ignore an event."""
 
 
-def on_rank_zero(progress: Progress) -> Progress:
-    """Return ``progress`` on rank 0, and :func:`ignore` on the others."""
-    return progress if distributed.is_main_process() else ignore
-
-
-def throttle(progress: Progress, kind: type[Event] = Advanced) -> Progress:
-    """Return ``progress``, called with an event of ``kind`` only 30 seconds after the last call."""
+def throttle(progress: Progress) -> Progress:
+    """Return ``progress``; progress of long work is shown 30 seconds after the last call."""
     last_call = time.monotonic()
 
     def report(event: Event) -> None:
         nonlocal last_call
         current_time = time.monotonic()
-        if not isinstance(event, kind) or current_time - last_call >= 30:
+        if not isinstance(event, Advanced) or current_time - last_call >= 30:
             last_call = current_time
             progress(event)
 
     return report
 
 
-@contextlib.contextmanager
-def reporting_work(progress: Progress) -> Iterator[Progress]:
-    """Report long work inside the block to ``progress``, from rank 0 only.
+def report(event: Event) -> None:
+    """Report an event to the callback of :func:`reporting`."""
+    activity.listener.get()(event)
 
-    Yields:
-        The callback for other events; it does nothing on other ranks.
-    """
-    report = on_rank_zero(throttle(progress))
-    token = activity.listener.set(
-        lambda *facts: report(Advanced(*facts) if len(facts) > 1 else Noted(*facts))
-    )
+
+@contextlib.contextmanager
+def reporting(progress: Progress) -> Iterator[None]:
+    """Report what happens inside the block to ``progress``, from rank 0 only."""
+    call = throttle(progress) if distributed.is_main_process() else ignore
+
+    def listen(*facts: Any) -> None:
+        is_sentence = isinstance(facts[0], str)
+        call(Advanced(*facts) if len(facts) > 1 else Noted(*facts) if is_sentence else facts[0])
+
+    token = activity.listener.set(listen)
     try:
-        yield report
+        yield
     finally:
         activity.listener.reset(token)

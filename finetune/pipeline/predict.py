@@ -18,7 +18,7 @@ from finetune.data.read import READABLE
 from finetune.errors import Report, UserError, counted
 from finetune.export.module import model_loader
 from finetune.models import cpu
-from finetune.pipeline.events import Predicted, Progress, ignore, on_rank_zero
+from finetune.pipeline.events import Advanced, Progress, ignore
 from finetune.predicting import FILES, READING, Options
 from finetune.predicting.output import Parts, write_rows
 from finetune.predicting.request import STANDARD_INPUT, Request
@@ -64,7 +64,7 @@ def predict(
             columns: a frame, tuples, or rows as mappings, with ``text_columns`` (default: those of
             the run).
         trust_recipe: See :meth:`Run.load`.
-        progress: Called with :class:`~finetune.pipeline.events.Predicted`.
+        progress: Called with :class:`~finetune.pipeline.events.Advanced` after each chunk.
         **options: Those of :class:`Options`.
 
     Returns:
@@ -93,7 +93,7 @@ def predict(
     predictions = []
     for _, _, added in request.predict(request.chunks):
         predictions.append(added)
-        progress(Predicted(sum(map(len, predictions)), request.total))
+        progress(Advanced("predicted", sum(map(len, predictions)), request.total))
     for name in request.added:
         frame[name] = [value for table in predictions for value in table.column(name).to_pylist()]
     return frame
@@ -163,7 +163,8 @@ def predict_file(
             rows = request.total or rows_done
             # the other processes have done about as many
             rows_of_all = min(before + rows_done * ranks.world_size, rows)
-            on_rank_zero(progress)(Predicted(rows_of_all, request.total))
+            if ranks.rank == 0:
+                progress(Advanced("predicted", rows_of_all, request.total))
             yield number, some_rows, added
 
     if parts is None:

@@ -17,12 +17,11 @@ from finetune.errors import UserError
 from finetune.models.families import outputs_of_head
 from finetune.models.head import match_outputs
 from finetune.pipeline import resumption
-from finetune.pipeline.events import Noted, Progress
 from finetune.pipeline.resumption import Resumption
 from finetune.recipe import ImageRecipe, Recipe, TextRecipe
 from finetune.recipe.catalog import display_name, origin
 from finetune.recipe.options import ModelOptions
-from finetune.runtime import distributed, hub
+from finetune.runtime import activity, distributed, hub
 from finetune.runtime.importing import describe_error
 from finetune.training import steps as training_steps
 from finetune.training.arguments import ArgumentValues
@@ -30,7 +29,6 @@ from finetune.training.checkpoint import occupy, refuse_code, refuse_foreign
 
 #: Flags that may differ between machines.
 _MACHINE_FLAGS = {"output_dir", "resume_from_checkpoint", "resume", "num_threads"}
-_MOST_LOGGED = 500  # log lines of a training, unless the user sets --logging_steps
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Prepared:
     is_done: bool = False  # whether the run is finished on every machine: nothing is trained
 
 
-def prepare_job(settings: Settings, progress: Progress) -> Prepared:
+def prepare_job(settings: Settings) -> Prepared:
     """Join the process group, run :func:`prepare` on rank 0, and return its result on every rank.
 
     Raises:
@@ -55,7 +53,7 @@ def prepare_job(settings: Settings, progress: Progress) -> Prepared:
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
     else:  # the values have errors, which `prepare` raises
         distributed.join_process_group("gloo", 1800, use_cpu=True)
-    prepared = distributed.main_process_first(lambda: prepare(settings, progress))
+    prepared = distributed.main_process_first(lambda: prepare(settings))
     if prepared.settings.values.save_on_each_node:  # each machine has its own checkpoints
         common = prepared.resumption
         if not (is_done := all(distributed.gather(prepared.is_done))):
@@ -66,7 +64,7 @@ def prepare_job(settings: Settings, progress: Progress) -> Prepared:
     return prepared
 
 
-def prepare(settings: Settings, progress: Progress) -> Prepared:
+def prepare(settings: Settings) -> Prepared:
     """Check everything and tokenize, before any model is loaded.
 
     A dry run does not lock or change the output directory.
@@ -78,7 +76,7 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
     load_and_check(settings)
     settings.report.raise_errors()
     for note in resumed.notes:
-        progress(Noted(note))
+        activity.say(note)
     settings = replace(settings)  # again, with the defaults of the task, which the data decides
     is_timed = settings.values.max_minutes is not None and bool(resumed.configuration)
     if is_timed:
@@ -91,12 +89,12 @@ def prepare(settings: Settings, progress: Progress) -> Prepared:
     if not is_done:
         resumed.require_state()
     if differences and not is_done and not settings.dry_run:
-        progress(Noted(differences))
+        activity.say(differences)
     if is_done and not values.save_on_each_node:  # with it another machine may have to train
         return Prepared(settings, resumed, configuration, differences, resumed.step, is_done=True)
     rows, steps = recipe.prepared["train"], 0
     if values.max_minutes is None or is_timed:
-        settings, steps = settle_schedule(settings, rows)
+        steps = count_steps(settings, rows)
     vars(recipe).pop("source", None)  # frees its rows and their hashes
     return Prepared(settings, resumed, configuration, differences, steps, is_done)
 
@@ -144,22 +142,19 @@ def _try_metrics(recipe: Recipe, metric_for_best_model: str) -> None:
         raise UserError(f"{step} returned {names}: expected {name}, the --metric_for_best_model")
 
 
-def settle_schedule(settings: Settings, rows: Dataset) -> tuple[Settings, int]:
-    """Return the settings with an interval for log lines, and the number of optimizer steps on
-    training ``rows``; report a learning rate or a number of steps that teaches little.
+def count_steps(settings: Settings, rows: Dataset) -> int:
+    """Return the number of optimizer steps on training ``rows``; report a learning rate or a number
+    of steps that teaches little.
     """
     recipe = settings.recipe
     values = settings.values
     epoch_steps = len(training_steps.GlobalBatchSampler(values, rows).sizes)
-    steps = math.ceil(values.num_train_epochs * epoch_steps)
-    if values.max_steps > 0:
-        steps = values.max_steps
+    steps: int = values.max_steps
+    if steps <= 0:
+        steps = math.ceil(values.num_train_epochs * epoch_steps)
     facts = {"is_text": isinstance(recipe, TextRecipe), "has_adapter": has_adapter(recipe)}
     report_schedule(values, steps, recipe.report, **facts)
-    if "logging_steps" not in settings.user_options and steps > _MOST_LOGGED * values.logging_steps:
-        training = {**settings.training, "logging_steps": 1 / _MOST_LOGGED}
-        settings = replace(settings, training=training)
-    return settings, steps
+    return steps
 
 
 def with_epochs(settings: Settings, epochs: float) -> Settings:
@@ -181,7 +176,9 @@ def writes_run(values: ArgumentValues | None) -> bool:
 
 
 def _refuse_different_machines(prepared: Prepared) -> None:
-    """Refuse machines that differ in flags, data or disk, which torchrun does not compare."""
+    """Refuse machines that differ in flags, data, libraries or disk, which neither torchrun nor
+    ``Trainer`` compares; every process calls this.
+    """
     settings = prepared.settings
     facts = {**prepared.configuration, **settings.training}
     facts["the checkpoint of step"] = prepared.resumption.step
@@ -189,13 +186,20 @@ def _refuse_different_machines(prepared: Prepared) -> None:
     if Path(str(facts.get("model") or "-")).expanduser().exists():
         del facts["model"]  # its path may differ between machines; its files are compared
     flags = {**vars(settings.recipe), **vars(settings.values)}.keys()
-    distributed.refuse_disagreement(
-        {
-            f"--{name}" if name in flags else name: fact
-            for name, fact in facts.items()
-            if name not in _MACHINE_FLAGS
-        }
-    )
+    compared = {
+        f"--{name}" if name in flags else name: fact
+        for name, fact in facts.items()
+        if name not in _MACHINE_FLAGS
+    }
+    first, *facts_of_others = distributed.gather(compared)
+    for rank, other in enumerate(facts_of_others, start=1):
+        if mistakes := [
+            f"the machines differ in {name}: rank 0 has {first.get(name)!r}, rank {rank} has "
+            f"{other.get(name)!r}; start all machines with the same flags, data and libraries"
+            for name in {**first, **other}
+            if first.get(name) != other.get(name)
+        ]:
+            raise UserError(*mistakes)
     if not settings.dry_run:
         save_on_each_node = settings.values.save_on_each_node
         distributed.refuse_half_directories(settings.output_dir, save_on_each_node)

@@ -14,7 +14,7 @@ from finetune.data import corrections
 from finetune.data.prediction_columns import DIGEST, LABEL, PREDICTION, without_bytes
 from finetune.data.targets import MOST_SUSPECTS
 from finetune.errors import RunError, UserError, counted
-from finetune.pipeline.events import Finished, Interrupted, Progress
+from finetune.pipeline import events
 from finetune.reporting import card, tables
 from finetune.reporting import page as report_page
 from finetune.reporting.tables import Cell, Table, to_cells
@@ -104,7 +104,7 @@ def _write_suspects(run: Run) -> Path | None:
     return corrections.write_suspects(path, suspects, user.column_names) if suspects else None
 
 
-def write_final_report(run: Run, progress: Progress) -> None:
+def write_final_report(run: Run) -> None:
     """Write the report at the end of a training; the run is finished even if this fails.
 
     Raises:
@@ -116,13 +116,12 @@ def write_final_report(run: Run, progress: Progress) -> None:
         page = report(run).page
     except KeyboardInterrupt as stop:
         stop.args = (f"the run is finished, but has no report; {hint}",)
-        progress(Interrupted(*stop.args))
         raise
     except Exception as error:  # e.g. a plot that fails
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"the run is finished, but has no report ({reason}); {hint}") from error
     finally:
-        progress(Finished(run, page))
+        events.report(events.Finished(run, page))
 
 
 @dataclass(frozen=True)

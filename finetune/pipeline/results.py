@@ -28,11 +28,11 @@ from finetune.data.prediction_columns import (
     user_table,
 )
 from finetune.errors import UserError
-from finetune.pipeline.events import SPEED, Noted, Progress
+from finetune.pipeline.events import SPEED
 from finetune.recipe import Recipe, TextRecipe, scoring
 from finetune.runs.manifest import Manifest, Metrics
 from finetune.runs.run import LOGITS, PREDICTIONS, Run
-from finetune.runtime import __version__, distributed, files
+from finetune.runtime import __version__, activity, distributed, files
 from finetune.runtime.importing import HOUSE
 from finetune.statistics import baselines, metrics, mistakes
 from finetune.statistics.baselines import Source
@@ -139,7 +139,6 @@ def _git_revision() -> str | None:
 def write(
     run: Run,
     settings: Settings,
-    progress: Progress,
     validation: PredictionOutput,
     test: PredictionOutput,
     thresholds: dict[str, float] | None,
@@ -150,7 +149,6 @@ def write(
     Args:
         run: The run to write into.
         settings: The settings of the training; their recipe has the splits.
-        progress: Called with each note for the user.
         validation: Outputs of the saved model on the validation rows.
         test: Outputs of the saved model on the test rows.
         thresholds: The thresholds by label that were folded into the model, if any.
@@ -196,7 +194,7 @@ def write(
         except Exception as error:  # in a recipe's own metrics; the scores of the model are kept
             notes.append(baselines.failed(name, error))
     for note in filter(None, (*notes, outcome["stopped_early"])):
-        progress(Noted(note))
+        activity.say(note)
     Metrics(
         validation=validation_scores,
         test=test_scores,

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -121,7 +122,9 @@ def requested(values: ArgumentValues, output_dir: Path) -> str | None:
         )
     if values.resume:
         return "resume"
-    if distributed.was_restarted() and (not path or checkpoint.list_checkpoints(output_dir)):
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    is_restarted = any(int(os.environ.get(name) or 0) > 0 for name in counts)
+    if is_restarted and (not path or checkpoint.list_checkpoints(output_dir)):
         with contextlib.suppress(UserError):  # an unreadable run is not of this job
             if _is_run_of_this_job(_read_manifest(output_dir)):
                 return "resume"
@@ -291,7 +294,7 @@ def refuse_changes(
     refused = {}
     accepted_changes = []
     for name, (old, new) in resumption.changes(current).items():
-        before, now = _shorten(old), _shorten(new)
+        before, now = f"{old!s:.60}", f"{new!s:.60}"
         accepted_changes.append(f"{name}: {now} instead of {before}")
         if name not in allowed | ANNOUNCED and accepted.get(name, old) != new:
             trained = f"{resumption.path or resumption.directory} was trained with {name}"
@@ -304,8 +307,3 @@ def refuse_changes(
         return None
     note = "; the result differs from a run of this length in one go, because its schedule differs"
     return f"resumed with {', '.join(accepted_changes)}{note * resumption.extended_by(current)}"
-
-
-def _shorten(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from transformers import PrinterCallback
 
-from finetune.pipeline.events import Noted, Progress
-from finetune.pipeline.preparation import Prepared, settle_schedule, with_epochs
-from finetune.runtime import distributed
+from finetune.pipeline.preparation import Prepared, count_steps, with_epochs
+from finetune.runtime import activity, distributed
 from finetune.training.trainer import build_trainer
 
 _TIMED = 3  # steps, after a first one, in which memory is allocated and kernels are chosen
@@ -23,7 +22,7 @@ _TIMING_ARGUMENTS: dict[str, Any] = {
 }
 
 
-def fit_epochs(prepared: Prepared, progress: Progress) -> Prepared:
+def fit_epochs(prepared: Prepared) -> Prepared:
     """Return ``prepared`` with the epochs that take ``--max_minutes``, unless a resumed run has
     them; every process calls this, in the process group.
 
@@ -52,8 +51,9 @@ def fit_epochs(prepared: Prepared, progress: Progress) -> Prepared:
     del trainer
     gc.collect()  # the model
     epochs = round(minutes / minutes_of_epoch, 4)
-    settings, steps = settle_schedule(with_epochs(settings, epochs), recipe.prepared["train"])
+    settings = with_epochs(settings, epochs)
+    steps = count_steps(settings, recipe.prepared["train"])
     timed = f"by {_TIMED} steps an epoch takes {minutes_of_epoch:.3g} minutes without evaluations"
-    progress(Noted(f"--max_minutes {minutes:g}: {timed}: --num_train_epochs {epochs:g}"))
+    activity.say(f"--max_minutes {minutes:g}: {timed}: --num_train_epochs {epochs:g}")
     configuration = {**prepared.configuration, "num_train_epochs": epochs, "max_steps": -1}
     return replace(prepared, settings=settings, steps=steps, configuration=configuration)

@@ -24,8 +24,8 @@ from finetune.config.settings import Settings
 from finetune.data.encoding import COLUMN
 from finetune.errors import Diverged, RunError, UserError
 from finetune.models import adapters, head
-from finetune.pipeline import events, results
-from finetune.pipeline.events import Interrupted, Logged, Noted, Progress, ignore, reporting_work
+from finetune.pipeline import results
+from finetune.pipeline.events import Finished, Logged, Progress, Started, ignore, report, reporting
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.pipeline.time_limit import fit_epochs
 from finetune.recipe import Recipe
@@ -92,8 +92,8 @@ def launch(
         )
     if num_processes == 1:
         return run_training(settings, progress)
-    with reporting_work(progress) as report_event:
-        prepare(dataclasses.replace(settings, dry_run=True), report_event)
+    with reporting(progress):
+        prepare(dataclasses.replace(settings, dry_run=True))
     stdout = sys.stdout
     stdout.flush()
 
@@ -121,19 +121,19 @@ def run_training(
     A resume without it evaluates the trial on the test rows.
     """
     try:
-        with reporting_work(progress) as report_event:
-            recording = _Recording(settings, report_event)
+        with reporting(progress):
+            recording = _Recording(settings)
             with tracking(settings.output_dir) as trackers, recording.failures():
-                prepared = fit_epochs(prepare_job(settings, report_event), report_event)
+                prepared = fit_epochs(prepare_job(settings))
                 settings = prepared.settings
                 if settings.dry_run or prepared.is_done:
-                    return _report_without_training(prepared, report_event)
-                trainer = _build_trainer(prepared, report_event)
+                    return _report_without_training(prepared)
+                trainer = _build_trainer(prepared)
                 trackers.take(trainer)
                 if pruning is not None:
                     trainer.add_callback(pruning)
                 if writes_run(settings.values):
-                    recording.run = _start_run(prepared, trainer, report_event)
+                    recording.run = _start_run(prepared, trainer)
                 with stopping.deferred(settings.arguments.grace_seconds, recording.give_up):
                     outputs = _train_and_predict(trainer, prepared, is_trial=pruning is not None)
                 del trainer
@@ -146,43 +146,46 @@ def run_training(
                         if pruning is not None:
                             results.write_trial(recording.run, *outputs)
                         else:
-                            results.write(recording.run, settings, report_event, *outputs)
+                            results.write(recording.run, settings, *outputs)
                             trackers.scores = recording.run.metrics.test_scores()
             if recording.run is not None and pruning is None:
                 from finetune.pipeline.report import write_final_report  # imports matplotlib
 
-                write_final_report(recording.run, report_event)
+                write_final_report(recording.run)
     finally:
         if pruning is None:  # else the search does, when the score is in the study
             files.unlock(settings.output_dir)
     return Run(settings.output_dir)
 
 
-def _report_without_training(prepared: Prepared, progress: Progress) -> Run:
+def _report_without_training(prepared: Prepared) -> Run:
     """Report the start block and one batch for a dry run, or the results of a finished run."""
     settings = prepared.settings
     run = Run(prepared.resumption.directory)
     if settings.dry_run:
         recipe = settings.recipe
         arguments = settings.arguments
-        progress(events.Started(settings, arguments, prepared.steps, model=None))
+        report(Started(settings, arguments, prepared.steps, model=None))
         if prepared.resumption.path is not None:
-            progress(Noted(f"would resume from {prepared.resumption.path}"))
+            activity.say(f"would resume from {prepared.resumption.path}")
         rows = recipe.prepared["train"]
         unused = {arguments.length_column_name, COLUMN} & {*rows.column_names}
         rows = rows.remove_columns([*unused])
         rows = rows.select(range(min(arguments.per_device_train_batch_size or 1, len(rows))))
-        progress(events.Collated(recipe.data_collator()(list(rows))))
+        batch = recipe.data_collator()(list(rows))
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in batch.items())
+        activity.say(f"one collated batch: {shapes}")
+        activity.say("dry run: nothing was trained, nothing was written")
     else:
         page = run.path / "report.html"
-        progress(Noted("the run is finished, nothing is left to train. Its results:"))
-        progress(events.Finished(run, page if page.exists() else None))
+        activity.say("the run is finished, nothing is left to train. Its results:")
+        report(Finished(run, page if page.exists() else None))
     distributed.leave()
     return run
 
 
-def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
-    """Build the trainer. It reports its logs to ``progress`` and does not print them."""
+def _build_trainer(prepared: Prepared) -> Trainer:
+    """Build the trainer. It reports its logs as events and does not print them."""
     recipe = prepared.settings.recipe
     trainer = build_trainer(recipe.trainer_kwargs, prepared.settings.arguments, recipe.adapt)
     trainer.configuration = prepared.configuration
@@ -190,7 +193,7 @@ def _build_trainer(prepared: Prepared, progress: Progress) -> Trainer:
     trainer.remove_callback(PrinterCallback)
     if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(Bar())
-    trainer.callback.take = lambda state, values: progress(
+    trainer.callback.take = lambda state, values: report(
         Logged(state.global_step, state.max_steps, values)
     )
     assert trainer.model is not None
@@ -292,7 +295,6 @@ class _Recording:
     """Records in ``run.json`` why a training did not finish."""
 
     settings: Settings
-    progress: Progress
     run: Run | None = None  # set once the run has started, in the process that writes it
 
     @contextlib.contextmanager
@@ -303,14 +305,12 @@ class _Recording:
         except KeyboardInterrupt as stop:
             hint = "to train, type the command again"
             if self.run is not None:
-                self.run.update(status="interrupted", stopped_by=str(stop) or None)
+                self.run.update(status="interrupted", stopped_by=getattr(stop, "name", None))
                 checkpoints = checkpoint.list_checkpoints(self.run.path)
                 if checkpoints and not self.settings.values.save_only_model:
                     step = checkpoint.number(checkpoints[0])
                     hint = f"to resume at step {step:,}: {self.settings.resuming}"
-            reason = f"interrupted by {stop}" if isinstance(stop, Stopped) else "interrupted"
-            stop.args = (f"{reason}; {hint}",)
-            self.progress(Interrupted(*stop.args, has_run=self.run is not None))
+            stop.args = (f"{str(stop) or 'interrupted'}; {hint}",)
             raise
         except BaseException as error:  # no distributed.leave(): it would wait for the other ranks
             if self.run is not None:
@@ -331,23 +331,23 @@ class _Recording:
         os.write(2, f"error: {reason}, the process ends\n".encode())
 
 
-def _start_run(prepared: Prepared, trainer: Trainer, progress: Progress) -> Run:
+def _start_run(prepared: Prepared, trainer: Trainer) -> Run:
     """Take over the output directory, and write ``run.json`` of a new or a resumed run."""
     settings = prepared.settings
     resumption = prepared.resumption
     directory = settings.output_dir
-    progress(events.Started(settings, settings.arguments, prepared.steps, trainer.model))
+    report(Started(settings, settings.arguments, prepared.steps, trainer.model))
     manifest = results.manifest(settings, prepared.configuration)
     # not earlier: an error could still stop the command, or the model be read from this directory
     if message := checkpoint.occupy(directory, moves_aside=not resumption.in_place):
-        progress(events.MovedAside(message))
+        activity.say(message)
     if resumption.path is not None:
         step = resumption.step
         for path in checkpoint.list_checkpoints(directory):
             if checkpoint.number(path) > step:
                 renamed = checkpoint.set_aside(path, "later")
-                progress(Noted(f"{path} is newer than step {step:,}: renamed to {renamed.name}"))
-        progress(Noted(f"resuming from {resumption.path}, step {step:,} of {prepared.steps:,}"))
+                activity.say(f"{path} is newer than step {step:,}: renamed to {renamed.name}")
+        activity.say(f"resuming from {resumption.path}, step {step:,} of {prepared.steps:,}")
         earlier = resumption.manifest.resumed if resumption.manifest is not None else []
         record = {"step": step, "from": resumption.path, "differences": prepared.differences}
         manifest = dataclasses.replace(manifest, resumed=[*earlier, record])

@@ -7,7 +7,7 @@ the listener and turns these calls into events; it also decides how often an eve
 from collections.abc import Callable
 from contextvars import ContextVar
 
-#: Called with a sentence, or with the arguments of :func:`advance`.
+#: Called with a sentence, the arguments of :func:`advance`, or an event of the pipeline.
 listener: ContextVar[Callable[..., object]] = ContextVar("listener", default=lambda *_: None)
 
 

@@ -10,7 +10,7 @@ import os
 import pickle
 import platform
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -83,12 +83,6 @@ def job() -> str | None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return f"torchrun {os.environ['TORCHELASTIC_RUN_ID']} {platform.node()} {os.getppid()}"
     return None
-
-
-def was_restarted() -> bool:
-    """Return whether a scheduler or launcher restarted this job."""
-    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-    return any(int(os.environ.get(name) or 0) > 0 for name in counts)
 
 
 def device(use_cpu: bool = False) -> Any:
@@ -207,23 +201,6 @@ def main_process_first(prepare: Callable[[], Result], *, share: bool = True) -> 
     if results:
         return results[0]
     return prepare() if pickled is None else pickle.loads(pickled)
-
-
-def refuse_disagreement(facts: Mapping[str, Any]) -> None:
-    """Raise a ``UserError`` on every rank if ``facts`` differ between ranks; all ranks call it.
-
-    Each machine has its own command line, libraries and perhaps disk. ``Trainer`` does not compare
-    them, and would train on different rows.
-    """
-    first, *facts_of_others = gather(dict(facts))
-    for rank, other in enumerate(facts_of_others, start=1):
-        if mistakes := [
-            f"the machines differ in {name}: rank 0 has {first.get(name)!r}, rank {rank} has "
-            f"{other.get(name)!r}; start all machines with the same flags, data and libraries"
-            for name in {**first, **other}
-            if first.get(name) != other.get(name)
-        ]:
-            raise UserError(*mistakes)
 
 
 def refuse_half_directories(directory: Path, save_on_each_node: bool) -> None:

@@ -35,7 +35,11 @@ _launcher: int | None = None  # the process id of the launcher that started this
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked this process to stop; the message is the name of the signal."""
+    """A signal asked this process to stop."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"interrupted by {name}")
+        self.name = name  # of the signal
 
 
 def requested() -> str | None:
@@ -142,14 +146,16 @@ def _wait_to_be_ended() -> None:
 
 def stop(error: BaseException) -> int:
     """Print why this process stops, once per machine, and return its exit status."""
+    from tqdm import tqdm  # its `write` does not print into a progress bar
+
     rank = distributed.ranks().rank
     is_lost = distributed.lost_connection(error)
     if rank != 0 or is_lost:
         _wait_to_be_ended()
     line = str(error).strip().partition("\n")[0]
-    if isinstance(error, Stopped):  # rank 0 has printed how to resume
-        return STATUS
-    if isinstance(error, (UserError, RunError)):
+    if isinstance(error, Stopped):
+        message = line * (rank == 0)
+    elif isinstance(error, (UserError, RunError)):
         message = "\n".join(f"error: {line}" for line in getattr(error, "mistakes", (error,)))
     elif is_lost:
         reason = "it exited, or took longer than --ddp_timeout"
@@ -157,5 +163,8 @@ def stop(error: BaseException) -> int:
     else:
         title = f"rank {rank} failed:\n" * (distributed.ranks().world_size > 1)
         message = f"{title}{''.join(traceback.format_exception(error))}".rstrip()
-    print(visible(masked(message)), file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # after SIGHUP there may be no terminal
+        tqdm.write(visible(masked(message)), file=sys.stderr, end="\n" * bool(message))
+    if isinstance(error, Stopped):
+        return STATUS
     return 2 if isinstance(error, UserError) else 1

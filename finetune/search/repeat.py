@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from finetune.config.settings import Settings
 from finetune.errors import UserError
-from finetune.pipeline.events import Noted, Progress, ignore, on_rank_zero
+from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.reporting.tables import format_number
 from finetune.runtime import distributed
 from finetune.search import pages
 from finetune.search.run_set import (
     RunSet,
-    Settle,
     describe_command,
-    from_keywords,
     open_set,
     prepare_set,
     run_one,
@@ -41,28 +40,26 @@ def repeat(
     Raises:
         UserError: If the options or the data have errors, or if the directory has another set.
     """
-    run_set = run_repeat(from_keywords(recipe, options), progress, seeds)
+    run_set = run_repeat(Settings.from_keywords(recipe, options), progress, seeds)
     if distributed.is_main_process():
         pages.write(run_set)
     return run_set
 
 
-def run_repeat(settle: Settle, progress: Progress = ignore, seeds: int = 5) -> RunSet:
+def run_repeat(base: Settings, progress: Progress = ignore, seeds: int = 5) -> RunSet:
     """Train with several seeds; every process calls this."""
     if seeds < 2:
         raise UserError(f"--seeds {seeds}: expected 2 or more")
-    base = settle({})
     directory = set_directory(base, "seeds")
     first: int = base.training.get("seed", base.recipe.defaults()["seed"])
-    report = on_rank_zero(progress)
     command = describe_command(base, "repeat", {"seeds": seeds})
-    prepared = prepare_set(settle({"seed": first}), directory, command, progress)
+    prepared = prepare_set(base.with_options({"seed": first}), directory, command, progress)
     run_set = open_set(directory, "repeat", base, prepared, command, ())
     for number, seed in enumerate(range(first, first + seeds), start=1):
         changes = {"seed": seed, "output_dir": str(directory / f"seed-{seed}")}
-        run = run_one(settle({**changes, "resume": True}), progress)
+        run = run_one(base.with_options({**changes, "resume": True}), progress)
         if distributed.is_main_process():
             metric = run.headline[0]
             score = format_number(run.metrics.test[metric])
-            report(Noted(f"seed {seed} ({number} of {seeds}): {metric} {score} on the test rows"))
+            progress(Noted(f"seed {seed} ({number} of {seeds}): {metric} {score} on the test rows"))
     return run_set

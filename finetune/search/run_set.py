@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,20 +20,15 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from finetune.config.settings import Settings
-from finetune.data import memory
 from finetune.errors import UserError
-from finetune.pipeline.events import Advanced, Interrupted, Progress, Started, reporting_work
+from finetune.pipeline.events import Advanced, Progress, Started, report, reporting
 from finetune.pipeline.preparation import Prepared, prepare_job
 from finetune.pipeline.resumption import ANNOUNCED
 from finetune.pipeline.train import run_training
-from finetune.recipe import Recipe
 from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.search import SET, is_set
 from finetune.training.record import MANIFEST, SCHEMA, Record
-
-#: Returns the settings of a run of the set from the options that only this run has.
-Settle = Callable[[Mapping[str, Any]], Settings]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +135,11 @@ def prepare_set(first_run: Settings, directory: Path, command: str, progress: Pr
     settings = replace(
         first_run, dry_run=True, training={**first_run.training, "output_dir": unused}
     )
-    with reporting_work(progress) as report_event:
-        prepared = prepare_job(settings, report_event)
+    with reporting(progress):
+        prepared = prepare_job(settings)
         training = {**prepared.settings.training, "output_dir": str(directory)}
         shown = replace(prepared.settings, training=training, command=command)
-        report_event(Started(shown, shown.arguments, prepared.steps, model=None))
+        report(Started(shown, shown.arguments, prepared.steps, model=None))
     return prepared
 
 
@@ -218,29 +213,8 @@ def run_one(settings: Settings, progress: Progress, pruning: TrainerCallback | N
         return run_training(
             settings, lambda event: isinstance(event, Advanced) and progress(event), pruning
         )
-    except KeyboardInterrupt:
-        progress(Interrupted("interrupted; to continue, type the same command again"))
+    except KeyboardInterrupt as stop:
+        stop.args = ("interrupted; to continue, type the same command again",)
         raise
     finally:  # Trainer changes it, on ranks other than 0
         logging.set_verbosity(verbosity)
-
-
-def from_words(recipe: str, flags: Sequence[str]) -> Settle:
-    """Return the settings of the runs of ``python -m finetune VERB RECIPE FLAGS``."""
-
-    def settle(changes: Mapping[str, Any]) -> Settings:
-        words = [f"--{name}={value}" for name, value in changes.items()]
-        return Settings.from_command_line(recipe, [*flags, *words])
-
-    return settle
-
-
-def from_keywords(recipe: str | type[Recipe] | Recipe, options: Mapping[str, Any]) -> Settle:
-    """Return the settings of the runs of ``finetune.repeat(RECIPE, **options)``."""
-    if "dataset" in options:  # rows in memory are stored once
-        options = {**options, "dataset": memory.store(options["dataset"])}
-
-    def settle(changes: Mapping[str, Any]) -> Settings:
-        return Settings.from_keywords(recipe, {**options, **changes})
-
-    return settle

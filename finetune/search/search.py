@@ -8,16 +8,15 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from finetune.config.settings import Settings
 from finetune.errors import Diverged, Pruned, UserError
-from finetune.pipeline.events import Noted, Progress, ignore, on_rank_zero
+from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.runtime import distributed, files
 from finetune.search import pages
 from finetune.search.run_set import (
     RunSet,
-    Settle,
     describe_command,
-    from_keywords,
     open_set,
     prepare_set,
     run_one,
@@ -62,14 +61,14 @@ def search(
     Raises:
         UserError: If the options or the data have errors, or if the directory has another search.
     """
-    run_set = run_search(from_keywords(recipe, options), progress, space, trials, pruner)
+    run_set = run_search(Settings.from_keywords(recipe, options), progress, space, trials, pruner)
     if distributed.is_main_process():
         pages.write(run_set)
     return run_set
 
 
 def run_search(
-    settle: Settle,
+    base: Settings,
     progress: Progress = ignore,
     space: str | Mapping[str, Any] | None = None,
     trials: int = 20,
@@ -80,15 +79,14 @@ def run_search(
         raise UserError(f"--trials {trials}: expected 1 or more")
     if pruner not in PRUNERS:
         raise UserError(f"--pruner {pruner}: expected {', '.join(PRUNERS)}")
-    report = on_rank_zero(progress)
-    base = settle({})
+    report = progress if distributed.is_main_process() else ignore
     base.report.raise_errors()
     directory = set_directory(base, "search")
     recipe = type(base.recipe)
     distributions = parse_space(space, recipe) if space is not None else {}
-    first_run = settle(first_values(distributions))
+    first_run = base.with_options(first_values(distributions))
     _require_checkpoints(first_run.values)
-    check_values(distributions, settle)
+    check_values(distributions, base)
     typed = {"space": space, "trials": trials, "pruner": pruner}
     command = describe_command(base, "search", typed)
     prepared = prepare_set(first_run, directory, command, progress)
@@ -103,7 +101,7 @@ def run_search(
     study = Trials(run_set, distributions, values.seed, pruner, epochs)
     while (trial := _choose_on_rank_zero(lambda: study.ask(trials))) is not None:
         try:
-            _run_trial(trial, study, settle, progress)
+            _run_trial(trial, study, base, progress)
         finally:
             files.unlock(trial.path)
         distributed.join_process_group(values.ddp_backend, values.ddp_timeout, values.use_cpu)
@@ -115,7 +113,7 @@ def run_search(
         distributed.leave()
         return run_set
     report(Noted(f"{winner.path.name} is the best of {trials}: evaluating it on the test rows"))
-    run_one(settle({**winner.changes, "resume": True}), progress)
+    run_one(base.with_options({**winner.changes, "resume": True}), progress)
     if distributed.is_main_process() and (note := study.finish(winner, base.user_options)):
         report(Noted(note))
     return run_set
@@ -138,7 +136,7 @@ class _Pruning(TrainerCallback):
             raise Pruned(f"pruned after epoch {state.epoch:.3g}")
 
 
-def _run_trial(trial: Trial, study: Trials, settle: Settle, progress: Progress) -> None:
+def _run_trial(trial: Trial, study: Trials, base: Settings, progress: Progress) -> None:
     """Train a trial; every process calls this.
 
     Raises:
@@ -150,7 +148,7 @@ def _run_trial(trial: Trial, study: Trials, settle: Settle, progress: Progress) 
         caught = (Pruned, Diverged, UserError)
     failure: Exception | None = None
     try:
-        settings = settle({**trial.changes, "resume": True})
+        settings = base.with_options({**trial.changes, "resume": True})
         run_one(settings, progress, _Pruning(study))
     except caught as error:
         failure = error.with_traceback(None)  # which holds the model

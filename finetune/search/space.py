@@ -15,10 +15,10 @@ from optuna.distributions import (
 )
 
 from finetune.config.parser import RUN_OPTIONS, RecipeParser
+from finetune.config.settings import Settings
 from finetune.data.comma_list import split_pairs
 from finetune.errors import Report, UserError
 from finetune.recipe import Recipe
-from finetune.search.run_set import Settle
 from finetune.training.arguments import ArgumentValues
 from finetune.training.options import describe_unknown
 
@@ -31,8 +31,6 @@ _SHARED = {
     *("greater_is_better", "eval_strategy", "save_strategy", "load_best_model_at_end", "metrics"),
 }
 _MOST_TRIED = 32  # values of a dimension that are checked before the first trial
-#: What each task adds to the default space.
-_OF_TASK = {"regression": "weight_decay=0.001..0.1:log"}
 
 
 def default_space(task: str, values: ArgumentValues, typed: Collection[str]) -> str:
@@ -46,7 +44,8 @@ def default_space(task: str, values: ArgumentValues, typed: Collection[str]) -> 
     parts = [f"learning_rate={rate / 5:g}..{rate * 10:g}:log"]
     if values.max_steps <= 0:
         parts.append(f"num_train_epochs=1..{2 * epochs}")
-    parts.append(_OF_TASK.get(task, "warmup_steps=0.0..0.2"))
+    is_regression = task == "regression"
+    parts.append("weight_decay=0.001..0.1:log" if is_regression else "warmup_steps=0.0..0.2")
     if not (left := [part for part in parts if part.partition("=")[0] not in typed]):
         raise UserError(f"--space: expected one, as {', '.join(parts)} are given as flags")
     return ",".join(left)
@@ -126,7 +125,7 @@ def _distribution(name: str, values: Any) -> BaseDistribution:
     return FloatDistribution(low, high, log=is_log)
 
 
-def check_values(space: Mapping[str, BaseDistribution], settle: Settle) -> None:
+def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
     """Check the ends of each range, and all values of short ones, as options of a trial.
 
     Raises:
@@ -135,7 +134,7 @@ def check_values(space: Mapping[str, BaseDistribution], settle: Settle) -> None:
     mistakes: list[str] = []
     for name, distribution in space.items():
         for value in _values(distribution):
-            settings = settle({name: value})
+            settings = base.with_options({name: value})
             with settings.report.collect():
                 _ = settings.values
             sentences = settings.report.sentences("error")

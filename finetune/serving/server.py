@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import resource
 import socket
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from finetune.errors import UserError
 from finetune.export.predictor import Predictor
-from finetune.serving.app import DEFAULT_LIMITS, Limits, create_app
+from finetune.serving.app import create_app
 
 _HEAD_SECONDS = 10  # for the first line and the headers of a request to arrive
 _SHUTDOWN_SECONDS = 30
@@ -54,35 +56,38 @@ class _Protocol(HttpToolsProtocol):
             self._timer.cancel()
 
 
-def open_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address.
+def serve(
+    run: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    engine: str | None = None,
+    trust_recipe: bool = False,
+    ready: Callable[[str], object],
+) -> None:
+    """Serve a run or an export until SIGINT or SIGTERM; requests that have arrived are answered
+    first. ``ready`` is called with the address once the model is loaded and has predicted a row.
 
     Raises:
-        UserError: If the port is in use, or the host is not of this machine.
+        UserError: If the model cannot be loaded, or this machine cannot listen on the address.
     """
+    key = os.environ.get("FINETUNE_API_KEY")
+    if key == "":  # e.g. a secret that does not exist: not a server without a key
+        raise UserError("FINETUNE_API_KEY is empty: expected a key, or unset it")
     try:
-        return socket.create_server((host, port), reuse_port=False)
+        opened = socket.create_server((host, port), reuse_port=False)
     except (OSError, OverflowError) as error:
         raise UserError(f"cannot listen on {host}:{port}: {error}") from error
-
-
-def serve(
-    model: Predictor,
-    opened: socket.socket,
-    ready: Callable[[], None],
-    limits: Limits = DEFAULT_LIMITS,
-    api_key: str | None = None,
-) -> None:
-    """Serve a model until SIGINT or SIGTERM; requests that have arrived are answered first.
-
-    ``ready`` is called once the model is loaded and has predicted a row.
-    """
+    model = Predictor(run, engine, trust_recipe=trust_recipe)
+    if not (host == "localhost" or host.startswith("127.")):
+        access = "with the key" if key else "without a key: see FINETUNE_API_KEY"
+        warnings.warn(f"--host {host}: other machines can send requests, {access}", stacklevel=2)
     model([("ready?",) * model.columns], all_probabilities=True)  # loads it: not the first request
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):  # each connection is an open file
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     config = uvicorn.Config(
-        create_app(model, limits, api_key),
+        create_app(model, api_key=key),
         http=_Protocol,
         ws="none",
         log_level="warning",
@@ -90,5 +95,5 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    ready()
+    ready(f"{model.engine}: http://{host}:{opened.getsockname()[1]}")
     uvicorn.Server(config).run(sockets=[opened])

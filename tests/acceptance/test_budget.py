@@ -248,7 +248,7 @@ def test_an_interrupted_search_goes_on_in_the_same_process(
     monkeypatch.setenv("FAULT", "end of step 5,SIGINT")
     stopped = cli(*words)
     assert stopped.status == 75, stopped.output
-    assert "to continue, type the same command again" in stopped.stdout
+    assert "to continue, type the same command again" in stopped.stderr
     monkeypatch.delenv("FAULT")
     result = cli(*words)
     assert result.status == 0, result.output

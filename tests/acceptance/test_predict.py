@@ -748,8 +748,8 @@ def interrupt_at(rows: int, row_counts: list[int] | None = None) -> Callable[[An
     """Return a `progress` that raises `KeyboardInterrupt` after a number of rows."""
 
     def interrupt(event: Any) -> None:
-        if type(event).__name__ == "Predicted" and event.rows >= rows:
-            (row_counts if row_counts is not None else []).append(event.rows)
+        if isinstance(event, finetune.Advanced) and event.done >= rows:
+            (row_counts if row_counts is not None else []).append(event.done)
             raise KeyboardInterrupt
 
     return interrupt

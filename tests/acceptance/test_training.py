@@ -765,7 +765,7 @@ def equal(one: Any, other: Any) -> bool:
 
 def typed_again(result: Finished) -> list[str]:
     """Return the printed command that resumes a run, without `python -m finetune`."""
-    (command,) = re.findall(r"(?:python|torchrun) [^\n]* --resume\b[^\n]*", result.stdout)
+    (command,) = re.findall(r"(?:python|torchrun) [^\n]* --resume\b[^\n]*", result.stderr)
     return shlex.split(command)[3:]
 
 
