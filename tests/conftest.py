@@ -88,20 +88,6 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def uneven_reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CSV with 200 different reviews of very unequal lengths; columns `text`, `label`."""
-    words = {"bad": ["awful", "dull", "bland"], "good": ["great", "lovely", "fine"]}
-    lines = ["text,label"]
-    for number in range(200):
-        label = ("bad", "good")[number % 2]
-        comment = " ".join([words[label][number % 3]] * (1 + number % 11))
-        lines.append(f"the food of place {number} was {comment},{label}")
-    path = tmp_path_factory.mktemp("data") / "reviews.csv"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-@pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Servers"]:  # noqa: F821
     """Servers that start commands without the time for imports, see `tests/warm.py`."""
     from tests.warm import Servers

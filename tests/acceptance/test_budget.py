@@ -257,15 +257,3 @@ def test_an_interrupted_search_goes_on_in_the_same_process(
     result = cli(*words).succeeded()
     assert "Best of 2 trials" in result.stdout
     assert len(finetune.RunSet.load(tmp_path / "s").runs) == 2
-
-
-@pytest.mark.contract("G3", "F4")
-def test_an_unknown_pruner_is_refused_with_the_names(
-    cli: Cli, faulty: dict[str, str], tmp_path: Path
-) -> None:
-    with pytest.raises(finetune.UserError, match="--pruner half: expected median, hyperband, none"):
-        finetune.search("text", **faulty, pruner="half", output_dir=tmp_path / "s")
-    result = cli("search", "text", *flags(**faulty, output_dir=tmp_path / "s", pruner="half"))
-    assert result.status == 2
-    assert all(name in result.stderr for name in ("half", "median", "hyperband", "none"))
-    assert not (tmp_path / "s").exists()

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ import finetune
 from tests.acceptance import data, native_loop
 from tests.acceptance.conftest import TRAINING, Commands, Finished
 from tests.acceptance.test_data import COMPRESSORS
+from tests.jobs import wait_until
 
 TEXT_RUNS = ["single_label_run", "multi_label_run", "regression_run", "ordinal_run"]
 SHORT = TRAINING | dict(num_train_epochs=1, max_steps=2, baseline=False)
@@ -747,11 +747,7 @@ def test_a_killed_prediction_is_resumed(
     words = ["predict", single_label_run.path, tmp_path / "in.csv"]
     words += ["--precision", "fp32", "--output"]
     process = command.start(*words, command.home / "out.csv")
-    deadline = time.monotonic() + 120
-    while not any(path.is_file() for path in command.home.rglob("*")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: any(path.is_file() for path in command.home.rglob("*")), process)
     process.kill()
     assert process.wait() < 0
     assert not (command.home / "out.csv").exists()

@@ -912,6 +912,10 @@ def test_mistakes_of_verbs_in_python(
             verb("nowhere")
     with pytest.raises(finetune.UserError, match="dry_run"):
         finetune.train("yelp", embedded=True, dry_run=True)
+    with pytest.raises(finetune.UserError) as error:
+        finetune.train("mnist", output_dir=None, dry_run="yes", embedded=True, split_seed=1.5)
+    expected = ["output_dir text None", "dry_run true false 'yes'", "--split_seed whole 1.5"]
+    assert_named(error.value.mistakes, expected)
     for recipe in (5, None, int):
         with pytest.raises(finetune.UserError, match="class of a recipe, found"):
             finetune.check(recipe)  # type: ignore[arg-type]
@@ -943,28 +947,24 @@ def hostile_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hostile_words(hostile_directory: Path, bert: Path) -> list[object]:
+def hostile_options(hostile_directory: Path, bert: Path) -> dict[str, str]:
     """Return the options of a training on that file."""
-    words = ["--dataset", hostile_directory / FILE, "--model", bert]
-    words += ["--task", "single_label"]
-    return [*words, "--text_column", TEXT_COLUMN, "--label_column", LABEL_COLUMN]
+    place = dict(dataset=str(hostile_directory / FILE), model=str(bert), task="single_label")
+    return place | dict(text_column=TEXT_COLUMN, label_column=LABEL_COLUMN)
+
+
+@pytest.fixture
+def hostile_words(hostile_options: dict[str, str]) -> list[str]:
+    return flags(**hostile_options)
 
 
 @pytest.fixture(scope="module")
 def hostile_run(
-    hostile_directory: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory
+    hostile_options: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> finetune.Run:
     """A run on that file, in a directory with escapes in its name."""
-    return finetune.train(
-        "text",
-        dataset=str(hostile_directory / FILE),
-        model=str(bert),
-        text_column=TEXT_COLUMN,
-        label_column=LABEL_COLUMN,
-        task="single_label",
-        output_dir=str(tmp_path_factory.mktemp("runs") / "<xss-run>\x1b[31m"),
-        **TWO_STEPS,
-    )
+    place = tmp_path_factory.mktemp("runs") / "<xss-run>\x1b[31m"
+    return finetune.train("text", **hostile_options, **TWO_STEPS, output_dir=str(place))
 
 
 def write_inputs(path: Path) -> Path:
@@ -1090,27 +1090,19 @@ def assert_visible(output: str, *names: str) -> None:
 
 
 @pytest.mark.contract("F5")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "suspects.csv",
-        "suspects\x1b[31m.csv",
-    ],
-)
-def test_escapes_in_check_are_shown(
-    name: str, cli: Cli, tmp_path: Path, hostile_words: list[object]
-) -> None:
+def test_escapes_in_check_are_shown(cli: Cli, tmp_path: Path, hostile_words: list[str]) -> None:
     """`check` prints labels, columns and files escaped; suspects have no formulas."""
-    finished = cli("check", "text", *hostile_words, "--suspects", tmp_path / name)
+    suspects = tmp_path / "suspects\x1b[31m.csv"
+    finished = cli("check", "text", *hostile_words, "--suspects", suspects)
     assert finished.status == 3
-    assert_no_formulas(tmp_path / name)
+    assert_no_formulas(suspects)
     names = (LABELS["bad"], TEXT_COLUMN, FILE)
     assert_visible(finished.output, *map(escaped, names))
 
 
 @pytest.mark.contract("E7", "F5")
 def test_escapes_in_train_and_compare_are_shown(
-    cli: Cli, tmp_path: Path, hostile_run: finetune.Run, hostile_words: list[object]
+    cli: Cli, tmp_path: Path, hostile_run: finetune.Run, hostile_words: list[str]
 ) -> None:
     """Training and comparison print names escaped; the page of `compare` shows HTML as text."""
     run = tmp_path / "run\x1b[31m"
@@ -1124,15 +1116,8 @@ def test_escapes_in_train_and_compare_are_shown(
 
 
 @pytest.mark.contract("F5")
-def test_escapes_in_the_prediction_of_a_text_are_shown(hostile_run: finetune.Run, cli: Cli) -> None:
-    """The classes that `predict --text` prints are escaped."""
-    finished = cli("predict", hostile_run.path, "--text", "a text")
-    assert_visible(finished.stdout, escaped(LABELS["bad"]))
-
-
-@pytest.mark.contract("F5")
 def test_escapes_in_refusals_are_shown(
-    cli: Cli, tmp_path: Path, hostile_directory: Path, hostile_words: list[object]
+    cli: Cli, tmp_path: Path, hostile_directory: Path, hostile_words: list[str]
 ) -> None:
     """Errors that quote columns, labels and files show their escapes as text."""
     words = ["--dataset", hostile_directory / FILE, "--text_column", "none\x1b[31m"]
@@ -1148,7 +1133,9 @@ def test_escapes_in_refusals_are_shown(
 def test_escapes_in_predict_and_evaluate_are_shown(
     cli: Cli, tmp_path: Path, hostile_run: finetune.Run
 ) -> None:
-    """`predict` and `evaluate` show escapes in names of files and runs as text."""
+    """`predict` and `evaluate` show escapes in names of files, runs and classes as text."""
+    finished = cli("predict", hostile_run.path, "--text", "a text")
+    assert_visible(finished.stdout, escaped(LABELS["bad"]))
     output, source = tmp_path / "out\x1b[31m.csv", write_inputs(tmp_path / "in\x1b[31m.jsonl")
     words = [source, "--text_column", "text", "--output", output]
     finished = cli("predict", hostile_run.path, *words).succeeded()

@@ -17,7 +17,7 @@ from sklearn.metrics import f1_score
 from transformers import AutoModelForSequenceClassification
 
 import finetune
-from tests.acceptance.conftest import TRAINING, Finished, flags
+from tests.acceptance.conftest import TRAINING, Finished, flags, user_error
 from tests.acceptance.test_training import (
     Train,
     assert_identical,
@@ -250,6 +250,7 @@ def test_a_search_scores_the_test_rows_of_its_best_trial_only(
         ("--space split_seed=1..9", "all trials share it"),
         ("--space truncation=head|middle", "--truncation"),
         ("--trials 0", "--trials 0: expected 1 or more"),
+        ("--pruner half", "--pruner half: expected median, hyperband, none"),
         ("--load_best_model_at_end false", "judged by its best evaluation"),
         ("--save_strategy no", "a search needs evaluations and checkpoints"),
         ("--resume", "the same command continues a set of runs"),
@@ -326,6 +327,8 @@ def test_a_search_in_python_varies_choices(
     space = {"global_batch_size": "8|16", "learning_rate": [3e-3, 1e-2]}
     del options["global_batch_size"], options["learning_rate"]
     options |= {"metric_for_best_model": "loss"}  # which the metrics of the recipe do not have
+    with user_error("--pruner half: expected median, hyperband, none"):
+        finetune.search("text", **options, pruner="half", output_dir=tmp_path / "s")
     found = finetune.search(
         "text", space=space, trials=2, **options, max_steps=2, output_dir=tmp_path / "s"
     )

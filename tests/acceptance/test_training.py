@@ -14,7 +14,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -38,7 +37,7 @@ from recipes.text import Text
 from tests.acceptance import data, native_loop
 from tests.acceptance.conftest import Commands, Finished, flags, once, record
 from tests.conftest import HANGS
-from tests.jobs import free_port, rank_without_launcher
+from tests.jobs import free_port, rank_without_launcher, wait_until
 from tests.warm import Servers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -1274,15 +1273,6 @@ def test_a_finished_run_goes_on_from_an_earlier_checkpoint_that_is_named(
     assert_identical(run, whole())
 
 
-def wait_for(path: Path, process: "subprocess.Popen[str]") -> None:
-    """Wait until another process has written a file."""
-    end = time.monotonic() + 2 * MINUTE
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "it hangs"
-        time.sleep(0.02)
-
-
 @pytest.mark.contract("D7")
 def test_ctrl_c_saves_and_a_second_run_in_the_directory_is_refused(
     command: Commands, cli: Cli, train: Train, whole: Callable[..., Path], faulty: dict[str, str],
@@ -1292,7 +1282,7 @@ def test_ctrl_c_saves_and_a_second_run_in_the_directory_is_refused(
     run, ready = tmp_path / "run", tmp_path / "ready"
     words = [FAULTY, *flags(**faulty, output_dir=run)]
     first = command.start(*words, env={"FAULT": "step 5,wait", "READY": str(ready)})
-    wait_for(ready, first)
+    wait_until(ready.exists, first)
     assert Run.load(run).manifest.status == "running"
     for resume in ((), ("--resume",)):
         second = train(run, *resume)
@@ -1317,7 +1307,7 @@ def test_sigterm_to_torchrun_saves_and_prints_the_command(
     words = [FAULTY, *flags(**faulty, output_dir=run)]
     environment = {"FAULT": "step 5,wait,1", "READY": str(ready)}
     job = command.start(*words, launcher="torchrun", env=environment)
-    wait_for(ready, job)
+    wait_until(ready.exists, job)
     job.send_signal(signal.SIGTERM)
     stdout, _ = job.communicate(timeout=MINUTE)
     assert job.returncode == 1
