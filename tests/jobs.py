@@ -40,4 +40,4 @@ def wait_until(is_so: Callable[[], object], job: "subprocess.Popen[str] | None" 
     while not is_so():
         assert job is None or job.poll() is None, job.communicate()
         assert time.monotonic() < end, "it hangs"
-        time.sleep(0.001)
+        time.sleep(0.005)

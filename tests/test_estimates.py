@@ -66,14 +66,11 @@ def test_a_custom_metric_has_the_interval_of_the_table() -> None:
     true = generator.normal(size=60)
     values = true + generator.normal(size=60)
     rows = ScoredNumbers(true, values)
-    custom = metrics.recipe_metrics(
-        rows,
-        {},
-        lambda pair: {
-            "mine": float(np.mean((pair.predictions[:, 0] - pair.label_ids) ** 2)),
-            "list": [],
-        },
-    )
+
+    def score(pair: Any) -> dict[str, Any]:
+        return {"mine": float(np.mean((pair.predictions[:, 0] - pair.label_ids) ** 2)), "list": []}
+
+    custom = metrics.recipe_metrics(rows, {}, score)
     assert [*custom] == ["mine"]
     expected = METRICS["numbers", "mse"].function(rows)
     np.testing.assert_allclose(custom["mine"].function(rows), expected)

@@ -213,7 +213,6 @@ def test_splits_are_stratified_and_have_the_size_that_was_asked_for(
     ("options", "fragments"),
     [
         ({"test_size": 0}, ["--test_size 0"]),
-        ({"test_size": 1.0}, ["--test_size 1"]),
         ({"validation_size": -0.5}, ["--validation_size -0.5"]),
         ({"validation_size": 2.5}, ["--validation_size 2.5"]),
         ({"test_size": 0.5, "validation_size": 0.5}, ["--test_size 0.5", "--validation_size 0.5"]),

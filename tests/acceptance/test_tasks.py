@@ -1331,8 +1331,6 @@ def write_permuted(run: finetune.Run, order: list[int], directory: Path) -> Path
     ("task", "order"),
     [
         ("single_label", [0, 1]),
-        ("ordinal", [0, 1, 2]),
-        ("multi_label", [0, 1, 2]),
         ("single_label", [1, 0]),
         ("ordinal", [1, 2, 0]),
         ("multi_label", [2, 0, 1]),
