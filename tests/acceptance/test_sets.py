@@ -250,7 +250,7 @@ def test_a_search_scores_the_test_rows_of_its_best_trial_only(
         ("--space split_seed=1..9", "all trials share it"),
         ("--space truncation=head|middle", "--truncation"),
         ("--trials 0", "--trials 0: expected 1 or more"),
-        ("--pruner half", "--pruner half: expected median, hyperband, none"),
+        ("--pruner half", "'half' (choose from "),
         ("--load_best_model_at_end false", "judged by its best evaluation"),
         ("--save_strategy no", "a search needs evaluations and checkpoints"),
         ("--resume", "the same command continues a set of runs"),
