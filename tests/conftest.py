@@ -88,6 +88,14 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+def uneven_reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CSV with 240 different reviews of 6 to 30 words; columns `text`, `label`."""
+    from tests.acceptance.data import write_reviews
+
+    return write_reviews(tmp_path_factory.mktemp("data") / "reviews.csv")
+
+
+@pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Servers"]:  # noqa: F821
     """Servers that start commands without the time for imports, see `tests/warm.py`."""
     from tests.warm import Servers

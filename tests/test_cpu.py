@@ -15,7 +15,6 @@ from transformers.models.bert.modeling_bert import BertEncoder
 
 from finetune.models.cpu import attention, layers, unpadded
 from finetune.recipe import catalog
-from tests.acceptance.data import write_reviews
 from tests.models import count_tokens, padded_pair, randn, small_model, unpadded_bert
 
 Shape = tuple[int, int, int, int]
@@ -353,11 +352,11 @@ def test_a_trainer_on_a_cpu_uses_the_kernels(
     training: dict[str, Any],
     is_replaced: bool,
     attention_name: str,
+    uneven_reviews: Path,
     tiny_model: str,
     tmp_path: Path,
 ) -> None:
-    reviews = str(write_reviews(tmp_path / "reviews.csv"))
-    recipe = catalog.find("yelp")(dataset=reviews, model=tiny_model)
+    recipe = catalog.find("yelp")(dataset=str(uneven_reviews), model=tiny_model)
     trainer = recipe.trainer(output_dir=str(tmp_path), use_cpu=True, **training)
     modules = trainer.model.modules()
     dropouts = [module for module in modules if isinstance(module, torch.nn.Dropout)]
