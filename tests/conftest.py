@@ -40,8 +40,8 @@ LONGEST = ("training", "run", "results", "tasks", "predict", "safety")
 #: Fast unit tests of rules that are easy to break. Other unit tests run docs, notebooks and faults,
 #: and are slow. What users rely on is covered by the acceptance tests.
 QUICK = {
-    *("augmentation", "cpu", "docs", "estimates", "exchange", "gpu_check", "head", "kernels"),
-    *("layout", "losses", "recipe", "serving"),
+    *("augmentation", "cpu", "docs", "estimates", "exchange", "gpu_check", "head", "layout"),
+    *("losses", "recipe", "serving"),
 }
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -89,16 +89,10 @@ def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def uneven_reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A CSV with 200 different reviews of very unequal lengths; columns `text`, `label`."""
-    words = {"bad": ["awful", "dull", "bland"], "good": ["great", "lovely", "fine"]}
-    lines = ["text,label"]
-    for number in range(200):
-        label = ("bad", "good")[number % 2]
-        comment = " ".join([words[label][number % 3]] * (1 + number % 11))
-        lines.append(f"the food of place {number} was {comment},{label}")
-    path = tmp_path_factory.mktemp("data") / "reviews.csv"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
+    """A CSV with 240 different reviews of 6 to 30 words; columns `text`, `label`."""
+    from tests.acceptance.data import write_reviews
+
+    return write_reviews(tmp_path_factory.mktemp("data") / "reviews.csv")
 
 
 @pytest.fixture(scope="session")

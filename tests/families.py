@@ -22,6 +22,10 @@ _BART: dict[str, Any] = dict(
     decoder_ffn_dim=40,
 )
 _DECODER: dict[str, Any] = dict(num_key_value_heads=2, head_dim=8)
+_DEBERTA: dict[str, Any] = dict(
+    relative_attention=True, position_biased_input=False, pos_att_type=["p2c", "c2p"]
+)
+_DEBERTA_V2 = _DEBERTA | dict(position_buckets=16, norm_rel_ebd="layer_norm")
 #: Family -> model type, tokenizer class, and settings of the configuration.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("bert", "BertTokenizer", {}),
@@ -31,36 +35,13 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "electra": ("electra", "ElectraTokenizer", dict(embedding_size=16)),
     "albert": ("albert", "AlbertTokenizer", dict(embedding_size=16)),
     "mpnet": ("mpnet", "MPNetTokenizer", dict(max_position_embeddings=POSITIONS + 2)),
-    "deberta": (
-        "deberta",
-        "DebertaTokenizer",
-        dict(relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"]),
-    ),
+    "deberta": ("deberta", "DebertaTokenizer", _DEBERTA),
     "deberta-v2": (  # larger models have a convolution
         "deberta-v2",
         "DebertaV2Tokenizer",
-        dict(
-            relative_attention=True,
-            position_biased_input=False,
-            pos_att_type=["p2c", "c2p"],
-            position_buckets=16,
-            norm_rel_ebd="layer_norm",
-            conv_kernel_size=3,
-            conv_act="gelu",
-        ),
+        _DEBERTA_V2 | dict(conv_kernel_size=3, conv_act="gelu"),
     ),
-    "deberta-v3": (
-        "deberta-v2",
-        "DebertaV2Tokenizer",
-        dict(
-            relative_attention=True,
-            position_biased_input=False,
-            pos_att_type=["p2c", "c2p"],
-            position_buckets=16,
-            share_att_key=True,
-            norm_rel_ebd="layer_norm",
-        ),
-    ),
+    "deberta-v3": ("deberta-v2", "DebertaV2Tokenizer", _DEBERTA_V2 | dict(share_att_key=True)),
     "modernbert": (
         "modernbert",
         "PreTrainedTokenizerFast",
@@ -113,9 +94,23 @@ def tokenizer_of(name: str) -> Any:
     return getattr(transformers, name)().train_new_from_iterator(_SENTENCES, 300)
 
 
+def build(family: str, **options: Any) -> Any:
+    """Return the random model of a family, with options of its configuration."""
+    kind, _, settings = FAMILIES[family]
+    default = AutoConfig.for_model(kind)
+    sizes = {name: value for name, value in _SIZES.items() if hasattr(default, name)}
+    if kind != "xlnet":  # its configuration refuses this attribute
+        sizes["max_position_embeddings"] = POSITIONS
+    if kind == "t5":
+        options["decoder_start_token_id"] = options["pad_token_id"]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **{**sizes, **settings, **options})
+    return AutoModelForSequenceClassification.from_config(config)
+
+
 def write(family: str, directory: Path) -> Path:
     """Write the model of a family, without a head as on the Hub, and its tokenizer."""
-    kind, name, settings = FAMILIES[family]
+    kind, name, _ = FAMILIES[family]
     tokenizer = tokenizer_of(name)
     special = {
         name: token_id
@@ -125,17 +120,7 @@ def write(family: str, directory: Path) -> Path:
     if kind in ("gpt2", "llama", "qwen2", "qwen3"):  # have no padding token on the Hub
         special.pop("pad_token_id", None)
         tokenizer.pad_token = None
-    if kind == "t5":
-        special["decoder_start_token_id"] = tokenizer.pad_token_id
-    default = AutoConfig.for_model(kind)
-    sizes = {name: value for name, value in _SIZES.items() if hasattr(default, name)}
-    if kind != "xlnet":  # its configuration refuses this attribute
-        sizes["max_position_embeddings"] = POSITIONS
-    config = AutoConfig.for_model(
-        kind, **{**sizes, **special, **settings, "vocab_size": len(tokenizer)}
-    )
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(config)
+    model = build(family, **special, vocab_size=len(tokenizer))
     base = model.base_model if kind != "bart" else model.model
     base.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -1,9 +1,12 @@
-"""Ports and environment variables for the ranks that a test starts."""
+"""Ports and environment variables for the ranks that a test starts, and waiting for them."""
 
 import contextlib
 import itertools
 import os
 import socket
+import subprocess
+import time
+from collections.abc import Callable
 
 #: A range of ports for each pytest worker, with a different start in each process.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
@@ -29,3 +32,12 @@ def rank_without_launcher(rank: int, world_size: int, port: int) -> dict[str, st
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def wait_until(is_so: Callable[[], object], job: "subprocess.Popen[str] | None" = None) -> None:
+    """Wait until a condition holds, and assert that the job runs until then."""
+    end = time.monotonic() + 300
+    while not is_so():
+        assert job is None or job.poll() is None, job.communicate()
+        assert time.monotonic() < end, "it hangs"
+        time.sleep(0.005)

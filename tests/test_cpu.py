@@ -1,20 +1,28 @@
-"""Test that the CPU kernels return the same results as the code they replace."""
+"""Test that the CPU kernels return the results of the code they replace, or fall back to it."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import BertForSequenceClassification
+from transformers import AutoModelForTokenClassification, BertForSequenceClassification
+from transformers.models.bert.modeling_bert import BertEncoder
 
 from finetune.models.cpu import attention, layers, unpadded
 from finetune.recipe import catalog
 from tests.models import count_tokens, padded_pair, randn, small_model, unpadded_bert
 
 Shape = tuple[int, int, int, int]
+
+
+def states_of(*shape: int) -> list[torch.Tensor]:
+    """Return different queries, keys and values."""
+    return [randn(*shape) + offset for offset in range(3)]
 
 
 class Layer(torch.nn.Module):
@@ -38,28 +46,34 @@ def no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "FASTER_DTYPES", attention.DTYPES)
 
 
-@pytest.mark.usefixtures("no_fallback")
-@pytest.mark.parametrize("shape", [(1, 2, 1, 4), (3, 2, 17, 8), (5, 3, 200, 8), (2, 1, 600, 4)])
-def test_attention_is_that_of_torch(shape: Shape) -> None:
-    compare(Layer(), *(randn(*shape) + offset for offset in range(3)))
-
-
-@pytest.mark.usefixtures("no_fallback")
-def test_padding_is_not_seen() -> None:
-    tensors = [randn(7, 2, 130, 8) + offset for offset in range(3)]
+def padding() -> torch.Tensor:
     visible = torch.arange(130) < torch.tensor([130, 1, 64, 7, 8, 99, 2])[:, None]
-    mask = visible[:, None, None, :].expand(7, 1, 130, 130)
-    compare(Layer(), *tensors, mask=mask)
+    return visible[:, None, None, :].expand(7, 1, 130, 130)
 
 
-@pytest.mark.usefixtures("no_fallback")
-def test_a_mask_may_differ_between_tokens() -> None:
-    tensors = [randn(3, 2, 40, 8) + offset for offset in range(3)]
+def differing() -> torch.Tensor:
+    """Return a mask that differs between tokens, and between sequences."""
     near = (torch.arange(40)[:, None] - torch.arange(40)).abs() < 5
     mask = near.expand(3, 1, 40, 40).clone()
-    mask[1, :, :, 20:] &= torch.arange(40)[:, None] > 24  # different in one sequence
+    mask[1, :, :, 20:] &= torch.arange(40)[:, None] > 24
     mask[1] |= torch.eye(40, dtype=torch.bool)
-    compare(Layer(), *tensors, mask=mask)
+    return mask
+
+
+SHAPES: list[Shape] = [(1, 2, 1, 4), (3, 2, 17, 8), (5, 3, 200, 8), (2, 1, 600, 4)]
+
+
+@pytest.mark.usefixtures("no_fallback")
+@pytest.mark.parametrize(
+    ("shape", "mask"),
+    [
+        *((shape, None) for shape in SHAPES),
+        ((7, 2, 130, 8), padding()),
+        ((3, 2, 40, 8), differing()),
+    ],
+)
+def test_attention_is_that_of_torch(shape: Shape, mask: torch.Tensor | None) -> None:
+    compare(Layer(), *states_of(*shape), mask=mask)
 
 
 @pytest.mark.usefixtures("no_fallback")
@@ -99,7 +113,7 @@ def test_gradients_are_those_of_torch(padded: bool) -> None:
 def test_torch_computes_attention_that_ours_does_not_support() -> None:
     causal = Layer()
     causal.is_causal = True
-    compare(causal, *(randn(2, 4, 9, 8) + offset for offset in range(3)))
+    compare(causal, *states_of(2, 4, 9, 8))
     shared = Layer()
     shared.num_key_value_groups = 2
     compare(shared, randn(2, 4, 9, 8), randn(2, 2, 9, 8), randn(2, 2, 9, 8))
@@ -108,6 +122,37 @@ def test_torch_computes_attention_that_ours_does_not_support() -> None:
         output, _ = attention.forward(Layer(), *rotated, randn(2, 4, 9, 8).bfloat16(), None)
     assert output.dtype == torch.bfloat16
 
+
+VISIBLE = torch.ones(3, 1, 9, 9, dtype=torch.bool).tril()
+#: Masks and arguments that our attention does not support.
+UNSUPPORTED: dict[str, dict[str, Any]] = {
+    "mask of numbers": {"mask": torch.zeros(3, 1, 9, 9).masked_fill(~VISIBLE, float("-inf"))},
+    "mask for each head": {"mask": VISIBLE.expand(3, 2, 9, 9)},
+    "one mask for all": {"mask": VISIBLE[:1]},
+    "one row for every token": {"mask": VISIBLE[:, :, -1:]},
+    "mask without rows": {"mask": VISIBLE[0, 0]},
+    "dropout": {"dropout": 0.5},
+    "causal": {"is_causal": True},
+    "position bias": {"position_bias": torch.zeros(1, 2, 9, 9)},
+    "sliding window": {"sliding_window": 4},
+    "sinks": {"s_aux": torch.zeros(2)},
+    "returned attentions": {"output_attentions": True},
+}
+
+
+@pytest.mark.parametrize("arguments", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_torch_handles_what_ours_does_not_support(
+    arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_FewSequences", None)  # ours would fail, also in fp32
+    monkeypatch.setattr(attention, "FASTER_DTYPES", attention.DTYPES)
+    if "mask" in arguments:
+        compare(Layer(), *states_of(3, 2, 9, 8), **arguments)
+    else:
+        attention.forward(Layer(), *states_of(3, 2, 9, 8), None, **arguments)
+
+
+# ---- layers without padding ----------------------------------------------------------------------
 
 LENGTHS = {
     "short and long": [150, 3, 17, 64, 1, 65, 39, 149, 8],
@@ -159,18 +204,25 @@ def test_recomputed_layers_keep_their_padding() -> None:
     assert set(token_counts) == {180}
 
 
+class CustomModel(BertForSequenceClassification):
+    """A subclass may read the states of each layer, and pool them."""
+
+
 @pytest.mark.parametrize(
-    ("kind", "settings"),
+    "make",
     [
-        ("ernie", {}),
-        ("bert", dict(attention_probs_dropout_prob=0.1)),
-        ("distilbert", dict(attention_dropout=0.1)),
-        ("bert", dict(is_decoder=True)),
-        ("bert", dict(chunk_size_feed_forward=9)),
+        lambda: small_model("ernie"),
+        lambda: small_model("bert", attention_probs_dropout_prob=0.1),
+        lambda: small_model("distilbert", attention_dropout=0.1),
+        lambda: small_model("bert", is_decoder=True),
+        lambda: small_model("bert", chunk_size_feed_forward=9),
+        lambda: CustomModel(small_model("bert").config),
+        lambda: AutoModelForTokenClassification.from_config(small_model("bert").config),
     ],
+    ids=["kind", "dropout", "other dropout", "decoder", "chunks", "subclass", "head for tokens"],
 )
-def test_unsupported_models_keep_their_padding(kind: str, settings: dict[str, Any]) -> None:
-    model = small_model(kind, **settings)
+def test_unsupported_models_keep_their_padding(make: Callable[[], Any]) -> None:
+    model = make()
     attention.use(model)
     assert not unpadded.use(model)
     token_counts = count_tokens(model)
@@ -194,14 +246,63 @@ def test_a_model_of_two_trainers_is_hooked_once() -> None:
         assert_close(trained(**padded_pair()).logits, expected)
 
 
-class CustomModel(BertForSequenceClassification):
-    """A subclass may read the states of each layer, and pool them."""
-
-
-def test_custom_models_keep_their_padding() -> None:
-    model = CustomModel(small_model("bert").config)
+@pytest.mark.parametrize(
+    ("place", "name", "value"),
+    [
+        ("classifier", "more", torch.nn.ModuleList([torch.nn.Linear(2, 2)])),
+        ("bert.encoder.layer", "1", torch.nn.Identity()),
+        ("bert.encoder.layer.1.output", "dropout", torch.nn.Conv1d(1, 1, 1)),
+        ("bert.encoder.layer.0.output", "_forward_hooks", {0: lambda *args: None}),
+        ("bert.encoder.layer.1.attention.self.dropout", "p", 0.1),
+    ],
+)
+def test_a_model_that_was_changed_keeps_its_padding(place: str, name: str, value: Any) -> None:
+    model = small_model("bert")
     attention.use(model)
+    setattr(model.get_submodule(place), name, value)
     assert not unpadded.use(model)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda layer, hidden, mask: layer(hidden, attention_mask=mask),
+        lambda layer, hidden, mask: layer(hidden, mask, past_key_values=OneCache()),
+        lambda layer, hidden, mask: layer(hidden, mask, head_mask=torch.ones(4)),
+        lambda layer, hidden, mask: layer(hidden, mask, hidden),
+        lambda layer, hidden, mask: layer(hidden, mask.float()),
+        lambda layer, hidden, mask: layer(hidden, mask.expand(-1, 4, -1, -1)),
+    ],
+    ids=["keyword", "cache", "head mask", "encoder states", "mask of numbers", "mask for heads"],
+)
+def test_a_layer_with_unsupported_arguments_keeps_its_padding(
+    call: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(self: Any, hidden: torch.Tensor, attention_mask: Any, **kwargs: Any) -> Any:
+        for layer in self.layer:
+            hidden = call(layer, hidden, attention_mask)
+        return SimpleNamespace(last_hidden_state=hidden, past_key_values=None)
+
+    monkeypatch.setattr(BertEncoder, "forward", encode)
+    expected = small_model("bert")(**padded_pair()).logits
+    model, token_counts = unpadded_bert()
+    assert_close(model(**padded_pair()).logits, expected, rtol=1e-5, atol=1e-6)
+    assert token_counts == [180]
+
+
+class OneCache:
+    """An empty cache; with a cache, a layer may have keys of earlier tokens."""
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer: Any) -> Any:
+        return key, value
+
+
+def test_a_model_returns_padded_states_after_a_failed_pass() -> None:
+    model, token_counts = unpadded_bert()
+    with pytest.raises(IndexError):
+        model(**{**padded_pair(), "input_ids": torch.full((2, 90), 999)})
+    model.bert(**padded_pair())  # its states of all tokens may be read
+    assert token_counts == [180]
 
 
 # ---- dropout -------------------------------------------------------------------------------------

@@ -9,25 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 from finetune.models import head
 from tests.conftest import ROOT
+from tests.families import build
 from tests.warm import Servers
 
-SIZES: dict[str, Any] = {
-    **dict.fromkeys(
-        ("hidden_size", "dim", "d_model", "n_embd", "embedding_size", "pooler_hidden_size"), 32
-    ),
-    **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff", "d_inner", "n_inner"), 40),
-    **dict.fromkeys(("num_hidden_layers", "n_layers", "num_layers", "n_layer"), 2),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_decoder_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_heads", "num_heads", "n_head"), 4),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 40),
-    **{"num_key_value_heads": 2, "d_head": 8, "d_kv": 8, "head_dim": 8},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-}
 #: Families with and without a bias in the last layer.
 BIAS = ["bert", "roberta", "distilbert", "xlnet", "t5", "bart", "electra", "albert", "deberta-v2"]
 NO_BIAS = ["gpt2", "llama"]
@@ -35,15 +23,9 @@ INPUT_IDS = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 11, 12, 2], [13, 5, 14, 6, 2]
 
 
 def tiny(family: str, width: int) -> Any:
-    config = AutoConfig.for_model(family, vocab_size=50, pad_token_id=0)
-    config.id2label = {index: f"target {index}" for index in range(width)}
-    for name, value in SIZES.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    config.decoder_start_token_id = 0
-    torch.manual_seed(0)
-    model: Any = AutoModelForSequenceClassification
-    return model.from_config(config).eval()
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    names = {number: f"target {number}" for number in range(width)}
+    return build(family, **ids, vocab_size=50, num_labels=width, id2label=names).eval()
 
 
 def outputs(model: Any) -> torch.Tensor:

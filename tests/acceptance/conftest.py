@@ -82,18 +82,41 @@ class Finished:
     def output(self) -> str:
         return self.stdout + self.stderr
 
+    def succeeded(self) -> "Finished":
+        """Assert that the exit status is 0; return the command."""
+        assert self.status == 0, self.output
+        return self
+
+    def refused(self, *fragments: object) -> "Finished":
+        """Assert that it was a mistake: status 2, and a message with fragments; return it."""
+        assert self.status == 2, self.output
+        assert "Traceback" not in self.output
+        for fragment in fragments:
+            assert str(fragment) in self.stderr, (fragment, self.stderr)
+        return self
+
+
+@contextlib.contextmanager
+def user_error(*fragments: str) -> Iterator[None]:
+    """Expect a `UserError` whose message has these fragments."""
+    with pytest.raises(finetune.UserError) as error:
+        yield
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finished]:
     """Return a function that runs `python -m finetune WORDS` here, in an empty directory."""
 
-    def run(*words: object, stdin: str = "") -> Finished:
+    def run(*words: object, stdin: str | bytes = "") -> Finished:
         (tmp_path / "cwd").mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / "cwd")
-        stdout, stderr, status = io.StringIO(), io.StringIO(), 0
+        stdout, stderr, status = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO(), 0
+        typed = stdin if isinstance(stdin, bytes) else stdin.encode()
         with (
             mock.patch.object(sys, "argv", ["finetune", *map(str, words)]),
-            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
+            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed))),
             mock.patch.dict(os.environ),
             contextlib.redirect_stdout(stdout),
             contextlib.redirect_stderr(stderr),
@@ -102,7 +125,8 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Finish
                 runpy.run_module("finetune", run_name="__main__", alter_sys=True)
             except SystemExit as end:
                 status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        return Finished(status, stdout.getvalue(), stderr.getvalue())
+        stdout.flush()
+        return Finished(status, stdout.buffer.getvalue().decode(), stderr.getvalue())
 
     return run
 

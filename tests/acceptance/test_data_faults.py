@@ -232,8 +232,7 @@ FAULTY: dict[str, tuple[dict[str, str], dict[str, Any], list[str]]] = {
         {},
         ["train-2.csv line 6"],
     ),
-    "one class": ({"a": only("good")}, {}, ["'good'"]),
-    "column of one class": ({"a": only("good")}, {}, ["'good'", "'queue'"]),
+    "one class": ({"a": only("good")}, {}, ["'good'", "'queue'"]),
     "class of the test set": (
         {"train": csv_text(), "test": csv_text(9, {4: "ticket x,odd"})},
         {},

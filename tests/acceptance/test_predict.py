@@ -1,17 +1,11 @@
 """Predictions of new rows and evaluations on other data: right, in order, with every column."""
 
-import bz2
 import csv
-import gzip
 import io
 import json
 import re
-import runpy
 import shutil
-import sys
 import threading
-import time
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,13 +27,14 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     pipeline,
 )
 
 import finetune
 from tests.acceptance import data, native_loop
 from tests.acceptance.conftest import TRAINING, Commands, Finished
+from tests.acceptance.test_data import COMPRESSORS
+from tests.jobs import wait_until
 
 TEXT_RUNS = ["single_label_run", "multi_label_run", "regression_run", "ordinal_run"]
 SHORT = TRAINING | dict(num_train_epochs=1, max_steps=2, baseline=False)
@@ -60,28 +55,6 @@ def answers(run: finetune.Run, texts: Sequence[str]) -> tuple[list[str], np.ndar
 def new_texts(rows: int = 12) -> list[str]:
     """Return texts of 6 to 30 words that are in no training data."""
     return [text for text, _ in data.labelled_sentences(rows, list(data.WORDS), seed=99)]
-
-
-@pytest.fixture
-def screen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., Finished]:
-    """Run `python -m finetune WORDS` in this process with files as standard input and output."""
-
-    def run(*words: object, stdin: bytes = b"") -> Finished:
-        (tmp_path / "stdin").write_bytes(stdin)
-        status: object = 0
-        with (tmp_path / "stdin").open() as file, monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["finetune", *map(str, words)])
-            patch.setattr(sys, "stdin", file)
-            try:
-                runpy.run_module("finetune", run_name="__main__", alter_sys=True)
-            except SystemExit as end:
-                status = end.code or 0
-        out, err = capfd.readouterr()
-        return Finished(int(status), out, err)  # type: ignore[call-overload]
-
-    return run
 
 
 # ---- E4: the values ------------------------------------------------------------------------------
@@ -264,13 +237,12 @@ TABLE = [
     {"number": "-3", "text": "cellar 3: the menu was fine é 食", "note": " padded "},
     {"number": "1e3", "text": "counter 4: the room was awful", "note": "; | , '"},
 ]
-COMPRESSED: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress}
 
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     """Write rows in the format of the file name, without the toolkit."""
-    suffix = Path(path.stem).suffix if path.suffix in (".gz", ".bz2", ".zst", ".zip") else ""
-    suffix = suffix or path.suffix
+    packed = path.suffix if path.suffix in COMPRESSORS else ""
+    suffix = Path(path.name.removesuffix(packed)).suffix
     frame, buffer = pd.DataFrame(rows), io.BytesIO()
     if suffix in (".csv", ".tsv"):
         frame.to_csv(buffer, index=False, sep="\t" if suffix == ".tsv" else ",")
@@ -286,15 +258,7 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
             writer.write_table(table)
     else:
         frame.to_excel(buffer, index=False)
-    content = buffer.getvalue()
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr(path.stem, content)
-    elif path.suffix == ".zst":
-        with pa.output_stream(str(path), compression="zstd") as stream:
-            stream.write(content)
-    else:
-        path.write_bytes(COMPRESSED.get(path.suffix, bytes)(content))
+    path.write_bytes(COMPRESSORS[packed](buffer.getvalue()))
     return path
 
 
@@ -560,45 +524,8 @@ def test_what_cannot_be_predicted_is_refused(
     (tmp_path / "cwd" / "in.csv").write_text("n,text\n1,great food\n")
     (tmp_path / "cwd" / "late.csv").write_text("n,text\n1,a\n2,b\n3,c,d\n")
     paths = [word.replace("RUN", str(single_label_run.path)) for word in words]
-    result = cli("predict", single_label_run.path, *paths)
-    assert result.status == 2
-    for fragment in fragments:
-        assert fragment in result.stderr
+    cli("predict", single_label_run.path, *paths).refused(*fragments)
     assert sorted(path.name for path in (tmp_path / "cwd").iterdir()) == ["in.csv", "late.csv"]
-
-
-@pytest.mark.contract("E4", "B1")
-def test_a_long_document_has_one_prediction(bert: Path, tmp_path: Path) -> None:
-    """It is the mean of the logits of its windows, which share a quarter of their tokens."""
-    rows = [
-        (" and ".join([text] * (1 + n % 6)), label)
-        for n, (text, label) in enumerate(data.labelled_sentences(60))
-    ]
-    data.write_csv(tmp_path / "in.csv", ["text", "label"], rows)
-    options = SHORT | dict(max_length=32, long_texts="windows", max_steps=6)
-    options |= dict(dataset=str(tmp_path / "in.csv"), model=str(bert))
-    run = finetune.train("text", output_dir=str(tmp_path / "run"), **options)
-    tokenizer = AutoTokenizer.from_pretrained(run.path)
-    model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
-    texts, expected = [text for text, _ in rows[:12]], []
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        size, step = 30, 30 - 8  # without [CLS] and [SEP]; the last window ends with the text
-        starts = [*range(0, max(1, len(ids) - size), step)]
-        if len(ids) > size and starts[-1] != len(ids) - size:
-            starts.append(len(ids) - size)
-        windows = [ids[start : start + size] for start in starts]
-        with torch.inference_mode():
-            outputs = [
-                model(torch.tensor([[tokenizer.cls_token_id, *w, tokenizer.sep_token_id]])).logits
-                for w in windows
-            ]
-        expected.append(torch.cat(outputs).mean(dim=0).softmax(-1).numpy())
-    predictions = finetune.predict(run, texts, precision="fp32", all_probabilities=True)
-    assert len(predictions) == 12
-    columns = ["probability of bad", "probability of good"]
-    np.testing.assert_allclose(predictions[columns].to_numpy(), np.stack(expected), atol=1e-5)
-    assert len(run.predictions) == run.statistics.rows == 12
 
 
 @pytest.mark.contract("E4", "C12")
@@ -662,14 +589,14 @@ def test_one_text_is_answered_in_a_line(
 def test_without_an_output_rows_are_printed(
     single_label_run: finetune.Run,
     tmp_path: Path,
-    screen: Callable[..., Finished],
+    cli: Callable[..., Finished],
     source: str,
     separator: str,
 ) -> None:
     """Standard output has the format of the input and nothing but the rows."""
     write_table(tmp_path / source, TABLE)
-    result = screen("predict", single_label_run.path, tmp_path / source, "--precision", "fp32")
-    assert result.status == 0
+    words = ["predict", single_label_run.path, tmp_path / source, "--precision", "fp32"]
+    result = cli(*words).succeeded()
     (tmp_path / f"out.{source}").write_text(result.stdout, encoding="utf-8", newline="")
     rows = read_table(tmp_path / f"out.{source}")
     assert [{name: row[name] for name in TABLE[0]} for row in rows] == TABLE
@@ -705,10 +632,10 @@ def test_lines_of_standard_input(single_label_run: finetune.Run, command: Comman
 @pytest.mark.contract("C3", "E4")
 @pytest.mark.parametrize("content", [b"one\n\xe9\n", b"one\ntw\0o\n"], ids=["Latin-1", "null"])
 def test_bytes_of_standard_input_that_are_no_text_are_refused(
-    single_label_run: finetune.Run, screen: Callable[..., Finished], content: bytes
+    single_label_run: finetune.Run, cli: Callable[..., Finished], content: bytes
 ) -> None:
     """The message has their line."""
-    result = screen("predict", single_label_run.path, "-", "--precision", "fp32", stdin=content)
+    result = cli("predict", single_label_run.path, "-", "--precision", "fp32", stdin=content)
     assert result.status == 2
     assert "standard input, line 2" in result.stderr
 
@@ -737,37 +664,38 @@ def test_several_processes_write_the_same_file(
     """Two processes under torchrun write the file of one, byte for byte."""
     words = ["predict", single_label_run.path, many_rows, "--output", "out.csv"]
     words += ["--precision", "fp32"]
-    result = command(*words, launcher="torchrun")
-    assert result.status == 0, result.output
+    result = command(*words, launcher="torchrun").succeeded()
     assert (command.home / "out.csv").read_bytes() == whole_output
     assert [path.name for path in command.home.iterdir()] == ["out.csv"]
     assert "5,000 rows" in result.output
 
 
-def interrupt_at(rows: int, row_counts: list[int] | None = None) -> Callable[[Any], None]:
-    """Return a `progress` that raises `KeyboardInterrupt` after a number of rows."""
+def predict_until(rows: int, run: finetune.Run, source: Path, output: Path) -> int:
+    """Predict a file, with Ctrl-C after a number of rows; return how many it was after."""
+    counts: list[int] = []
 
     def interrupt(event: Any) -> None:
         if isinstance(event, finetune.Advanced) and event.done >= rows:
-            (row_counts if row_counts is not None else []).append(event.done)
+            counts.append(event.done)
             raise KeyboardInterrupt
 
-    return interrupt
+    with pytest.raises(KeyboardInterrupt):
+        finetune.predict_file(run, source, output, progress=interrupt, precision="fp32")
+    return counts[0]
 
 
 @pytest.mark.contract("E4")
 def test_an_interrupted_prediction_is_resumed(
     single_label_run: finetune.Run, many_rows: Path, whole_output: bytes, tmp_path: Path
 ) -> None:
-    """Ctrl-C leaves no partial output; `resume` does only the rest, and refuses other settings."""
-    output, row_counts = tmp_path / "out.csv", list[int]()
+    """Ctrl-C leaves no partial output; `resume` does only the rest, and refuses other settings
+    and an input that has changed.
+    """
+    source, output = tmp_path / "in.csv", tmp_path / "out.csv"
     output.write_text("of yesterday\n")
-    source, fp32 = tmp_path / "in.csv", dict(precision="fp32")
+    fp32 = dict(precision="fp32")
     shutil.copy2(many_rows, source)
-    with pytest.raises(KeyboardInterrupt):
-        finetune.predict_file(
-            single_label_run, source, output, progress=interrupt_at(2500, row_counts), **fp32
-        )
+    count = predict_until(2500, single_label_run, source, output)
     assert output.read_text() == "of yesterday\n"
     refused: list[tuple[dict[str, Any], str]] = [
         ({}, "--resume"),
@@ -777,8 +705,13 @@ def test_an_interrupted_prediction_is_resumed(
     for options, fragment in refused:
         with pytest.raises(finetune.UserError, match=fragment):
             finetune.predict_file(single_label_run, source, output, **(fp32 | options))
+    with source.open("a") as file:
+        file.write("5000,one more\n")
+    with pytest.raises(finetune.UserError, match=r"--resume.*in\.csv"):
+        finetune.predict_file(single_label_run, source, output, resume=True, **fp32)
+    shutil.copy2(many_rows, source)
     rest = finetune.predict_file(single_label_run, source, output, resume=True, **fp32)
-    assert 0 < rest.rows_before <= row_counts[0] < rest.rows == 5000
+    assert 0 < rest.rows_before <= count < rest.rows == 5000
     assert output.read_bytes() == whole_output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
@@ -790,35 +723,14 @@ def test_a_half_written_part_is_predicted_again(
     """Truncated and empty parts, as after a power cut, do not count as finished."""
     source, output = tmp_path / "in.csv", tmp_path / "out.csv"
     shutil.copy2(many_rows, source)
-    options: dict[str, Any] = dict(precision="fp32")
-    with pytest.raises(KeyboardInterrupt):
-        finetune.predict_file(
-            single_label_run, source, output, progress=interrupt_at(4000), **options
-        )
+    predict_until(4000, single_label_run, source, output)
     parts = sorted((tmp_path / "out.csv.part").glob("[0-9]*"))
     assert len(parts) >= 2
     parts[0].write_bytes(parts[0].read_bytes()[: parts[0].stat().st_size // 2])
     parts[1].write_bytes(b"")
-    rest = finetune.predict_file(single_label_run, source, output, resume=True, **options)
+    rest = finetune.predict_file(single_label_run, source, output, resume=True, precision="fp32")
     assert rest.rows_before == 1024 * (len(parts) - 2)
     assert output.read_bytes() == whole_output
-
-
-@pytest.mark.contract("E4")
-def test_a_resume_with_another_input_is_refused(
-    single_label_run: finetune.Run, many_rows: Path, tmp_path: Path
-) -> None:
-    """The message names the file that has changed."""
-    source = tmp_path / "in.csv"
-    shutil.copy2(many_rows, source)
-    with pytest.raises(KeyboardInterrupt):
-        finetune.predict_file(
-            single_label_run, source, tmp_path / "o.csv", progress=interrupt_at(2500)
-        )
-    with source.open("a") as file:
-        file.write("5000,one more\n")
-    with pytest.raises(finetune.UserError, match=r"--resume.*in\.csv"):
-        finetune.predict_file(single_label_run, source, tmp_path / "o.csv", resume=True)
 
 
 @pytest.mark.contract("E4")
@@ -835,17 +747,12 @@ def test_a_killed_prediction_is_resumed(
     words = ["predict", single_label_run.path, tmp_path / "in.csv"]
     words += ["--precision", "fp32", "--output"]
     process = command.start(*words, command.home / "out.csv")
-    deadline = time.monotonic() + 120
-    while not any(path.is_file() for path in command.home.rglob("*")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: any(path.is_file() for path in command.home.rglob("*")), process)
     process.kill()
     assert process.wait() < 0
     assert not (command.home / "out.csv").exists()
     assert cli(*words, command.home / "out.csv").status == 2
-    result = cli(*words, command.home / "out.csv", "--resume")
-    assert result.status == 0, result.output
+    cli(*words, command.home / "out.csv", "--resume").succeeded()
     finetune.predict_file(
         single_label_run, tmp_path / "in.csv", tmp_path / "whole.csv", precision="fp32"
     )
@@ -992,10 +899,9 @@ def test_data_that_cannot_be_evaluated_is_refused(
 ) -> None:
     """There is one message with the line and what to type; the exit status is 2."""
     (tmp_path / "in.csv").write_text(content)
-    result = cli("evaluate", single_label_run.path, "--data", tmp_path / "in.csv", *options)
-    assert result.status == 2
-    for fragment in fragments:
-        assert fragment in result.stderr
+    cli("evaluate", single_label_run.path, "--data", tmp_path / "in.csv", *options).refused(
+        *fragments
+    )
 
 
 @pytest.mark.contract("E5")
@@ -1009,8 +915,7 @@ def test_other_columns_and_names_of_labels(
     frame.to_csv(tmp_path / "in.csv", index=False)
     words = ["--text_column", "review", "--label_column", "stars", "--label_map", "1=good"]
     words += ["--drop_invalid", "--data", str(tmp_path / "in.csv")]
-    result = cli("evaluate", single_label_run.path, *words)
-    assert result.status == 0, result.output
+    result = cli("evaluate", single_label_run.path, *words).succeeded()
     true = (frame["stars"][:20] == "1").astype(int)
     outputs = logits(single_label_run, frame["review"][:20])
     accuracy = sklearn_metrics.accuracy_score(true, outputs.argmax(axis=1))
@@ -1021,10 +926,9 @@ def test_other_columns_and_names_of_labels(
 
 
 @pytest.mark.contract("E5", "E2")
-def test_the_evaluation_loss_has_one_definition(reviews: Path, bert: Path, tmp_path: Path) -> None:
+def test_the_evaluation_loss_has_one_definition(smoothed_run: finetune.Run) -> None:
     """It is the plain loss, recorded and evaluated, also with `--label_smoothing_factor`."""
-    options = SHORT | dict(label_smoothing_factor=0.2, dataset=str(reviews), model=str(bert))
-    run = finetune.train("text", output_dir=str(tmp_path / "run"), **options)
+    run = smoothed_run
     assert finetune.evaluate(run).metrics["loss"] == pytest.approx(run.metrics.test["loss"])
     table = run.predictions
     outputs = table[["probability of bad", "probability of good"]].to_numpy()
@@ -1096,17 +1000,6 @@ def test_columns_of_the_user_keep_their_values(own_columns_run: finetune.Run, co
         assert row[column] == ("" if cell is None else str(cell))
 
 
-@pytest.mark.contract("E8")
-def test_verbs_read_the_columns_of_the_toolkit(own_columns_run: finetune.Run) -> None:
-    """They do not read the data's columns of the same names."""
-    written = finetune.report(own_columns_run)
-    assert "a.jpg" not in written.page.read_text(encoding="utf-8")
-    comparison = finetune.compare([own_columns_run, own_columns_run])
-    table = pd.read_parquet(own_columns_run.path / "predictions.parquet")
-    assert comparison.tables[0]["text"].tolist() == table["model_model_text"].tolist()
-    assert {*comparison.tables[0]["label"]} == {"bad", "good"}
-
-
 @pytest.mark.contract("C7", "E8")
 @pytest.mark.parametrize("column", ["text", "label"])
 def test_groups_of_a_column_called_like_one_of_the_toolkit(
@@ -1157,9 +1050,13 @@ def test_columns_of_the_user_keep_their_types(bert: Path, tmp_path: Path) -> Non
 def test_columns_of_the_toolkit_are_prefixed_where_the_data_has_their_names(
     own_columns_run: finetune.Run,
 ) -> None:
-    """The verbs that read the table find them."""
+    """The verbs read these, not the data's columns of the same names."""
     run = own_columns_run
     table = pd.read_parquet(run.path / "predictions.parquet")
+    assert "a.jpg" not in finetune.report(run).page.read_text(encoding="utf-8")
+    comparison = finetune.compare([run, run])
+    assert comparison.tables[0]["text"].tolist() == table["model_model_text"].tolist()
+    assert {*comparison.tables[0]["label"]} == {"bad", "good"}
     assert {*table["model_prediction"]} <= {*table["model_label"]} == {"bad", "good"}
     accuracy = (table["model_prediction"] == table["model_label"]).mean()
     assert run.metrics.test["accuracy"] == pytest.approx(accuracy)

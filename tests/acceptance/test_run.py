@@ -254,8 +254,7 @@ def test_make_demo_sets_up_and_trains_on_embedded_text_in_two_processes(started:
 @pytest.mark.contract("A1")
 @pytest.mark.slow
 def test_the_whole_demo_beats_tf_idf(command: Commands) -> None:
-    finished = command(*demo_words(), launcher="torchrun")
-    assert finished.status == 0, finished.output
+    finished = command(*demo_words(), launcher="torchrun").succeeded()
     run = finetune.Run.load(command.home / "runs" / "sentiment")
     tf_idf = run.metrics.baseline["TF-IDF + logistic regression"]
     assert run.metrics.test["f1"] > tf_idf["f1"] + 0.02
@@ -458,8 +457,7 @@ WITHOUT_HUB = {
 @pytest.mark.contract("A8")
 @pytest.mark.parametrize("words", WITHOUT_HUB)
 def test_without_the_hub_one_message_lists_the_alternatives(words: str, cli: Cli) -> None:
-    finished = cli(*words.split())
-    assert finished.status == 2
+    finished = cli(*words.split()).refused()
     for fragment in [*WITHOUT_HUB[words], "HF_HUB_OFFLINE", "HF_HOME"]:
         assert fragment in finished.output
     assert finished.stderr.count("error:") <= 1
@@ -589,8 +587,7 @@ def test_a_recipe_file_is_a_recipe(weather: Path, cli: Cli, tmp_path: Path) -> N
     assert "Sun or rain by two numbers, a page of its own." in text
     assert "--rows N number of days to draw (default: 120)" in text
     assert "--factor X points of a day that is right (default: 2.0)" in text
-    finished = cli(weather, "--rows", 90, "--output_dir", tmp_path / "run")
-    assert finished.status == 0, finished.output
+    finished = cli(weather, "--rows", 90, "--output_dir", tmp_path / "run").succeeded()
     assert finished.stdout.count("90 rows, 2.0 points") == 1
     run = finetune.Run.load(tmp_path / "run")
     manifest = run.manifest
@@ -630,27 +627,11 @@ def test_an_installed_package_registers_recipes(
     names = [line.split()[0] for line in cli("list").stdout.splitlines()]
     assert sorted(names) == sorted([*RECIPES, "headlines"])
     assert " headlines " in cli("--help").stdout
-    finished = cli("headlines", "--output_dir", tmp_path / "run", "--no_baseline")
-    assert finished.status == 0, finished.output
+    cli("headlines", "--output_dir", tmp_path / "run", "--no_baseline").succeeded()
     manifest = finetune.Run.load(tmp_path / "run").manifest
     assert (manifest.recipe, manifest.steps) == ("headlines", 10)
     arguments = manifest.arguments
     assert (arguments["learning_rate"], arguments["num_train_epochs"]) == (0.05, 1)
-
-
-@pytest.mark.contract("A4")
-def test_text_and_image_need_no_code(
-    single_label_run: finetune.Run, image_run: finetune.Run
-) -> None:
-    for run, recipe, labels, rows in (
-        (single_label_run, "text", ["bad", "good"], {"train": 173, "validation": 19, "test": 48}),
-        (image_run, "image", ["down", "up"], {"train": 86, "validation": 10, "test": 24}),
-    ):
-        assert (run.manifest.status, run.manifest.recipe) == ("finished", recipe)
-        assert (run.labels, run.manifest.data.rows) == (labels, rows)
-        right = (run.predictions["label"] == run.predictions["prediction"]).mean()
-        assert run.metrics.test["accuracy"] == pytest.approx(right, abs=1e-12)
-        assert right > 0.7
 
 
 @pytest.mark.contract("A4", "F3")
@@ -662,8 +643,7 @@ def test_a_step_imports_the_modules_beside_the_recipe(tmp_path: Path, cli: Cli) 
     (tmp_path / "beside.py").write_text(body)
     (tmp_path / "network_beside_it.py").write_text("")
     (tmp_path / "clearml").mkdir()
-    finished = cli(tmp_path / "beside.py", "--dry_run")
-    assert finished.status == 0, finished.output
+    cli(tmp_path / "beside.py", "--dry_run").succeeded()
 
 
 MISTAKEN_RECIPES = {
@@ -685,14 +665,12 @@ MISTAKEN_RECIPES = {
 @pytest.mark.contract("A4")
 @pytest.mark.parametrize("case", MISTAKEN_RECIPES)
 def test_a_mistake_in_a_recipe_file_is_one_message(case: str, cli: Cli, tmp_path: Path) -> None:
+    """The second import fails like the first."""
     body, fragments = MISTAKEN_RECIPES[case]
     (tmp_path / "mine.py").write_text(body)
-    finished = cli(tmp_path / "mine.py")
-    assert (finished.status, finished.stdout) == (2, "")
-    assert finished.stderr.count("error:") == 1
-    for fragment in fragments:
-        assert fragment in finished.stderr
-    assert "Traceback" not in finished.stderr
+    for _ in range(2):
+        finished = cli(tmp_path / "mine.py").refused("mine.py", *fragments)
+        assert (finished.stdout, finished.stderr.count("error:")) == ("", 1)
 
 
 @pytest.mark.contract("A4")
@@ -721,8 +699,7 @@ def test_an_installed_wheel_runs_outside_a_checkout(
     env = {"PYTHONPATH": str(site)}
     printed = command("-c", where, launcher="script", env=env).stdout.split()
     assert [Path(path).parent.parent for path in printed] == [site, site]
-    finished = command("text", *options, launcher="fresh", env=env)
-    assert finished.status == 0, finished.output
+    command("text", *options, launcher="fresh", env=env).succeeded()
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -882,10 +859,7 @@ def test_every_field_of_recipe_and_training_arguments_is_in_the_help(cli: Cli) -
 @pytest.mark.contract("A5")
 @pytest.mark.parametrize("name", sorted(NOT_TYPED))
 def test_fields_set_by_the_launcher_are_refused(name: str, cli: Cli) -> None:
-    finished = cli("text", f"--{name}=1")
-    assert finished.status == 2
-    assert f"--{name}" in finished.stderr
-    assert "Traceback" not in finished.stderr
+    cli("text", f"--{name}=1").refused(f"--{name}")
 
 
 def as_printed(value: Any) -> str:
@@ -961,8 +935,7 @@ def test_a_renamed_argument_is_answered_with_its_successor(
         path.write_text("".join(f"{name}: true\n" for name in RENAMED))
         names = [name.replace("_", "-") if source == "dashes" else name for name in RENAMED]
         words = ["--config", path] if source == "file" else [f"--{name}=true" for name in names]
-        finished = cli("yelp", *words)
-        assert finished.status == 2
+        finished = cli("yelp", *words).refused()
         lines = finished.stderr.splitlines()
     for name, successor in RENAMED.items():
         spelled = name.replace("_", "-") if source == "dashes" else name
@@ -1011,8 +984,7 @@ def test_a_dry_run_collates_a_batch_and_writes_nothing(
     weather: Path, cli: Cli, tmp_path: Path
 ) -> None:
     for words in (["--dry_run"], ["--dry-run", "true"]):
-        finished = cli(weather, *words)
-        assert finished.status == 0, finished.output
+        finished = cli(weather, *words).succeeded()
         assert "(8, 2)" in finished.stdout  # the inputs of one step
         assert "(8,)" in finished.stdout
         assert "120 rows, 2.0 points" in finished.stdout
@@ -1029,8 +1001,7 @@ def test_a_dry_run_of_texts_shows_tokens_and_leaves_an_existing_run(
     finetune.train(str(weather), max_steps=1, baseline=False, output_dir=output_dir)
     before = content(tmp_path)
     options = flags(dataset=reviews, model=bert, global_batch_size=12, output_dir=output_dir)
-    finished = cli("text", *options, "--max_length", 8, "--dry_run")
-    assert finished.status == 0, finished.output
+    finished = cli("text", *options, "--max_length", 8, "--dry_run").succeeded()
     assert "(12, 8)" in finished.stdout  # all reviews have more than 6 tokens
     assert content(tmp_path) == before
 
@@ -1053,9 +1024,7 @@ def test_a_dry_run_finds_the_mistakes_of_every_step(
 ) -> None:
     assert WEATHER.count(line) == 1
     (tmp_path / "mine.py").write_text(WEATHER.replace(line, replacement))
-    finished = cli(tmp_path / "mine.py", "--dry_run")
-    assert finished.status == 2
-    assert "no batch today" in finished.stderr
+    cli(tmp_path / "mine.py", "--dry_run").refused("no batch today")
 
 
 @pytest.mark.contract("A9")
@@ -1065,8 +1034,7 @@ def test_an_existing_run_is_moved_aside(weather: Path, cli: Cli, tmp_path: Path)
     words += ["--load_best_model_at_end", "false", "--output_dir", output_dir]
     runs = []
     for number in range(3):
-        finished = cli(*words, "--seed", number)
-        assert finished.status == 0, finished.output
+        finished = cli(*words, "--seed", number).succeeded()
         assert (f"{output_dir}.{number}" in finished.stdout) is (number > 0)
         runs.append(content(output_dir))
     assert content(tmp_path / "run.1") == runs[0]
@@ -1319,7 +1287,6 @@ def test_the_loops_of_the_examples_in_two_processes(
     assert cli(*loop_words, "--no_baseline", "--output_dir", tmp_path / "run").status == 0
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     path = ROOT / "examples" / f"{name}.py"
-    finished = command(*torchrun, path, *loop_words, launcher="script")
-    assert finished.status == 0, finished.output
+    finished = command(*torchrun, path, *loop_words, launcher="script").succeeded()
     run = finetune.Run.load(tmp_path / "run")
     assert printed_losses(finished.stdout) == pytest.approx(losses(run), abs=6e-5)

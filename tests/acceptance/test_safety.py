@@ -337,8 +337,7 @@ def test_a_file_that_a_run_names_is_imported_if_it_is_trusted(
         assert str(planted) in finished.stderr
         assert "--trust_recipe" in finished.stderr
         assert not (marker.parent / "out.csv").exists()
-        finished = cli(*words, "--trust_recipe")
-        assert finished.status == 0, finished.output
+        finished = cli(*words, "--trust_recipe").succeeded()
         assert marker.exists()
         assert str(planted) in finished.stderr
         assert hashlib.sha256(planted.read_bytes()).hexdigest() in finished.stderr
@@ -554,8 +553,7 @@ def test_a_training_writes_no_secret(
     (tmp_path / "options.yaml").write_text(f"seed: 5\n{config}", encoding="utf-8")
     options = {**TWO_STEPS, "max_steps": 1, "output_dir": tmp_path / "out" / "run"}
     words += ["--no_baseline", "--config", str(tmp_path / "options.yaml"), *flags(**options)]
-    finished = cli("text", "--dataset", reviews, "--model", bert, *words)
-    assert finished.status == 0, finished.output
+    finished = cli("text", "--dataset", reviews, "--model", bert, *words).succeeded()
     assert secrets_in(tmp_path / "out", finished.output) == []
     names = {path.name for path in files_below(tmp_path / "out")}
     assert names >= {"run.json", "report.html", "README.md", "training_args.bin"}
@@ -609,8 +607,7 @@ def test_a_refusal_shows_no_secret(case: str, cli: Cli, tmp_path: Path, bert: Pa
     lines = [f"text {number},{number % 2}" for number in range(40)]
     rows.write_text("\n".join(["text,label", *lines]), encoding="utf-8")
     assert finetune.check("text", dataset=str(rows), model=str(bert)).splits
-    finished = cli(*case.split())
-    assert finished.status == 2
+    finished = cli(*case.split()).refused()
     assert REFUSED_WITH_SECRETS[case] in finished.output
     assert secrets_in(finished.output) == []
 
@@ -752,7 +749,7 @@ T --report_to wandbb -> --report_to wandbb wandb
 T --eval_do_concat_batches true -> --eval_do_concat_batches
 T --test_size=-0.1 -> --test_size -0.1
 T --test_size 1.0 -> --test_size 1
-T --metrics f7 -> --metrics f7 f1
+T --metrics f1_makro -> --metrics f1_makro f1_macro
 T --metric_for_best_model acuracy -> --metric_for_best_model acuracy accuracy
 T --metrics ./none.py -> --metrics none.py
 T --label_column a --label_columns a,b -> --label_column a --label_columns a,b | 'a' label
@@ -837,8 +834,7 @@ def test_a_mistake_is_named_and_leaves_nothing(case: str, cli: Cli, directory: P
     """Each message has the flag, the value and what to type; status 2; no new file."""
     typed, _, mistakes = case.partition(" -> ")
     before = listing(directory)
-    finished = cli(*" ".join(TYPED.get(word, word) for word in typed.split()).split())
-    assert finished.status == 2, finished.output
+    finished = cli(*" ".join(TYPED.get(word, word) for word in typed.split()).split()).refused()
     messages = re.split(r"^.*?error: ", finished.stderr, flags=re.MULTILINE)[1:]
     assert_named(messages, mistakes.split(" | "))
     assert (finished.stdout, "Traceback" in finished.stderr) == ("", False)
@@ -859,8 +855,7 @@ def test_mistakes_that_check_finds_are_named(
 ) -> None:
     """`check` lists all mistakes at once, exits with status 2 and writes nothing."""
     before = listing(directory)
-    finished = cli("check", *TYPED["T"].split(), *flags.split())
-    assert finished.status == 2
+    finished = cli("check", *TYPED["T"].split(), *flags.split()).refused()
     for word in words:
         assert word in finished.output
     assert "Traceback" not in finished.output
@@ -917,6 +912,10 @@ def test_mistakes_of_verbs_in_python(
             verb("nowhere")
     with pytest.raises(finetune.UserError, match="dry_run"):
         finetune.train("yelp", embedded=True, dry_run=True)
+    with pytest.raises(finetune.UserError) as error:
+        finetune.train("mnist", output_dir=None, dry_run="yes", embedded=True, split_seed=1.5)
+    expected = ["output_dir text None", "dry_run true false 'yes'", "--split_seed whole 1.5"]
+    assert_named(error.value.mistakes, expected)
     for recipe in (5, None, int):
         with pytest.raises(finetune.UserError, match="class of a recipe, found"):
             finetune.check(recipe)  # type: ignore[arg-type]
@@ -948,28 +947,24 @@ def hostile_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hostile_words(hostile_directory: Path, bert: Path) -> list[object]:
+def hostile_options(hostile_directory: Path, bert: Path) -> dict[str, str]:
     """Return the options of a training on that file."""
-    words = ["--dataset", hostile_directory / FILE, "--model", bert]
-    words += ["--task", "single_label"]
-    return [*words, "--text_column", TEXT_COLUMN, "--label_column", LABEL_COLUMN]
+    place = dict(dataset=str(hostile_directory / FILE), model=str(bert), task="single_label")
+    return place | dict(text_column=TEXT_COLUMN, label_column=LABEL_COLUMN)
+
+
+@pytest.fixture
+def hostile_words(hostile_options: dict[str, str]) -> list[str]:
+    return flags(**hostile_options)
 
 
 @pytest.fixture(scope="module")
 def hostile_run(
-    hostile_directory: Path, bert: Path, tmp_path_factory: pytest.TempPathFactory
+    hostile_options: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> finetune.Run:
     """A run on that file, in a directory with escapes in its name."""
-    return finetune.train(
-        "text",
-        dataset=str(hostile_directory / FILE),
-        model=str(bert),
-        text_column=TEXT_COLUMN,
-        label_column=LABEL_COLUMN,
-        task="single_label",
-        output_dir=str(tmp_path_factory.mktemp("runs") / "<xss-run>\x1b[31m"),
-        **TWO_STEPS,
-    )
+    place = tmp_path_factory.mktemp("runs") / "<xss-run>\x1b[31m"
+    return finetune.train("text", **hostile_options, **TWO_STEPS, output_dir=str(place))
 
 
 def write_inputs(path: Path) -> Path:
@@ -1018,10 +1013,9 @@ def test_csv_safe_is_for_spreadsheets(
 ) -> None:
     """The flag is refused for other formats, which keep their texts."""
     source, output = write_inputs(tmp_path / "in.jsonl"), tmp_path / f"out{suffix}"
-    finished = cli("predict", short_run.path, source, "--output", output, "--csv_safe")
-    assert finished.status == 2
-    assert "--csv_safe" in finished.stderr
-    assert suffix in finished.stderr
+    cli("predict", short_run.path, source, "--output", output, "--csv_safe").refused(
+        "--csv_safe", suffix
+    )
     assert not output.exists()
     assert finetune.predict_file(short_run, source, output).rows == len(FORMULAS + PLAIN)
     frame = pd.read_parquet(output) if suffix == ".parquet" else pd.read_json(output, lines=True)
@@ -1096,62 +1090,42 @@ def assert_visible(output: str, *names: str) -> None:
 
 
 @pytest.mark.contract("F5")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "suspects.csv",
-        "suspects\x1b[31m.csv",
-    ],
-)
-def test_escapes_in_check_are_shown(
-    name: str, cli: Cli, tmp_path: Path, hostile_words: list[object]
-) -> None:
+def test_escapes_in_check_are_shown(cli: Cli, tmp_path: Path, hostile_words: list[str]) -> None:
     """`check` prints labels, columns and files escaped; suspects have no formulas."""
-    finished = cli("check", "text", *hostile_words, "--suspects", tmp_path / name)
+    suspects = tmp_path / "suspects\x1b[31m.csv"
+    finished = cli("check", "text", *hostile_words, "--suspects", suspects)
     assert finished.status == 3
-    assert_no_formulas(tmp_path / name)
+    assert_no_formulas(suspects)
     names = (LABELS["bad"], TEXT_COLUMN, FILE)
     assert_visible(finished.output, *map(escaped, names))
 
 
 @pytest.mark.contract("E7", "F5")
 def test_escapes_in_train_and_compare_are_shown(
-    cli: Cli, tmp_path: Path, hostile_run: finetune.Run, hostile_words: list[object]
+    cli: Cli, tmp_path: Path, hostile_run: finetune.Run, hostile_words: list[str]
 ) -> None:
     """Training and comparison print names escaped; the page of `compare` shows HTML as text."""
     run = tmp_path / "run\x1b[31m"
     options = {**TWO_STEPS, "max_steps": 8, "save_steps": 8, "eval_steps": 8, "output_dir": run}
-    finished = cli("text", *hostile_words, "--no_baseline", *flags(**options))
-    assert finished.status == 0, finished.output
+    finished = cli("text", *hostile_words, "--no_baseline", *flags(**options)).succeeded()
     names = (r"run\x1b[31m", r"<xss-file>\x1b[31m.csv")
     assert_visible(finished.output, escaped(LABELS["bad"]), *names)
-    finished = cli("compare", hostile_run.path, run, "--output", tmp_path / "page.html")
-    assert finished.status == 0, finished.output
+    finished = cli("compare", hostile_run.path, run, "--output", tmp_path / "page.html").succeeded()
     assert_visible(finished.output, r"run\x1b[31m", r"<xss-run>\x1b[31m")
     assert_only_text(tmp_path / "page.html", "<xss-text>", "<xss-label>", "<xss-name>", "<xss-run>")
 
 
 @pytest.mark.contract("F5")
-def test_escapes_in_the_prediction_of_a_text_are_shown(hostile_run: finetune.Run, cli: Cli) -> None:
-    """The classes that `predict --text` prints are escaped."""
-    finished = cli("predict", hostile_run.path, "--text", "a text")
-    assert_visible(finished.stdout, escaped(LABELS["bad"]))
-
-
-@pytest.mark.contract("F5")
 def test_escapes_in_refusals_are_shown(
-    cli: Cli, tmp_path: Path, hostile_directory: Path, hostile_words: list[object]
+    cli: Cli, tmp_path: Path, hostile_directory: Path, hostile_words: list[str]
 ) -> None:
     """Errors that quote columns, labels and files show their escapes as text."""
     words = ["--dataset", hostile_directory / FILE, "--text_column", "none\x1b[31m"]
-    finished = cli("text", *words, "--label_column", LABEL_COLUMN, *hostile_words[2:6])
-    assert finished.status == 2
+    finished = cli("text", *words, "--label_column", LABEL_COLUMN, *hostile_words[2:6]).refused()
     assert_visible(finished.output, r"none\x1b[31m", escaped(TEXT_COLUMN))
-    finished = cli("text", "--dataset", tmp_path / "none\x1b[31m.csv", *hostile_words[2:])
-    assert finished.status == 2
+    finished = cli("text", "--dataset", tmp_path / "none\x1b[31m.csv", *hostile_words[2:]).refused()
     assert_visible(finished.output, r"none\x1b[31m.csv")
-    finished = cli("text", *hostile_words, "--bad\x1b[31m", "1")
-    assert finished.status == 2
+    finished = cli("text", *hostile_words, "--bad\x1b[31m", "1").refused()
     assert_visible(finished.output, r"--bad\x1b[31m")
 
 
@@ -1159,15 +1133,15 @@ def test_escapes_in_refusals_are_shown(
 def test_escapes_in_predict_and_evaluate_are_shown(
     cli: Cli, tmp_path: Path, hostile_run: finetune.Run
 ) -> None:
-    """`predict` and `evaluate` show escapes in names of files and runs as text."""
+    """`predict` and `evaluate` show escapes in names of files, runs and classes as text."""
+    finished = cli("predict", hostile_run.path, "--text", "a text")
+    assert_visible(finished.stdout, escaped(LABELS["bad"]))
     output, source = tmp_path / "out\x1b[31m.csv", write_inputs(tmp_path / "in\x1b[31m.jsonl")
     words = [source, "--text_column", "text", "--output", output]
-    finished = cli("predict", hostile_run.path, *words)
-    assert finished.status == 0, finished.output
+    finished = cli("predict", hostile_run.path, *words).succeeded()
     assert_visible(finished.output, r"out\x1b[31m.csv")
     assert output.exists()
-    finished = cli("evaluate", hostile_run.path)
-    assert finished.status == 0, finished.output
+    finished = cli("evaluate", hostile_run.path).succeeded()
     assert_visible(finished.output, r"<xss-run>\x1b[31m")
 
 

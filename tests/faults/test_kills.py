@@ -18,6 +18,7 @@ from finetune import Run
 from finetune.runtime import hub
 from finetune.training import checkpoint
 from tests.acceptance.test_training import assert_identical
+from tests.jobs import wait_until
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "without_report"), pytest.mark.faults]
 TIMES = int(os.environ.get("FAULT_TIMES", "5"))
@@ -50,17 +51,14 @@ def start() -> Start:
     return run
 
 
-def until(is_so: Callable[[], object], process: BaseProcess) -> None:
-    """Wait until a condition holds or the process ends."""
-    end = time.monotonic() + PATIENCE
-    while not is_so() and process.is_alive():
-        assert time.monotonic() < end, "it hangs"
-        time.sleep(0.001)
-
-
 def kill(process: BaseProcess) -> None:
     process.kill()
     process.join()
+
+
+def finish(process: BaseProcess, log: Path) -> None:
+    process.join(PATIENCE)
+    assert process.exitcode == 0, log.read_text()
 
 
 @pytest.mark.parametrize("seed", range(TIMES))
@@ -72,12 +70,9 @@ def test_kills_at_random_moments(
     typed = [*words, "--output_dir", str(run), "--resume"]
     for _ in range(9):
         process = start(typed, log)
-        moment = time.monotonic() + generator.uniform(0, 3)
-        until(lambda moment=moment: time.monotonic() > moment, process)  # type: ignore[misc]
+        process.join(generator.uniform(0, 3))
         kill(process)
-    last = start(typed, log)
-    last.join(PATIENCE)
-    assert last.exitcode == 0, log.read_text()
+    finish(start(typed, log), log)
     assert_identical(run, whole())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "run"]  # nothing moved aside
 
@@ -90,15 +85,14 @@ def test_kills_within_50_ms_of_a_save(
     typed = [*words, "--output_dir", str(run), "--resume"]
     step = 3 * generator.randint(1, 6)
     process = start(typed, log)
-    until((run / f"checkpoint-{step}").exists, process)
+    ready = run / f"checkpoint-{step}"
+    wait_until(lambda: ready.exists() or not process.is_alive())
     time.sleep(generator.uniform(0, 0.05))
     kill(process)
     for path in checkpoint.list_checkpoints(run):
         if (path / "checkpoint.json").exists():
             assert checkpoint.problem(path) is None
-    resumed = start(typed, log)
-    resumed.join(PATIENCE)
-    assert resumed.exitcode == 0, log.read_text()
+    finish(start(typed, log), log)
     assert_identical(run, whole())
 
 
@@ -132,7 +126,7 @@ def test_a_rank_that_is_killed_is_restarted(
     generator, run = random.Random(time_), tmp_path / "run"
     with launched(words, run, "--max-restarts", "1") as job:
         ready = run / f"checkpoint-{3 * generator.randint(1, 5)}"
-        watch(lambda: ready.exists() or job.poll() is not None)
+        wait_until(lambda: ready.exists() or job.poll() is not None)
         time.sleep(generator.uniform(0, 0.3))
         os.kill(generator.choice(workers(job)), signal.SIGKILL)
         output, _ = job.communicate(timeout=PATIENCE)
@@ -146,16 +140,14 @@ def test_ranks_whose_launcher_was_killed_end_within_ten_seconds(
 ) -> None:
     run = tmp_path / "run"
     with launched(words, run) as job:
-        watch(lambda: (run / "checkpoint-3").exists() or job.poll() is not None)
+        wait_until(lambda: (run / "checkpoint-3").exists() or job.poll() is not None)
         ranks = workers(job)
         job.kill()
         killed = time.monotonic()
-        watch(lambda: not any(map(alive, ranks)))
+        wait_until(lambda: not any(map(alive, ranks)))
     assert time.monotonic() - killed < 10
     assert Run.load(run).status in ("interrupted", "failed", "stale")
-    with launched(words, run, more=("--resume",)) as job:
-        output, _ = job.communicate(timeout=PATIENCE)
-    assert job.returncode == 0, output
+    complete(words, run, "--resume")
     assert_identical(run, two())
 
 
@@ -178,9 +170,7 @@ def test_a_rank_that_is_stopped_ends_the_job(
     reason = "it exited, or took longer than --ddp_timeout"
     assert f"rank {1 - rank} lost the connection to another rank: {reason}" in output
     assert Run.load(run).status == ("stale" if rank == 0 else "failed")
-    with launched(words, run, more=("--resume",)) as job:
-        output, _ = job.communicate(timeout=PATIENCE)
-    assert job.returncode == 0, output
+    complete(words, run, "--resume")
     assert_identical(run, two())
 
 
@@ -199,16 +189,13 @@ def test_kills_during_tokenization(
     before, known = set(cached.glob("*/tmp*")), set(cached.glob("*"))
 
     process = start([*typed, str(tmp_path / "run")], log)
-    until(lambda: set(cached.glob("*/tmp*")) - before, process)
+    wait_until(lambda: set(cached.glob("*/tmp*")) - before or not process.is_alive())
     time.sleep(generator.uniform(0, 1))
     kill(process)
-    resumed = start([*typed, str(tmp_path / "run")], log)
-    resumed.join(PATIENCE)
-    assert resumed.exitcode == 0, log.read_text()
+    finish(start([*typed, str(tmp_path / "run")], log), log)
     for prepared in set(cached.glob("*")) - known:  # the other run writes it from the beginning
         shutil.rmtree(prepared)
-    whole = start([*typed, str(tmp_path / "whole")], log)
-    whole.join(PATIENCE)
+    finish(start([*typed, str(tmp_path / "whole")], log), log)
     assert Run.load(tmp_path / "run").predictions.equals(Run.load(tmp_path / "whole").predictions)
 
 
@@ -216,10 +203,15 @@ def test_kills_during_tokenization(
 def two(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """An uninterrupted run of two processes."""
     run = tmp_path_factory.mktemp("two") / "run"
-    with launched(words, run) as job:
+    complete(words, run)
+    return lambda: run
+
+
+def complete(words: list[str], run: Path, *more: str) -> None:
+    """Train in two processes to the end."""
+    with launched(words, run, more=more) as job:
         output, _ = job.communicate(timeout=PATIENCE)
     assert job.returncode == 0, output
-    return lambda: run
 
 
 def launched(
@@ -245,10 +237,3 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def watch(is_so: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < end, "it hangs"
-        time.sleep(0.01)

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from finetune import RunSet
 from tests.acceptance.conftest import flags, once
 from tests.acceptance.data import write_bert
 from tests.acceptance.test_training import FAULTY, checkpoints
+from tests.jobs import wait_until
 from tests.warm import Servers
 
 pytestmark = [pytest.mark.faults, pytest.mark.processes]
@@ -87,14 +87,6 @@ def finish(process: "subprocess.Popen[str]") -> str:
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
     return output
-
-
-def wait_until(is_so: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    end = time.monotonic() + PATIENCE
-    while not is_so():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "it hangs"
-        time.sleep(0.005)
 
 
 def steps_in(rows: Path) -> int:
