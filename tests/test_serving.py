@@ -155,7 +155,6 @@ class TestBatcher:
 
         async def main() -> list[Any]:
             batcher = Batcher(self.compute, 4, 6)
-            loop = asyncio.create_task(batcher.run())
             first = asyncio.create_task(batcher.predict(["first"]))
             while not self.batches:
                 await asyncio.sleep(0)
@@ -166,7 +165,6 @@ class TestBatcher:
             self.may_compute.set()
             answers = await asyncio.gather(*tasks, return_exceptions=True)
             assert (await first, len(batcher)) == (["FIRST"], 0)
-            loop.cancel()
             return answers
 
         return asyncio.run(main())

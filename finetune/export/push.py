@@ -1,12 +1,18 @@
 """Push a run to the Hub: model, tokenizer, card, metrics and export, in one commit."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 import httpx2  # the HTTP client of huggingface_hub
-from huggingface_hub import CommitOperationAdd, HfApi, get_token, is_offline_mode
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    get_token,
+    is_offline_mode,
+)
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils._validators import validate_repo_id
 
@@ -30,7 +36,7 @@ _LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that has wr
 
 @dataclass(frozen=True)
 class Push:
-    """What was sent, or would be: the content of each file, or its path.
+    """What was sent, or would be: the path of each file, by its name in the repository.
 
     ``url`` is that of the commit; None if there is none, as the repository has these files.
     """
@@ -38,7 +44,7 @@ class Push:
     repo: str
     endpoint: str
     private: bool
-    files: Mapping[str, Path | bytes]
+    files: dict[str, Path]
     url: str | None = None
 
 
@@ -83,36 +89,43 @@ def _files(run: Run) -> dict[str, Path]:
         raise UserError(f"{reason}; to write it: python -m finetune report {run.path}")
     if (run.path / FOLDER).exists():
         Export.of_run(run.path, "onnxruntime")  # refuses that of another model
-    paths = sorted({path for pattern in _SENT for path in run.path.glob(pattern)})
-    if links := [path for path in paths if path.is_symlink() or path.parent.is_symlink()]:
+    root = run.path.resolve()
+    paths = sorted({path for pattern in _SENT for path in root.glob(pattern)})
+    if links := [path for path in paths if path.resolve() != path]:
         raise UserError(f"{links[0]} is a link: replace it by the file")
     options = {**run.manifest.options, **run.manifest.arguments, "home": Path.home()}
-    local = [value for value in map(str, options.values()) if re.match("/[^/]", value)]
+    values = ",".join(map(str, options.values())).split(",")  # an option may have several paths
+    local = [value for value in values if re.match("/[^/]", value)]
     for path in (path for path in paths if path.name in _READ):
         text = path.read_text(encoding="utf-8")
         if private := [value for value in local if value in text]:
             hint = f"remove it, or write the card again: python -m finetune report {run.path}"
             raise UserError(f"{path} has the local path {private[0]}: {hint}")
-    return {str(path.relative_to(run.path)): path for path in paths}
+    return {str(path.relative_to(root)): path for path in paths}
 
 
 def _send(api: HfApi, plan: Push) -> Push:
     """Create the repository, if there is none, and commit the files that differ."""
     user = api.whoami()["name"]
     repo = plan.repo if "/" in plan.repo else f"{user}/{plan.repo}"
-    private, head = plan.private, None
+    private, head, stale = plan.private, None, list[str]()
     try:
-        info = api.repo_info(repo)
-        private, head = bool(info.private), info.sha
+        info = api.model_info(repo)
+        repo, private, head = info.id, bool(info.private), info.sha
+        names = {file.rfilename for file in info.siblings or []} - plan.files.keys()
+        stale = [name for name in names if any(fnmatch(name, pattern) for pattern in _SENT)]
     except RepositoryNotFoundError:
         api.create_repo(repo, private=private)
     if plan.private and not private:
         raise UserError(f"{repo} exists and is public: name another, or add --public")
-    card = Path(str(plan.files[_CARD])).read_text(encoding="utf-8")
+    card = plan.files[_CARD].read_text(encoding="utf-8")
     card = re.sub(r'(pipeline\("[\w-]+", model=)"[^"\n]*"', rf'\1"{repo}"', card)
-    files = {**plan.files, _CARD: card.encode()}
-    additions = [CommitOperationAdd(path_in_repo=n, path_or_fileobj=c) for n, c in files.items()]
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(name, card.encode() if name == _CARD else path)
+        for name, path in plan.files.items()
+    ]
+    operations += [CommitOperationDelete(name) for name in stale]  # of another model before
     # not upload_folder(), which may make several commits (huggingface_hub 2.4 with hf_xet)
-    commit = api.create_commit(repo, additions, commit_message="Upload model")
+    commit = api.create_commit(repo, operations, commit_message="Upload model")
     url = None if commit.oid == head else str(commit.commit_url)
-    return replace(plan, repo=repo, private=private, files=files, url=url)
+    return replace(plan, repo=repo, private=private, url=url)

@@ -87,8 +87,8 @@ def _source(run: Run) -> str:
     source = str(run.manifest.options["dataset"] or "-")
     if Path(source).is_absolute():
         return Path(source).name
-    described = str(run.manifest.data.source)
-    return described if hub.names_repository(source) else re.sub(r"[^\s,]*/", "", described)
+    parts = str(run.manifest.data.source).split(", ")
+    return ", ".join(parts if hub.names_repository(source) else [Path(part).name for part in parts])
 
 
 def _code(run: Run) -> str:

@@ -173,10 +173,7 @@ def push(push: Push, *, is_sent: bool) -> Table:
     """Return the table of the files of a push."""
     visibility = "private" if push.private else "public"
     place = f"the {visibility} repository {push.repo} at {push.endpoint}"
-    rows = []
-    for name, file in push.files.items():
-        size = file.stat().st_size if isinstance(file, Path) else len(file)
-        rows.append([Cell(name), Cell(f"{size:,}")])
+    rows = [[Cell(name), Cell(f"{file.stat().st_size:,}")] for name, file in push.files.items()]
     return Table(f"{'in' if is_sent else 'to send to'} {place}", ["file", "bytes"], rows)
 
 

@@ -1,14 +1,13 @@
 """The HTTP interface: ``POST /predict``, ``GET /health``, ``GET /metrics`` and a page at ``/``."""
 
 import asyncio
-import contextlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import pandas as pd
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -17,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
-from finetune.data.prediction_columns import PREDICTION, of_target, probability_of
+from finetune.data.prediction_columns import LABEL, PREDICTION, PROBABILITY
 from finetune.export.predictor import Predictor
 from finetune.serving.batching import Batcher, QueueFull
 
@@ -42,14 +41,18 @@ class Limits:
 DEFAULT_LIMITS = Limits()
 
 
+_Item = TypeVar("_Item")
+_List = Annotated[list[_Item], Field(fail_fast=True)]  # or each item of 1 MiB is a mistake
+
+
 class Rows(BaseModel):
     """The body of a request: one of ``text``, ``texts`` and ``pairs``."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     text: str | None = Field(None, description="one text", examples=["The soup was cold."])
-    texts: list[str] | None = Field(None, description="several texts")
-    pairs: list[list[str]] | None = Field(
+    texts: _List[str] | None = Field(None, description="several texts")
+    pairs: _List[_List[str]] | None = Field(
         None, description="the texts of each row, for a model that reads several columns"
     )
 
@@ -101,16 +104,9 @@ def create_app(
     batcher = Batcher(predict, limits.batch_rows, limits.waiting_rows)
     metrics = _Metrics(lambda: len(batcher))
 
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        task = asyncio.create_task(batcher.run())
-        yield
-        task.cancel()
-
     app = FastAPI(
         title="finetune",
         description=f"Task: {model.task}. Labels: {', '.join(model.labels[:100]) or 'numbers'}.",
-        lifespan=lifespan,
         docs_url=None,  # both pages load scripts from the network
         redoc_url=None,
     )
@@ -141,9 +137,10 @@ def create_app(
             refuse_strangers(request)
             rows = _read_rows(await _read_body(request, limits), model.columns, limits)
             async with asyncio.timeout(limits.answer_seconds):
-                predictions = await batcher.predict(rows)
+                predictions = await _unless_gone(request, batcher.predict(rows))
+            response = JSONResponse({"model": model.digest, "predictions": predictions})
             status = 200
-            return JSONResponse({"model": model.digest, "predictions": predictions})
+            return response
         except (QueueFull, TimeoutError):
             status = 503
             raise HTTPException(503, "too many requests wait", {"Retry-After": "1"}) from None
@@ -164,25 +161,41 @@ def create_app(
         expected = f"Bearer {api_key}".encode()
         found = request.headers.get("authorization", "").encode("latin-1")  # as it was sent
         if api_key is not None and not hmac.compare_digest(found, expected):
-            raise HTTPException(401, "expected the header Authorization: Bearer KEY")
+            message = "expected the header Authorization: Bearer KEY"
+            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
 
     return app
 
 
 async def _read_body(request: Request, limits: Limits) -> bytes:
     """Return the body of a request, unless it is too large or too slow."""
-    body = bytearray()
+    body, size = bytearray(), 0
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > limits.body_bytes:
-                    message = f"expected at most {limits.body_bytes:,} bytes"
-                    raise HTTPException(413, message, {"Connection": "close"})
+                size += len(chunk)
+                if size <= limits.body_bytes:  # read on: many clients see no answer while they send
+                    body += chunk
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_seconds:g} s"
-        raise HTTPException(408, message, {"Connection": "close"}) from None
+        raise HTTPException(408, message) from None
+    if size > limits.body_bytes:
+        raise HTTPException(413, f"expected at most {limits.body_bytes:,} bytes")
     return bytes(body)
+
+
+async def _unless_gone(request: Request, answers: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+    """Return the answers, unless the client leaves before: uvicorn does not cancel its request."""
+    answering = asyncio.ensure_future(answers)
+    leaving = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done():
+            raise ClientDisconnect
+        return answering.result()
+    finally:
+        answering.cancel()
+        leaving.cancel()
 
 
 def _read_rows(body: bytes, columns: int, limits: Limits) -> list[str] | list[tuple[str, ...]]:
@@ -190,6 +203,8 @@ def _read_rows(body: bytes, columns: int, limits: Limits) -> list[str] | list[tu
     try:
         given = Rows.model_validate_json(body)
     except ValidationError as error:
+        if error.error_count() > 3:  # unknown names, as many as fit into a body
+            raise HTTPException(422, "expected one of text, texts and pairs") from None
         details = error.errors(include_input=False, include_url=False, include_context=False)
         raise HTTPException(422, details) from None
     if sum(value is not None for _, value in given) != 1:
@@ -212,16 +227,12 @@ def _read_rows(body: bytes, columns: int, limits: Limits) -> list[str] | list[tu
 
 def _answers(model: Predictor, frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the predictions in a frame as JSON values."""
-    groups = {probability_of(label): ("probabilities", label) for label in model.labels}
-    groups |= {of_target(PREDICTION, label): (PREDICTION, label) for label in model.labels}
-    answers = []
-    for row in frame.to_dict("records"):
-        answer: dict[str, Any] = {}
-        for name, value in row.items():
-            if name in groups:
-                group, label = groups[str(name)]
-                answer.setdefault(group, {})[label] = value
-            else:
-                answer[str(name)] = value
-        answers.append(answer)
+    names = [name for name in (LABEL, PROBABILITY, PREDICTION) if name in frame]
+    rows = frame[names].to_dict("records") if names else [{} for _ in range(len(frame))]
+    answers = [{str(name): value for name, value in row.items()} for row in rows]
+    if model.labels:
+        group = "probabilities" if LABEL in frame else PREDICTION
+        numbers = frame.drop(columns=names).set_axis(model.labels, axis=1).to_dict("records")
+        for answer, row in zip(answers, numbers, strict=True):
+            answer[group] = row
     return answers

@@ -4,31 +4,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 
 class QueueFull(Exception):
     """As many rows are waiting as may wait; the client should try again later."""
-
-
-@dataclass
-class _Request:
-    future: asyncio.Future[list[Any]]  # its answers, when there are all
-    answers: list[Any]
-    missing: int  # answers
-
-    def take(self, number: int, answer: Any) -> None:
-        """Take the answer, or an exception, for a row."""
-        if self.future.done():  # the client has left, or another row has failed
-            return
-        if isinstance(answer, Exception):
-            self.future.set_exception(answer)
-            return
-        self.answers[number] = answer
-        self.missing -= 1
-        if not self.missing:
-            self.future.set_result(self.answers)
 
 
 class Batcher:
@@ -48,9 +28,9 @@ class Batcher:
         self._predict = predict
         self._max_rows = max_rows
         self._max_waiting = max_waiting
-        self._waiting: deque[tuple[_Request, int, Any]] = deque()
-        self._has_arrived = asyncio.Event()
+        self._waiting: deque[tuple[Any, asyncio.Future[Any]]] = deque()
         self._executor = ThreadPoolExecutor(1)
+        self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         """Return the number of rows that wait."""
@@ -65,36 +45,35 @@ class Batcher:
         """
         if len(self._waiting) + len(rows) > self._max_waiting:
             raise QueueFull
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        request = _Request(future, [None] * len(rows), len(rows))
-        self._waiting.extend((request, number, row) for number, row in enumerate(rows))
-        self._has_arrived.set()
-        return await future
+        futures = [asyncio.get_running_loop().create_future() for _ in rows]
+        self._waiting.extend(zip(rows, futures, strict=True))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._compute())
+        return await asyncio.gather(*futures)
 
-    async def run(self) -> None:
-        """Compute batches until this task is cancelled."""
+    async def _compute(self) -> None:
+        """Compute batches until no row waits."""
         loop = asyncio.get_running_loop()
-        while True:
-            await self._has_arrived.wait()
-            batch: list[tuple[_Request, int, Any]] = []
+        while self._waiting:
+            batch: list[tuple[Any, asyncio.Future[Any]]] = []
             while self._waiting and len(batch) < self._max_rows:
-                waiting = self._waiting.popleft()
-                if not waiting[0].future.done():
-                    batch.append(waiting)
-            if not self._waiting:
-                self._has_arrived.clear()
-            if batch:
-                rows = [row for _, _, row in batch]
-                answers = await loop.run_in_executor(self._executor, self._answers, rows)
-                for (request, number, _), answer in zip(batch, answers, strict=True):
-                    request.take(number, answer)
+                row, future = self._waiting.popleft()
+                if not future.done():  # its client waits no longer
+                    batch.append((row, future))
+            rows = [row for row, _ in batch]
+            answers = await loop.run_in_executor(self._executor, self._answers, rows)
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Exception) and not future.done():
+                    future.set_exception(answer)
+                elif not future.done():
+                    future.set_result(answer)
 
     def _answers(self, rows: list[Any]) -> Sequence[Any]:
         """Return an answer, or an exception, for each row: a row that cannot be computed does not
         spoil those of other requests.
         """
         try:
-            return self._predict(rows)
+            return self._predict(rows) if rows else []
         except Exception as error:
             if len(rows) == 1:
                 return [error]

@@ -1,6 +1,5 @@
 """Run the server until a signal ends it; requests that have arrived are answered first."""
 
-import asyncio
 import contextlib
 import os
 import resource
@@ -16,44 +15,28 @@ from finetune.errors import UserError
 from finetune.export.predictor import Predictor
 from finetune.serving.app import create_app
 
-_HEAD_SECONDS = 10  # for the first line and the headers of a request to arrive
+_HEAD_SECONDS = 10  # for the first line and the headers of the first request to arrive
+_IDLE_SECONDS = 75  # of a connection after an answer; load balancers close theirs after 60
 _SHUTDOWN_SECONDS = 30
 
 
 class _Protocol(HttpToolsProtocol):
-    """Closes a connection on which no whole head of a request arrives: uvicorn (0.54) would wait
-    forever, and slow clients would hold all connections.
+    """Closes a connection on which no whole head of a request arrives in time. uvicorn (0.54)
+    starts this timer after an answer only, and stops it at any byte: slow clients would hold all
+    connections.
     """
 
-    _timer: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: Any) -> None:
-        """Start to wait for the head of the first request."""
         super().connection_made(transport)
-        self._wait()
+        timer = self.loop.call_later(_HEAD_SECONDS, self.timeout_keep_alive_handler)
+        self.timeout_keep_alive_task = timer
 
-    def on_message_begin(self) -> None:
-        """Start to wait for the head of a request, whose first byte has arrived."""
-        self._wait()
-        super().on_message_begin()
+    def _unset_keepalive_if_required(self) -> None:
+        """Do not stop the timer: this is called at any byte."""
 
     def on_headers_complete(self) -> None:
-        """Stop waiting."""
-        self._stop_waiting()
+        super()._unset_keepalive_if_required()
         super().on_headers_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        self._stop_waiting()
-        self._timer = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
 
 def serve(
@@ -72,12 +55,15 @@ def serve(
         UserError: If the model cannot be loaded, or this machine cannot listen on the address.
     """
     key = os.environ.get("FINETUNE_API_KEY")
+    key = key and key.strip()  # a secret may end with a line break
     if key == "":  # e.g. a secret that does not exist: not a server without a key
         raise UserError("FINETUNE_API_KEY is empty: expected a key, or unset it")
     try:
         opened = socket.create_server((host, port), reuse_port=False)
     except (OSError, OverflowError) as error:
         raise UserError(f"cannot listen on {host}:{port}: {error}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of clients that do not read their answers; on Linux
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)  # milliseconds
     model = Predictor(run, engine, trust_recipe=trust_recipe)
     if not (host == "localhost" or host.startswith("127.")):
         access = "with the key" if key else "without a key: see FINETUNE_API_KEY"
@@ -89,10 +75,12 @@ def serve(
     config = uvicorn.Config(
         create_app(model, api_key=key),
         http=_Protocol,
+        loop="asyncio",  # as it is tested, also where uvloop is installed
         ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
     ready(f"{model.engine}: http://{host}:{opened.getsockname()[1]}")
