@@ -139,7 +139,7 @@ def test_a_signal_while_the_report_is_written_is_reported(
     monkeypatch.setattr("finetune.reporting.page.write", write)
     done = train(run, "--max_steps", 3)
     assert done.status == 75
-    assert f"to write it: python -m finetune report {run}" in done.stdout
+    assert f"to write it: python -m finetune report {run}" in done.stderr
     assert Run.load(run).status == "finished"
     again = train(run, "--max_steps", 3, "--resume")
     assert again.status == 0
