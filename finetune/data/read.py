@@ -33,7 +33,7 @@ from finetune.data import arrow, caches, read_text
 from finetune.data.read_text import ReadOptions, Record, batches
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
-from finetune.runtime.files import replacing
+from finetune.runtime.files import replacing, sha256
 
 #: Part of the name of a cached copy: increase it when the same file should yield other rows.
 _VERSION = 7
@@ -41,8 +41,6 @@ _VERSION = 7
 READABLE = (*formats.FILES, ".txt")
 #: Suffixes of the files whose rows have line numbers.
 _WITH_LINES = {*formats.TEXTS} - {".json"}
-#: The escape of characters that XML does not allow.
-_ESCAPED = re.compile(r"_x([0-9A-F]{4})_")
 #: The XML of a cell with a formula but no value; with `t="str"` the value is an empty text.
 _UNCOMPUTED = re.compile(
     rb'<c\b(?![^>]*\bt="str")(?:[^>]*?\br="(\w+)")?[^>]*>\s*'
@@ -99,9 +97,7 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
         link = _copy_of(state, options)
         with contextlib.suppress(pa.ArrowException, OSError):  # missing or damaged
             return _open_copy(path, link)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        copy = _copy_of((path.name, digest), options)
+        copy = _copy_of((path.name, sha256(path)), options)
         try:
             rows = _open_copy(path, copy)
         except (pa.ArrowException, OSError):
@@ -275,8 +271,6 @@ def _as_text(value: Any) -> str:
             return str(int(value))
         case datetime.datetime() if value.time() == datetime.time():
             return value.date().isoformat()
-        case str():
-            return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
     return str(value)
 
 

@@ -6,7 +6,6 @@ It is read without torch and transformers. Each file is compared with its digest
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 from finetune.errors import UserError
 from finetune.export import FOLDER
+from finetune.runtime.files import sha256, to_json
 from finetune.tasks.decoding import Function
 from finetune.training.record import SCHEMA, Record
 
@@ -45,7 +45,7 @@ class Facts(Record):
     def digest(self) -> str:
         """Return the sha256 of all other facts, in the order of their names."""
         facts = {name: value for name, value in asdict(self).items() if name != "sha256"}
-        return _digest([json.dumps(facts, sort_keys=True)])
+        return _digest([to_json(facts, sort_keys=True)])
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,6 @@ def digest_of_model(run: Path) -> str:
     """Return the sha256 that identifies weights, labels and tokenizer in a run."""
     files = [*sorted(run.glob("*.safetensors")), run / "config.json", run / TOKENIZER]
     return _digest(sha256(file) for file in files if file.exists())
-
-
-def sha256(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(texts: Iterable[str]) -> str:
