@@ -33,7 +33,7 @@ from finetune.data import arrow, caches, read_text
 from finetune.data.read_text import ReadOptions, Record, batches
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
-from finetune.runtime.files import replacing, sha256
+from finetune.runtime.files import replacing
 
 #: Part of the name of a cached copy: increase it when the same file should yield other rows.
 _VERSION = 7
@@ -97,7 +97,9 @@ def read_file(path: Path, options: ReadOptions) -> FileRows:
         link = _copy_of(state, options)
         with contextlib.suppress(pa.ArrowException, OSError):  # missing or damaged
             return _open_copy(path, link)
-        copy = _copy_of((path.name, sha256(path)), options)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        copy = _copy_of((path.name, digest), options)
         try:
             rows = _open_copy(path, copy)
         except (pa.ArrowException, OSError):

@@ -23,13 +23,12 @@ from finetune.data.tokenize import read_by_model
 from finetune.errors import RunError, UserError
 from finetune.export import FOLDER
 from finetune.export.engines import Session
-from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export, Facts
+from finetune.export.files import EXPORT, MODEL, TOKENIZER, Export, Facts, sha256
 from finetune.export.module import TorchSession, facts_of
 from finetune.export.predictor import Predictor
 from finetune.export.text import TextEncoder
 from finetune.runs.run import Run
 from finetune.runtime import hub
-from finetune.runtime.files import sha256
 from finetune.runtime.importing import require_packages
 from finetune.statistics.metrics import estimate, estimate_difference, find_metrics
 from finetune.statistics.scored import agreement

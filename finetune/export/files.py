@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from finetune.errors import UserError
 from finetune.export import FOLDER
-from finetune.runtime.files import sha256, to_json
+from finetune.runtime.files import to_json
 from finetune.tasks.decoding import Function
 from finetune.training.record import SCHEMA, Record
 
@@ -104,6 +104,12 @@ def digest_of_model(run: Path) -> str:
     """Return the sha256 that identifies weights, labels and tokenizer in a run."""
     files = [*sorted(run.glob("*.safetensors")), run / "config.json", run / TOKENIZER]
     return _digest(sha256(file) for file in files if file.exists())
+
+
+def sha256(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(texts: Iterable[str]) -> str:

@@ -4,7 +4,6 @@ system releases a lock when its process ends.
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -43,12 +42,6 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file atomically, so that a reader never sees half of it."""
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
-
-
-def sha256(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def to_json(content: Any, **options: Any) -> str:
