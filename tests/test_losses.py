@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from finetune.tasks import losses
+from finetune.training.steps import GlobalLoss
 
 ROWS, CLASSES = 12, 5
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -32,7 +33,7 @@ def test_large_logits_have_finite_losses_and_gradients(
 ) -> None:
     logits, targets = batch(loss)
     large = (size * logits.sign()).to(dtype).requires_grad_()
-    values = loss(large, targets)
+    values = GlobalLoss(loss).training_losses(large, targets)
     values.sum().backward()  # type: ignore[no-untyped-call]
     assert values.isfinite().all()
     assert large.grad is not None
@@ -43,6 +44,8 @@ def test_large_logits_have_finite_losses_and_gradients(
 def test_losses_of_bf16_logits_are_computed_in_fp32(loss: Loss) -> None:
     logits, targets = batch(loss)
     rounded = logits.bfloat16()
-    values = loss(rounded, targets)
-    assert (values.dtype, values.shape) == (torch.float32, (ROWS,))
-    torch.testing.assert_close(values, loss(rounded.float(), targets), rtol=0, atol=0)
+    expected = loss(rounded.float(), targets)
+    for losses_of in (GlobalLoss(loss).training_losses, GlobalLoss(loss).evaluation_losses):
+        values = losses_of(rounded, targets)
+        assert (values.dtype, values.shape) == (torch.float32, (ROWS,))
+        torch.testing.assert_close(values, expected, rtol=0, atol=0)

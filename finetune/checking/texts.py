@@ -78,19 +78,19 @@ def find_damaged_texts(rows: Dataset, split: str, columns: Sequence[str], report
     size = min(len(rows), _MOST_ROWS)
     sample = np.sort(np.random.default_rng(0).choice(len(rows), size, replace=False))
     for part, column in enumerate(columns):
-        place = f" in '{column}'" if stored == digests.TEXTS else ""
-        masks = {name: np.zeros(len(rows), bool) for name in _DAMAGES}
-        for positions, values in arrow.pieces(rows, stored, sample):
+        suffix = f" in '{column}'" if stored == digests.TEXTS else ""
+        masks = {name: np.zeros(size, bool) for name in _DAMAGES}
+        for places, values in arrow.pieces(rows.select(sample), stored):
             texts = pc.list_element(values, part) if stored == digests.TEXTS else values
             texts = pc.fill_null(texts, "")
             for name, (pattern, *_) in _DAMAGES.items():
-                masks[name][positions] = pc.match_substring_regex(texts, f"(?s){pattern}")
+                masks[name][places] = pc.match_substring_regex(texts, f"(?s){pattern}")
         for name, (_, description, fix) in _DAMAGES.items():
             severity = None if name == "no_words" else "warning"  # a few are normal
-            how: Any = dict(examined=len(sample), severity=severity)
+            how: Any = dict(examined=size, severity=severity)
             fix = f"{fix}; else {EXCLUDE}"
-            positions = np.flatnonzero(masks[name])
-            report_rows(report, name, description + place, fix, positions, rows, split, **how)
+            positions = sample[masks[name]]
+            report_rows(report, name, description + suffix, fix, positions, rows, split, **how)
 
 
 def find_other_languages(rows: Dataset, column: str, report: Report) -> None:

@@ -63,18 +63,14 @@ def column(rows: Dataset, name: str) -> pa.ChunkedArray:
     return stored if rows._indices is None else stored.take(pa.array(_places(rows)))
 
 
-def pieces(
-    rows: Dataset, name: str, numbers: np.ndarray | None = None
-) -> Iterator[tuple[np.ndarray, pa.Array]]:
+def pieces(rows: Dataset, name: str) -> Iterator[tuple[np.ndarray, pa.Array]]:
     """Yield a column in pieces: the numbers of at most 10,000 rows, and their values.
 
-    The pieces are in the order in which rows are stored; ``numbers`` limits them to some rows.
+    The pieces are in the order in which rows are stored.
     """
-    numbers = np.arange(len(rows)) if numbers is None else numbers
-    places = _places(rows)[numbers]
-    order = np.argsort(places, kind="stable")
-    numbers = numbers[order]
-    places = places[order]
+    places = _places(rows)
+    numbers = np.argsort(places, kind="stable")
+    places = places[numbers]
     end = 0
     stored = pa.table({name: rows.data.column(name)})
     for batch in stored.to_batches(max_chunksize=_ROWS_AT_ONCE):

@@ -41,8 +41,6 @@ _VERSION = 7
 READABLE = (*formats.FILES, ".txt")
 #: Suffixes of the files whose rows have line numbers.
 _WITH_LINES = {*formats.TEXTS} - {".json"}
-#: The escape of characters that XML does not allow.
-_ESCAPED = re.compile(r"_x([0-9A-F]{4})_")
 #: The XML of a cell with a formula but no value; with `t="str"` the value is an empty text.
 _UNCOMPUTED = re.compile(
     rb'<c\b(?![^>]*\bt="str")(?:[^>]*?\br="(\w+)")?[^>]*>\s*'
@@ -275,8 +273,6 @@ def _as_text(value: Any) -> str:
             return str(int(value))
         case datetime.datetime() if value.time() == datetime.time():
             return value.date().isoformat()
-        case str():
-            return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
     return str(value)
 
 

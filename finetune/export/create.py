@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import secrets
-import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -134,23 +133,18 @@ def _listed(check: dict[str, Any]) -> str:
 def _renamed_at_the_end(target: Path) -> Iterator[Path]:
     """Give a new directory beside ``target``, which takes its place at the end of the block."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    new, old = (target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp") for _ in range(2))
-    new.mkdir()
-    try:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as parent:
+        new = Path(parent, "new")
+        new.mkdir()
         yield new
         if target.exists():
-            target.rename(old)
+            target.rename(Path(parent, "old"))
         new.rename(target)
-    finally:
-        for directory in (new, old):
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _write_facts(directory: Path, facts: Facts, **changes: Any) -> Facts:
     files = {name: sha256(directory / name) for name in (MODEL, TOKENIZER)}
     facts = replace(facts, files=files, **changes)
-    facts.write(directory)
-    facts = Facts.read(directory)  # with the numbers of the file
     facts = replace(facts, sha256=facts.digest())
     facts.write(directory)
     return facts

@@ -6,7 +6,6 @@ It is read without torch and transformers. Each file is compared with its digest
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Self
 
 from finetune.errors import UserError
 from finetune.export import FOLDER
+from finetune.runtime.files import to_json
 from finetune.tasks.decoding import Function
 from finetune.training.record import SCHEMA, Record
 
@@ -45,7 +45,7 @@ class Facts(Record):
     def digest(self) -> str:
         """Return the sha256 of all other facts, in the order of their names."""
         facts = {name: value for name, value in asdict(self).items() if name != "sha256"}
-        return _digest([json.dumps(facts, sort_keys=True)])
+        return _digest([to_json(facts, sort_keys=True)])
 
 
 @dataclass(frozen=True)

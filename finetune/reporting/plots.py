@@ -145,7 +145,7 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
             label_axes(axes, "Precision-recall curve", x="recall", y="precision")
         for number, colour in zip(sorted(lowest), COLOURS, strict=False):
             true = predicted.labels == number
-            scores = predicted.probabilities.columns(slice(number, number + 1))[0]
+            scores = predicted.probabilities.column(number)
             if is_roc:
                 x, y, _ = roc_curve(true, scores)
             else:
@@ -172,7 +172,9 @@ def reliability(calibration: Mapping[str, Any]) -> list[Plot]:
     x, y = zip(*((point["confidence"], point["accuracy"]) for point in bins), strict=True)
     axes.plot(x, y, color=BLUE, marker="o", label="model")
     axes.set_ylim(0, 1.02)
-    label_axes(axes, "Calibration: accuracy by confidence", x="confidence", percent="xy")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1))
+    label_axes(axes, "Calibration: accuracy by confidence", x="confidence")
     alt = "Accuracy by confidence; they are equal for a calibrated model (dotted)."
     return [Plot("reliability", alt, figure)]
 
@@ -196,12 +198,10 @@ def panels(rows: int, *, height: float, width: float = WIDTH) -> tuple[Figure, l
     return figure, list(figure.subplots(rows, sharex=True, squeeze=False)[:, 0])
 
 
-def label_axes(axes: Axes, title: str, *, x: str = "", y: str = "", percent: str = "") -> None:
-    """Add title, axis labels, grid and legend; ``percent`` names axes of shares, e.g. ``xy``."""
+def label_axes(axes: Axes, title: str, *, x: str = "", y: str = "") -> None:
+    """Add title, axis labels, grid and legend."""
     axes.set(title=title, xlabel=x, ylabel=y, axisbelow=True)
     axes.grid(axis="y", color=GREY, alpha=0.25, linewidth=0.6)
-    for name in percent:
-        getattr(axes, f"{name}axis").set_major_formatter(PercentFormatter(1))
     if axes.get_legend_handles_labels()[0]:
         axes.legend()
 

@@ -211,8 +211,7 @@ class Run:
             UserError: If ``logits.npy`` is needed but missing or damaged.
         """
         import numpy as np
-
-        from finetune.statistics.scored import class_numbers
+        import pandas as pd
 
         kind = self.kind
         task = task or kind
@@ -229,7 +228,7 @@ class Run:
             raise UserError(f"{path} is missing or damaged: {expected}; {hint}")
         if task.labels != kind.labels:
             logits = logits[:, [kind.labels.index(name) for name in task.labels]]
-        return task.scored(class_numbers(table, LABEL, task.labels), logits)
+        return task.scored(pd.Index(task.labels).get_indexer(pd.Index(table[LABEL])), logits)
 
     def recipe(self, *, scores: bool = True) -> Recipe:
         """Return the recipe with its options, and with model and tokenizer of the run.

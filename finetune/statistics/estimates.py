@@ -95,35 +95,41 @@ def estimate(replicates: np.ndarray, scale: Scale, rows: float) -> Estimate:
         scale: The scale of the metric.
         rows: The upper limit of the effective sample size.
     """
-    value = float(replicates[0])
+    fewest = 1 if scale.forward is None else FEWEST_ROWS
+    if rows < fewest or not np.isfinite(replicates).all():
+        return Estimate(float(replicates[0]))
     quantile = _quantile(replicates, rows)
-    if rows < 1 or not np.isfinite(replicates).all():
-        return Estimate(value)
-    if scale.forward is None:
-        middle = value - _bias(replicates)
-        return _bounded(value, middle, _error(replicates), scale, rows, quantile)
-    if rows < FEWEST_ROWS:
-        return Estimate(value)
-    reach = np.array([-quantile, quantile])
-    with np.errstate(all="ignore"):
-        scaled = scale.forward(replicates)
-    if np.isfinite(scaled).all():
-        ends = np.sort(scale.back(scaled[0] + _error(scaled) * reach))
-    else:  # e.g. the logarithm of an error of 0
-        ends = np.clip(value + _error(replicates) * reach, scale.lowest, scale.highest)
-    return Estimate(value, float(ends[0]), float(ends[1]))
+    return _interval(replicates[None], scale, rows, lambda scaled: (_error(scaled[0]), quantile))
 
 
-def _bounded(
-    value: float, middle: float, error: float, scale: Scale, rows: float, quantile: float
+def _interval(
+    replicates: np.ndarray,
+    scale: Scale,
+    rows: float,
+    measure: Callable[[np.ndarray], tuple[float, float]],
 ) -> Estimate:
-    """Return Wilson's interval at the effective sample size, for a metric between two limits."""
-    width = scale.highest - scale.lowest
-    share, error = (value - scale.lowest) / width, error / width
-    size = min(rows, share * (1 - share) / error**2) if error > 0 else rows
-    center = np.clip((middle - scale.lowest) / width, 0, 1)
-    low, high = wilson(center, size if size > 0 else rows, quantile)
-    ends = np.array([low, high]) * width + scale.lowest
+    """Return the estimate of one model, or of the mean over seeds: shape ``(seeds, 1 + groups)``.
+
+    ``measure`` returns the standard error and the quantile of replicates of that shape.
+    """
+    value = float(replicates[:, 0].mean())
+    with np.errstate(all="ignore"):
+        scaled = replicates if scale.forward is None else scale.forward(replicates)
+    is_scaled = scale.forward is not None and bool(np.isfinite(scaled).all())
+    scaled = scaled if is_scaled else replicates  # e.g. the logarithm of an error of 0
+    error, quantile = measure(scaled)
+    mean = scaled.mean(axis=0)
+    if scale.forward is None:  # Wilson's interval at the effective sample size
+        width = scale.highest - scale.lowest
+        share, error = (value - scale.lowest) / width, error / width
+        size = min(rows, share * (1 - share) / error**2) if error > 0 else rows
+        center = np.clip((value - _bias(mean) - scale.lowest) / width, 0, 1)
+        ends = np.array(wilson(center, size if size > 0 else rows, quantile))
+        ends = ends * width + scale.lowest
+    else:
+        ends = mean[0] + error * quantile * np.array([-1.0, 1.0])
+        ends = scale.back(ends) if is_scaled else np.clip(ends, scale.lowest, scale.highest)
+        ends = np.sort(ends)
     return Estimate(value, min(value, float(ends[0])), max(value, float(ends[1])))
 
 
@@ -141,20 +147,9 @@ def estimate_over_seeds(replicates: np.ndarray, scale: Scale, rows: float) -> Es
         scale: The scale of the metric.
         rows: The upper limit of the effective sample size.
     """
-    value = float(replicates[:, 0].mean())
     if len(replicates) < 3 or rows < FEWEST_ROWS or not np.isfinite(replicates).all():
-        return Estimate(value)
-    with np.errstate(all="ignore"):
-        scaled = replicates if scale.forward is None else scale.forward(replicates)
-    is_scaled = scale.forward is not None and bool(np.isfinite(scaled).all())
-    scaled = scaled if is_scaled else replicates
-    error, quantile = _error_over_seeds(scaled)
-    mean = scaled.mean(axis=0)
-    if scale.forward is None:
-        return _bounded(value, value - _bias(mean), error, scale, rows, quantile)
-    ends = mean[0] + error * quantile * np.array([-1.0, 1.0])
-    ends = np.sort(scale.back(ends)) if is_scaled else np.clip(ends, scale.lowest, scale.highest)
-    return Estimate(value, min(value, float(ends[0])), max(value, float(ends[1])))
+        return Estimate(float(replicates[:, 0].mean()))
+    return _interval(replicates, scale, rows, _error_over_seeds)
 
 
 def difference_over_seeds(first: np.ndarray, second: np.ndarray) -> Estimate:

@@ -109,16 +109,9 @@ def _f1_of_rows(rows: ScoredLabels) -> np.ndarray:
 
 def _log_losses(rows: ScoredLabels) -> np.ndarray:
     """Return the log loss of each row, averaged over the labels, in nats, shape ``(rows,)``."""
-    losses = []
-    for block, probabilities in rows.probabilities.row_blocks():
-        of_label = np.where(rows.labels[block], probabilities, 1 - probabilities)
-        losses.append(-np.log(np.maximum(of_label, np.finfo(np.float64).eps)).mean(axis=1))
-    return np.concatenate(losses)
-
-
-def _losses(rows: ScoredRows) -> np.ndarray:
-    """Return the log loss of each row, in nats, shape ``(rows,)``."""
-    return np.asarray(-np.log(np.maximum(rows.summary.of_label, np.finfo(np.float64).tiny)))
+    probabilities = rows.probabilities.rows()
+    of_label = np.where(rows.labels, probabilities, 1 - probabilities)
+    return np.asarray(-np.log(np.maximum(of_label, np.finfo(np.float64).eps)).mean(axis=1))
 
 
 def _over_targets(function: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Function:
@@ -176,6 +169,7 @@ AVERAGED = ("precision", "recall", "f1")
 
 
 _right = _mean(lambda rows: rows.right)
+_log_loss = _mean(lambda r: -np.log(np.maximum(r.summary.of_label, np.finfo(np.float64).tiny)))
 _wrong_entries = _mean(lambda rows: (rows.labels != rows.decided).mean(axis=1))
 ROWS = (
     Metric("accuracy", "classes", 1, PROPORTION, _right),
@@ -192,7 +186,7 @@ ROWS = (
     Metric("mean_absolute_error", "classes", -1, ERROR, _mean(lambda rows: rows.off)),
     Metric("roc_auc", "classes", 1, SHARE, _mean_area(ROC)),
     Metric("average_precision", "classes", 1, SHARE, _mean_area(PRECISION)),
-    Metric("log_loss", "classes", -1, ERROR, _mean(_losses)),
+    Metric("log_loss", "classes", -1, ERROR, _log_loss),
     Metric("roc_area", "classes", 1, SHARE, _mean_area(ROC)),
     Metric("f1_micro", "labels", 1, SHARE, _averaged("f1", "micro")),
     Metric("f1_macro", "labels", 1, SHARE, _averaged("f1", "macro")),

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize_scalar
-from scipy.special import chdtri, expit
+from scipy.special import chdtri, expit, log_softmax
 
 from finetune.statistics.estimates import Estimate, share
-from finetune.statistics.scored import Probabilities, ScoredLabels, ScoredRows
+from finetune.statistics.scored import ScoredLabels, ScoredRows, slices
 
 _BINS, _LOWEST, _HIGHEST = 15, 0.05, 20.0  # calibration bins; the range of temperatures
 
@@ -120,12 +120,13 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float | None:
     at 5%, and None if the best temperature is at an end of the range from 0.05 to 20: then no
     temperature calibrates the probabilities.
     """
-    of_label = logits[np.arange(len(labels)), labels].astype(np.float64)
 
     def loss(logarithm: float) -> float:
-        temperature = float(np.exp(logarithm))
-        highest, total = Probabilities(logits, "softmax", temperature).normalizers
-        return float((highest + np.log(total) - of_label / temperature).mean())
+        total = 0.0
+        for rows in slices(*logits.shape):
+            logs = log_softmax(logits[rows].astype(np.float64) / np.exp(logarithm), axis=1)
+            total -= float(np.take_along_axis(logs, labels[rows, None], axis=1).sum())
+        return total / len(labels)
 
     best = minimize_scalar(loss, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded")
     temperature = float(np.exp(best.x))

@@ -1,6 +1,6 @@
 """Labels and predictions as arrays, from which all statistics are computed.
 
-Probabilities are computed in blocks of rows or classes: logits of 50,000 rows and 2,000 classes
+Probabilities are computed by blocks of rows or by class: logits of 50,000 rows and 2,000 classes
 take 400 MB as float32, and their softmax as float64 would take 800 MB.
 """
 
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy.sparse import csr_array
-from scipy.special import expit, logit, softmax
+from scipy.special import expit, logit, logsumexp, softmax
 
 from finetune.data.prediction_columns import MOST_PROBABLE
 from finetune.statistics.estimates import group_rows, leave_out
@@ -38,21 +37,20 @@ class Probabilities:
 
     values: np.ndarray  # logits, maybe memory-mapped, or probabilities; shape (rows, classes)
     function: Literal["softmax", "sigmoid"] | None = None  # None if the values are probabilities
-    temperature: float = 1.0  # divides the logits before the softmax
 
     def rows(self, indices: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Return the probabilities of some rows, shape ``(rows, classes)``, float64."""
-        block = self._scaled(self.values[indices])
-        return np.asarray(softmax(block, axis=1)) if self.function == "softmax" else block
+        block = self.values[indices].astype(np.float64)
+        if self.function == "softmax":
+            return np.asarray(softmax(block, axis=1))
+        return np.asarray(expit(block)) if self.function == "sigmoid" else block
 
-    def columns(self, indices: slice = slice(None)) -> np.ndarray:
-        """Return the probabilities of some classes, shape ``(classes, rows)``, float64."""
-        block = self._scaled(self.values[:, indices].T)
-        if self.function != "softmax":
-            return block
-        highest, total = self.normalizers
-        block -= highest
-        return np.asarray(np.exp(block, out=block) / total)
+    def column(self, index: int) -> np.ndarray:
+        """Return the probabilities of one class, shape ``(rows,)``, float64."""
+        values = self.values[:, index].astype(np.float64)
+        if self.function == "softmax":
+            return np.asarray(np.exp(values - self._log_totals))
+        return np.asarray(expit(values)) if self.function == "sigmoid" else values
 
     def row_blocks(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield the slice of each block of rows, and its probabilities, ``(rows, classes)``."""
@@ -60,23 +58,9 @@ class Probabilities:
             yield indices, self.rows(indices)
 
     @functools.cached_property
-    def normalizers(self) -> tuple[np.ndarray, np.ndarray]:
-        """The highest scaled logit of each row, and the sum of ``exp(logit - highest)``."""
-        highest, total = np.empty((2, len(self.values)))
-        for indices in slices(*self.values.shape):
-            block = self._scaled(self.values[indices])
-            highest[indices] = block.max(axis=1)
-            block -= highest[indices, None]
-            total[indices] = np.exp(block, out=block).sum(axis=1)
-        return highest, total
-
-    def _scaled(self, values: np.ndarray) -> np.ndarray:
-        block = values.astype(np.float64, order="C")
-        if self.function == "sigmoid":
-            return np.asarray(expit(block, out=block))
-        if self.temperature != 1:
-            block /= self.temperature
-        return block
+    def _log_totals(self) -> np.ndarray:
+        blocks = (self.values[indices].astype(np.float64) for indices in slices(*self.values.shape))
+        return np.concatenate([logsumexp(block, axis=1) for block in blocks])
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +123,12 @@ class NamedRows(Scored):
         against the rest, ``(2, 1 + groups, classes)``; NaN if no row or every row has the class.
         """
         areas = np.full((2, 2 + int(self.groups.max(initial=-1)), len(self.names)), np.nan)
-        for block in slices(len(self.names), len(self)):
-            columns = self.probabilities.columns(block)
-            for index, scores in enumerate(columns, start=block.start):
-                has = self.labels == index if self.labels.ndim == 1 else self.labels[:, index]
-                if 0 < np.count_nonzero(has) < len(self):
-                    areas[:, :, index] = area_replicates(scores, has, self.groups)
+        for index in range(len(self.names)):
+            has = self.labels == index if self.labels.ndim == 1 else self.labels[:, index]
+            if 0 < np.count_nonzero(has) < len(self):
+                areas[:, :, index] = area_replicates(
+                    self.probabilities.column(index), has, self.groups
+                )
         return areas
 
 
@@ -219,14 +203,9 @@ class ScoredLabels(NamedRows):
     @functools.cached_property
     def tallies(self) -> tuple[np.ndarray, ...]:
         """See :attr:`NamedRows.tallies`."""
-        rows, labels = self.labels.shape
-        members = csr_array((np.ones(rows), (self.groups, np.arange(rows))))
-        sums = np.empty((3, members.shape[0], labels))
-        for block in slices(labels, rows):
-            has, predicted = self.labels[:, block], self.decided[:, block]
-            for index, entries in enumerate((has & predicted, has, predicted)):
-                sums[index, :, block] = members @ entries.astype(np.float64)
-        return tuple(map(leave_out, sums))
+        members = csr_array((np.ones(len(self)), (self.groups, np.arange(len(self)))))
+        entries = (self.labels & self.decided, self.labels, self.decided)
+        return tuple(leave_out(members @ table.astype(np.float64)) for table in entries)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,11 +258,6 @@ def agreement(first: Any, second: Any) -> dict[str, Any]:
         largest, limit = np.abs(gaps).max(), 0.0
     changed = int(np.count_nonzero(~(changes <= limit)))
     return {"rows": len(first), "changed": changed, "largest_difference": float(largest)}
-
-
-def class_numbers(table: pd.DataFrame, column: str, names: list[str]) -> np.ndarray:
-    """Return the class ids of the names in a column of a table, int64, shape ``(rows,)``."""
-    return pd.Index(names).get_indexer(pd.Index(table[column]))
 
 
 def to_float16(outputs: np.ndarray) -> np.ndarray:

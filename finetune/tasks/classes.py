@@ -41,8 +41,8 @@ def _probabilities_in(table: pd.DataFrame, names: Sequence[str]) -> Probabilitie
     return Probabilities(table[[*map(probability_of, names)]].to_numpy(np.float64))
 
 
-def _probability_columns(names: Sequence[str], values: np.ndarray) -> Columns:
-    return dict(zip(map(probability_of, names), values, strict=True))
+def _probability_columns(names: Sequence[str], probabilities: Probabilities) -> Columns:
+    return dict(zip(map(probability_of, names), probabilities.rows().T, strict=True))
 
 
 class SingleLabel(Task[ScoredRows]):
@@ -79,7 +79,7 @@ class SingleLabel(Task[ScoredRows]):
         return ScoredRows(labels, self.labels, Probabilities(outputs, "softmax"))
 
     def scored_in(self, table: pd.DataFrame) -> ScoredRows:
-        numbers = scored.class_numbers(table, LABEL, self.labels)
+        numbers = pd.Index(self.labels).get_indexer(pd.Index(table[LABEL]))
         return ScoredRows(numbers, self.labels, _probabilities_in(table, self.labels))
 
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
@@ -87,7 +87,7 @@ class SingleLabel(Task[ScoredRows]):
         names = np.array(self.labels, dtype=object)
         columns: Columns = {LABEL: names[rows.labels], PREDICTION: names[rows.classes]}
         if not self.has_outputs_file:
-            return columns | _probability_columns(self.labels, rows.probabilities.columns())
+            return columns | _probability_columns(self.labels, rows.probabilities)
         classes, probabilities = scored.most_probable(rows)
         columns |= {PROBABILITY: probabilities[:, 0], LABEL_PROBABILITY: rows.summary.of_label}
         for rank in range(2, MOST_PROBABLE + 1):
@@ -198,7 +198,7 @@ class MultiLabel(Task[ScoredLabels]):
     def columns(self, labels: np.ndarray, outputs: np.ndarray) -> Columns:
         rows = self.scored(labels, outputs)
         names = {LABEL: self._list_names(rows.labels), PREDICTION: self._list_names(rows.decided)}
-        return names | _probability_columns(self.labels, rows.probabilities.columns())
+        return names | _probability_columns(self.labels, rows.probabilities)
 
     def describe(self, row: pd.Series[Any], column: str) -> str:
         return ", ".join(row[column]) or "none"

@@ -1,8 +1,8 @@
 """Loss functions that return one loss for each row, and class weights.
 
 Losses take logits, ``(rows, classes)``, and int64 class ids, ``(rows,)``, or for several labels 0
-and 1, ``(rows, labels)``. They return shape ``(rows,)``, not reduced, in fp32, or fp64 for fp64
-logits, and stay finite for logits of thousands. torch is imported when they are called.
+and 1, ``(rows, labels)``. They return shape ``(rows,)``, not reduced, and stay finite for logits of
+thousands; ``GlobalLoss`` passes logits in fp32. torch is imported when they are called.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy, minus the logarithm of the true class's probability, in nats."""
     from torch.nn.functional import cross_entropy
 
-    return cross_entropy(_precise(logits), targets, reduction="none")
+    return cross_entropy(logits, targets, reduction="none")
 
 
 def focal(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -46,10 +46,9 @@ def soft_labels(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """
     import torch
 
-    precise = _precise(logits)
     classes = torch.arange(logits.shape[-1], device=logits.device)
-    distances = (classes - targets[:, None]).abs().to(precise.dtype)
-    return -(torch.softmax(-distances, dim=-1) * torch.log_softmax(precise, dim=-1)).sum(dim=-1)
+    distances = (classes - targets[:, None]).abs().to(logits.dtype)
+    return -(torch.softmax(-distances, dim=-1) * torch.log_softmax(logits, dim=-1)).sum(dim=-1)
 
 
 def binary_cross_entropy(
@@ -71,9 +70,8 @@ def binary_cross_entropy(
     import torch
     from torch.nn.functional import binary_cross_entropy_with_logits
 
-    precise = _precise(logits)
-    positives = targets.to(precise.dtype)
-    losses = binary_cross_entropy_with_logits(precise, positives, reduction="none")
+    positives = targets.to(logits.dtype)
+    losses = binary_cross_entropy_with_logits(logits, positives, reduction="none")
     if is_focal:
         losses = _focused(losses)
     if positive_weights is not None:
@@ -82,13 +80,6 @@ def binary_cross_entropy(
 
 
 binary_focal = functools.partial(binary_cross_entropy, is_focal=True)
-
-
-def _precise(logits: torch.Tensor) -> torch.Tensor:
-    """Return ``logits`` in fp32; fp64 is unchanged."""
-    import torch
-
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _focused(losses: torch.Tensor) -> torch.Tensor:

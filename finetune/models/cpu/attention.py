@@ -65,11 +65,15 @@ def forward(
     """
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     groups: list[Group] | None = getattr(attention_mask, GROUPS, None)
+    is_known_mask = attention_mask is None or (
+        attention_mask.dtype == torch.bool
+        and attention_mask.shape == (len(query), 1, query.shape[2], query.shape[2])
+    )
     is_supported = (
         not (causal or dropout)
         and query.shape == key.shape == value.shape
         and query.dtype == key.dtype == value.dtype
-        and (groups is not None or _is_faster(query, attention_mask))
+        and (groups is not None or (is_known_mask and query.dtype in FASTER_DTYPES))
         and has_no_effect(kwargs)
     )
     if not is_supported:
@@ -89,14 +93,6 @@ def has_no_effect(kwargs: Mapping[str, Any]) -> bool:
     """Return whether the keyword arguments leave the result of a layer or an attention as it is."""
     return all(
         value is None or value is False or name in WITHOUT_EFFECT for name, value in kwargs.items()
-    )
-
-
-def _is_faster(query: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Return whether :func:`forward` supports a padded batch and is faster than torch's kernel."""
-    sequences, _, tokens, _ = query.shape
-    return query.dtype in FASTER_DTYPES and (
-        mask is None or (mask.dtype == torch.bool and mask.shape == (sequences, 1, tokens, tokens))
     )
 
 

@@ -41,13 +41,15 @@ def use(model: torch.nn.Module) -> bool:
         and not getattr(model.config, "chunk_size_feed_forward", 0)
     ):
         return False
-    stack = _stack(model)
-    if stack is not None:
-        attention.use(model)
-    if stack is None or not attention.used_by(model):
+    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    if len(stacks) != 1 or not all(map(_is_supported, stacks[0].modules())):
         return False
-    _Hooks(model, stack)
-    return True
+    if not len(stacks[0]) or not all(isinstance(m, GradientCheckpointingLayer) for m in stacks[0]):
+        return False
+    attention.use(model)
+    if is_used := attention.used_by(model):
+        _Hooks(model, stacks[0])
+    return is_used
 
 
 def computed(lengths: np.ndarray, padded: int) -> int:
@@ -58,14 +60,6 @@ def computed(lengths: np.ndarray, padded: int) -> int:
     cells = len(lengths) * padded
     rounded = _round_up(tokens, max(64, 2 ** (tokens.bit_length() - 5)))
     return rounded if rounded < 0.95 * cells else cells
-
-
-def _stack(model: torch.nn.Module) -> torch.nn.ModuleList | None:
-    stacks = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    if len(stacks) != 1 or not len(stacks[0]):
-        return None
-    are_layers = all(isinstance(layer, GradientCheckpointingLayer) for layer in stacks[0])
-    return stacks[0] if are_layers and all(map(_is_supported, stacks[0].modules())) else None
 
 
 def _is_supported(module: torch.nn.Module) -> bool:
