@@ -182,8 +182,7 @@ def evaluate(words: Sequence[str]) -> int:
     The test set is loaded, split and tokenized as for the training; the command refuses if its rows
     have changed. Other data needs the columns that the run was trained on; its labels are matched
     by name. If --data is a directory or a data set on the Hub, its test split is evaluated; if it
-    has none, its validation split, or else its train split. One that has no train split needs
-    --dataset_splits train=NAME, which is evaluated.
+    has none, its validation split, or else its train split.
     """
     reading = [*READING, "label_column", "label_separator", "label_map", "drop_invalid"]
     reading += ["dataset_config", "dataset_splits"]
@@ -220,7 +219,7 @@ def export(words: Sequence[str]) -> int:
         "run": RUN["run"],
         "--output DIR": "directory to write or replace (default: RUN/export)",
         "--quantize int8": "weights in 8 bits, smaller and faster; a few answers change",
-        "--accept_changes": "even if more than 1% of the answers change",
+        "--accept_changes": "even if more than 1%% of the answers change",
         **TRUST,
     }
     options = vars(Parser(export, flags).parse_args(words))

@@ -34,6 +34,12 @@ _SHARD = re.compile(r"[-_.]?(?:part[-_.]?)?\d+(?:[-_]of[-_]\d+)?$")
 _METADATA = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
+class NoTrainSplit(UserError):
+    """A data set has no ``train`` split, only ``splits``; they are lost when it is pickled."""
+
+    splits: Sequence[str] = ()
+
+
 @dataclass(frozen=True)
 class SplitFiles:
     """The files of a local data set.
@@ -78,8 +84,8 @@ def choose_splits(
     ``hint`` is added to the message if there is no ``train`` split.
 
     Raises:
-        UserError: If a name in ``split_names`` is not in ``names``, if a split is ambiguous, or if
-            there is no ``train`` split.
+        UserError: If a name in ``split_names`` is not in ``names``, or if a split is ambiguous.
+        NoTrainSplit: If there is no ``train`` split.
     """
     chosen = {split: name for split, name in split_names.items() if name != NONE}
     listed = ", ".join(names) or "none"
@@ -108,7 +114,9 @@ def choose_splits(
         raise UserError(*mistakes)
     if "train" not in chosen:
         mistake = f"data set '{dataset}' has no train split (it has: {listed}); choose another with"
-        raise UserError(f"{mistake} --dataset_splits train=NAME{hint}")
+        error = NoTrainSplit(f"{mistake} --dataset_splits train=NAME{hint}")
+        error.splits = [*names]
+        raise error
     if unread := [name for name in unread if name not in chosen.values()]:
         facts.append(f"not read: {_list_names(unread)} (--dataset_splits SPLIT=NAME)")
     return {split: chosen[split] for split in SPLITS if split in chosen}, facts

@@ -174,16 +174,17 @@ def _write_model(
     sizes = tuple({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for _ in names)
     try:
         with _quiet(), torch.no_grad():
-            torch.onnx.export(
+            program: Any = torch.onnx.export(
                 _Logits(model, names),
                 inputs,
-                path,
                 input_names=names,
                 output_names=["logits"],
                 dynamic_shapes=(sizes,),
-                external_data=False,
                 verbose=False,
             )
+        for node in program.model.graph.all_nodes():  # they have paths of this machine
+            node.metadata_props.clear()
+        program.save(path, external_data=False)
     except torch.onnx.errors.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise UserError(f"torch.onnx cannot export {type(model).__name__}: {reason}") from error

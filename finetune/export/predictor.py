@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ class Predictor:
             from finetune.runs.run import Run
 
             self._run = Run.load(self._path, trust_recipe=trust_recipe)
+            if self._run.unfinished:
+                warnings.warn(self._run.unfinished, stacklevel=2)
             self._recipe = self._run.recipe(scores=False)
             self.facts = facts_of(self._run, self._recipe)
             self.digest = self.facts.source["sha256"]

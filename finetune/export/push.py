@@ -84,7 +84,7 @@ def push(run: Run | str | Path, repo: str, *, public: bool = False, dry_run: boo
 def _files(run: Run) -> dict[str, Path]:
     """Return what is sent, after checking that nothing in it is private."""
     run.require_model()
-    if run.unfinished or not run.metrics.test or not (run.path / _CARD).exists():
+    if run.unfinished or not run.metrics.test or not (run.path / _CARD).is_file():
         reason = run.unfinished or f"{run.path} has no {_CARD}"
         raise UserError(f"{reason}; to write it: python -m finetune report {run.path}")
     if (run.path / FOLDER).exists():
@@ -97,10 +97,9 @@ def _files(run: Run) -> dict[str, Path]:
     values = ",".join(map(str, options.values())).split(",")  # an option may have several paths
     local = [value for value in values if re.match("/[^/]", value)]
     for path in (path for path in paths if path.name in _READ):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
         if private := [value for value in local if value in text]:
-            hint = f"remove it, or write the card again: python -m finetune report {run.path}"
-            raise UserError(f"{path} has the local path {private[0]}: {hint}")
+            raise UserError(f"{path} has the local path {private[0]}: remove it")
     return {str(path.relative_to(root)): path for path in paths}
 
 
@@ -118,7 +117,7 @@ def _send(api: HfApi, plan: Push) -> Push:
         api.create_repo(repo, private=private)
     if plan.private and not private:
         raise UserError(f"{repo} exists and is public: name another, or add --public")
-    card = plan.files[_CARD].read_text(encoding="utf-8")
+    card = plan.files[_CARD].read_text(encoding="utf-8", errors="replace")
     card = re.sub(r'(pipeline\("[\w-]+", model=)"[^"\n]*"', rf'\1"{repo}"', card)
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         CommitOperationAdd(name, card.encode() if name == _CARD else path)

@@ -85,6 +85,7 @@ def _add_lora(model: PreTrainedModel, base: Module, options: Mapping[str, Any]) 
     config = LoraConfig(
         r=options["lora_rank"],
         lora_alpha=options["lora_alpha"],
+        lora_dropout=options["lora_dropout"],
         target_modules=targets or linear or list(layers),
         modules_to_save=heads,
         use_dora=options["lora_dora"],

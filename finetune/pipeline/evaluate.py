@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from finetune.data import columns, memory
 from finetune.data.digests import fingerprint, seen_in
-from finetune.data.files_of_splits import SPLITS
+from finetune.data.files_of_splits import NONE, SPLITS, NoTrainSplit, guess_split
 from finetune.data.sources import Source, number_rows
 from finetune.errors import UserError, counted
 from finetune.export.module import model_loader
@@ -163,12 +163,23 @@ def _read_rows(
         options |= {"image_column": "image", "label_column": "label"}  # columns of an image folder
     options |= {"dataset": data, **reading}
     source = replace(recipe, **options)
-    dataset = number_rows(source.load())
+    other_split = ""
+    try:
+        dataset = source.load()
+    except NoTrainSplit as error:  # read the test or validation split as the train split
+        names = {guess_split(name): name for name in error.splits}
+        other_split = names.get("test") or names.get("validation") or ""
+        if not other_split or options.get("dataset_splits"):
+            raise
+        options["dataset_splits"] = f"train={other_split},validation={NONE},test={NONE}"
+        source = replace(recipe, **options)
+        dataset = source.load()
+    dataset = number_rows(dataset)
     columns.require_labelled(dataset, recipe.input_column, source.report)
     split = next(name for name in SPLITS[::-1] if name in dataset)
     notes += source.notes
-    if len(dataset) > 1:
-        notes.append(f"evaluated the {split} split")
+    if other_split or len(dataset) > 1:
+        notes.append(f"evaluated the {other_split or split} split")
     if not len(rows := dataset[split]):
         raise UserError("expected one labelled row or more, found no rows")
     rows = run.kind.match_labels(rows, split, source.report)

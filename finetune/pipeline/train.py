@@ -29,12 +29,12 @@ from finetune.pipeline.events import Finished, Logged, Progress, Started, ignore
 from finetune.pipeline.preparation import Prepared, has_adapter, prepare, prepare_job, writes_run
 from finetune.pipeline.time_limit import fit_epochs
 from finetune.recipe import Recipe
+from finetune.reporting.tracking import tracking
 from finetune.runs.run import Run
 from finetune.runtime import activity, distributed, files, stopping
 from finetune.runtime.stopping import Stopped
 from finetune.training import checkpoint
 from finetune.training.callbacks import Bar, explained
-from finetune.training.tracking import tracking
 from finetune.training.trainer import Trainer, build_trainer
 
 
@@ -121,9 +121,9 @@ def run_training(
     A resume without it evaluates the trial on the test rows.
     """
     try:
-        with reporting(progress):
+        with reporting(progress), tracking(settings.output_dir) as trackers:
             recording = _Recording(settings)
-            with tracking(settings.output_dir) as trackers, recording.failures():
+            with recording.failures():
                 prepared = fit_epochs(prepare_job(settings))
                 settings = prepared.settings
                 if settings.dry_run or prepared.is_done:
@@ -147,7 +147,7 @@ def run_training(
                             results.write_trial(recording.run, *outputs)
                         else:
                             results.write(recording.run, settings, *outputs)
-                            trackers.scores = recording.run.metrics.test_scores()
+                            trackers.metrics = recording.run.metrics
             if recording.run is not None and pruning is None:
                 from finetune.pipeline.report import write_final_report  # imports matplotlib
 

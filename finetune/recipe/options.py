@@ -102,6 +102,7 @@ class ModelOptions:
     adapter: Literal["lora"] | None = _adapters(None, "train low-rank adapters and the head only")
     lora_rank: int = _adapters(8, "rank of the matrices of an adapter")
     lora_alpha: float = _adapters(16.0, "an adapter is multiplied by lora_alpha / lora_rank")
+    lora_dropout: float = _adapters(0.0, "dropout of the inputs of an adapter")
     lora_targets: str | None = _adapters(
         None, "layers with adapters, such as query,value (unset: all linear ones)", "NAME,NAME"
     )
@@ -214,6 +215,7 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "lora_targets": ("names of layers, with commas", lambda names: bool(split_values(names))),
     "lora_rank": ("1 or more", lambda rank: rank >= 1),
     "lora_alpha": ("a number above 0", lambda alpha: 0 < alpha < math.inf),
+    "lora_dropout": (_DROPOUT, lambda probability: 0 <= probability < 1),
     "freeze": (
         "embeddings, base, or the number of layers to freeze, 1 or more",
         lambda text: text in ("embeddings", "base") or (str(text).isdecimal() and int(text) > 0),

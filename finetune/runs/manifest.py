@@ -70,12 +70,3 @@ class Metrics(Record):
     baseline: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name, on the test rows
     statistics: Statistics
     schema: int = SCHEMA
-
-    def test_scores(self) -> dict[str, float]:
-        """Return the test metrics and the ends of their intervals: ``test_f1``, ``test_f1_low``."""
-        scores = dict(self.test)
-        for name, interval in self.statistics.metrics.items():
-            scores |= {f"{name}_{end}": interval[end] for end in ("low", "high")}
-            scores[name] = interval["value"]
-        numbers = {n: v for n, v in scores.items() if isinstance(v, (int, float))}
-        return {f"test_{name}": value for name, value in numbers.items() if math.isfinite(value)}

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from finetune.data.prediction_columns import LABEL, PREDICTION, PROBABILITY
+from finetune.errors import UserError
 from finetune.export.predictor import Predictor
 from finetune.serving.batching import Batcher, QueueFull
 
@@ -94,8 +96,14 @@ def create_app(
     Args:
         model: Predicts batches in a thread.
         limits: What is accepted.
-        api_key: If set, ``POST /predict`` needs the header ``Authorization: Bearer KEY``.
+        api_key: If not None, ``POST /predict`` needs the header ``Authorization: Bearer KEY``.
+
+    Raises:
+        UserError: If the key is empty, or has other characters than those of a header.
     """
+    if api_key is not None and not re.fullmatch("[!-~]+", api_key):
+        # e.g. a secret that does not exist: not a server without a key
+        raise UserError("FINETUNE_API_KEY: expected a key of printable ASCII, without blanks")
 
     def predict(rows: list[Any]) -> list[dict[str, Any]]:
         metrics.batches.observe(len(rows))
@@ -116,7 +124,7 @@ def create_app(
     async def show() -> HTMLResponse:
         return HTMLResponse(page)
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, Any]:
         """Return what is served."""
         names = ("task", "labels", "columns", "engine")
@@ -159,7 +167,7 @@ def create_app(
 
     def refuse_strangers(request: Request) -> None:
         expected = f"Bearer {api_key}".encode()
-        found = request.headers.get("authorization", "").encode("latin-1")  # as it was sent
+        found = request.headers.get("authorization", "").encode("latin-1")
         if api_key is not None and not hmac.compare_digest(found, expected):
             message = "expected the header Authorization: Bearer KEY"
             raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})

@@ -56,16 +56,15 @@ def serve(
     """
     key = os.environ.get("FINETUNE_API_KEY")
     key = key and key.strip()  # a secret may end with a line break
-    if key == "":  # e.g. a secret that does not exist: not a server without a key
-        raise UserError("FINETUNE_API_KEY is empty: expected a key, or unset it")
     try:
-        opened = socket.create_server((host, port), reuse_port=False)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        opened = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         raise UserError(f"cannot listen on {host}:{port}: {error}") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # of clients that do not read their answers; on Linux
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)  # milliseconds
     model = Predictor(run, engine, trust_recipe=trust_recipe)
-    if not (host == "localhost" or host.startswith("127.")):
+    if not (host in ("localhost", "::1") or host.startswith("127.")):
         access = "with the key" if key else "without a key: see FINETUNE_API_KEY"
         warnings.warn(f"--host {host}: other machines can send requests, {access}", stacklevel=2)
     model([("ready?",) * model.columns], all_probabilities=True)  # loads it: not the first request
@@ -77,11 +76,13 @@ def serve(
         http=_Protocol,
         loop="asyncio",  # as it is tested, also where uvloop is installed
         ws="none",
-        log_level="warning",
+        log_config=None,
+        log_level="error",
         access_log=False,
         server_header=False,
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    ready(f"{model.engine}: http://{host}:{opened.getsockname()[1]}")
+    name = f"[{host}]" if ":" in host else host
+    ready(f"{model.engine}: http://{name}:{opened.getsockname()[1]}")
     uvicorn.Server(config).run(sockets=[opened])

@@ -10,6 +10,8 @@ from typing import Any
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import integration_utils as library
 
+from finetune.runs.manifest import Metrics
+
 _DATABASE = "mlflow.db"
 _VARIABLES = {  # by name in the environment; what the user has set stays
     "TENSORBOARD_LOGGING_DIR": "{}/tensorboard",
@@ -24,14 +26,12 @@ class Trackers(TrainerCallback):
     """Calls the trackers of a trainer; they stay open after the training, for the test scores.
 
     Attributes:
-        scores: Logged when the trackers are closed.
+        metrics: Of the finished run; its test scores are logged when the trackers are closed.
     """
 
+    metrics: Metrics | None = None
     _trackers: list[TrainerCallback] = []
     _facts: tuple[Any, ...] = ()  # arguments, state and control of the training
-
-    def __init__(self) -> None:
-        self.scores: dict[str, float] = {}
 
     def take(self, trainer: Trainer) -> None:
         """Take the trackers of a trainer, which then calls only this callback."""
@@ -40,7 +40,7 @@ class Trackers(TrainerCallback):
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the trackers; a resumed training continues what is in the run."""
+        """Start the trackers; a resumed training continues its MLflow run."""
         self._facts = args, state, control
         args.run_name = args.run_name or Path(args.output_dir).name
         database = Path(args.output_dir).resolve() / _DATABASE
@@ -58,15 +58,17 @@ class Trackers(TrainerCallback):
         self._call("on_log", **kwargs)
 
     def close(self) -> None:
-        """Log the test scores, and close the trackers."""
-        if self._facts:
-            if self.scores:
-                self._call("on_log", logs=dict(self.scores))
-            self._call("on_train_end")
+        """Log the test scores with the ends of their intervals, and close the trackers."""
+        if self.metrics is not None:
+            scores = {f"test_{name}": value for name, value in self.metrics.test.items()}
+            for name, interval in self.metrics.statistics.metrics.items():
+                scores |= {f"test_{name}_{end}": interval[end] for end in ("low", "high")}
+            self._call("on_log", logs={n: v for n, v in scores.items() if v is not None})
+        self._call("on_train_end")
 
     def _call(self, event: str, **kwargs: Any) -> None:
         with contextlib.redirect_stdout(None):  # trackio prints
-            for tracker in self._trackers:
+            for tracker in self._trackers if self._facts else []:
                 getattr(tracker, event)(*self._facts, **kwargs)
 
 
@@ -74,21 +76,25 @@ class Trackers(TrainerCallback):
 def tracking(directory: Path) -> Iterator[Trackers]:
     """Give the trackers of a training in a directory, and close them at the end of the block."""
     environment = dict(os.environ)
-    names = _VARIABLES.keys() - environment
-    if "mlflow" in sys.modules and sys.modules["mlflow"].active_run():  # of the user
-        names -= {"MLFLOW_TRACKING_URI"}
-    for name in names:
-        os.environ[name] = _VARIABLES[name].format(directory.resolve())
+    mlflow: Any = sys.modules.get("mlflow")
+    is_in_run = mlflow is not None and mlflow.active_run() is not None  # of the user
+    for name, value in _VARIABLES.items():
+        if not (os.environ.get(name) or (is_in_run and name == "MLFLOW_TRACKING_URI")):
+            os.environ[name] = value.format(directory.resolve())
     for name, module in [*sys.modules.items()]:
         if name.startswith("trackio") and hasattr(module, "TRACKIO_DIR"):  # from its import (0.43)
             vars(module)["TRACKIO_DIR"] = Path(os.environ["TRACKIO_DIR"])
     trackers = Trackers()
     try:
         yield trackers
+    except BaseException:
+        if "mlflow" in sys.modules and not is_in_run:
+            sys.modules["mlflow"].end_run("FAILED")
+        raise
     finally:
         try:
             trackers.close()
         finally:
             for name in (*_VARIABLES, "MLFLOW_RUN_ID", "MLFLOW_MAX_LOG_PARAMS"):
-                if name not in environment:
-                    os.environ.pop(name, None)
+                os.environ.pop(name, None)
+            os.environ.update(environment)
