@@ -6,7 +6,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
@@ -27,20 +26,13 @@ _LOGGER = logging.getLogger("finetune")
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a server accepts."""
-
-    batch_rows: int = 32  # rows that are computed together
-    waiting_rows: int = 256  # rows of all requests that may wait; more are answered with 503
-    request_rows: int = 128
-    text_characters: int = 100_000
-    body_bytes: int = 2**20
-    body_seconds: float = 10  # for the body of a request to arrive
-    answer_seconds: float = 30  # for the answer, from the arrival of the body
-
-
-DEFAULT_LIMITS = Limits()
+_BATCH_ROWS = 32  # rows that are computed together
+_WAITING_ROWS = 256  # rows of all requests that may wait; more are answered with 503
+_REQUEST_ROWS = 128
+_TEXT_CHARACTERS = 100_000
+_BODY_BYTES = 2**20
+_BODY_SECONDS = 10  # for the body of a request to arrive
+_ANSWER_SECONDS = 30  # for the answer, from the arrival of the body
 
 
 _Item = TypeVar("_Item")
@@ -88,14 +80,11 @@ class _Metrics:
         Gauge("waiting_rows", "Rows that wait", **names).set_function(waiting)
 
 
-def create_app(
-    model: Predictor, limits: Limits = DEFAULT_LIMITS, api_key: str | None = None
-) -> FastAPI:
+def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
     """Return the application for an ASGI server: ``app = finetune.create_app(predictor)``.
 
     Args:
         model: Predicts batches in a thread.
-        limits: What is accepted.
         api_key: If not None, ``POST /predict`` needs the header ``Authorization: Bearer KEY``.
 
     Raises:
@@ -109,7 +98,7 @@ def create_app(
         metrics.batches.observe(len(rows))
         return _answers(model, model(rows, all_probabilities=True))
 
-    batcher = Batcher(predict, limits.batch_rows, limits.waiting_rows)
+    batcher = Batcher(predict, _BATCH_ROWS, _WAITING_ROWS)
     metrics = _Metrics(lambda: len(batcher))
 
     app = FastAPI(
@@ -143,8 +132,8 @@ def create_app(
         status = 500
         try:
             refuse_strangers(request)
-            rows = _read_rows(await _read_body(request, limits), model.columns, limits)
-            async with asyncio.timeout(limits.answer_seconds):
+            rows = _read_rows(await _read_body(request), model.columns)
+            async with asyncio.timeout(_ANSWER_SECONDS):
                 predictions = await _unless_gone(request, batcher.predict(rows))
             response = JSONResponse({"model": model.digest, "predictions": predictions})
             status = 200
@@ -175,20 +164,20 @@ def create_app(
     return app
 
 
-async def _read_body(request: Request, limits: Limits) -> bytes:
+async def _read_body(request: Request) -> bytes:
     """Return the body of a request, unless it is too large or too slow."""
     body, size = bytearray(), 0
     try:
-        async with asyncio.timeout(limits.body_seconds):
+        async with asyncio.timeout(_BODY_SECONDS):
             async for chunk in request.stream():
                 size += len(chunk)
-                if size <= limits.body_bytes:  # read on: many clients see no answer while they send
+                if size <= _BODY_BYTES:  # read on: many clients see no answer while they send
                     body += chunk
     except TimeoutError:
-        message = f"the body did not arrive within {limits.body_seconds:g} s"
+        message = f"the body did not arrive within {_BODY_SECONDS:g} s"
         raise HTTPException(408, message) from None
-    if size > limits.body_bytes:
-        raise HTTPException(413, f"expected at most {limits.body_bytes:,} bytes")
+    if size > _BODY_BYTES:
+        raise HTTPException(413, f"expected at most {_BODY_BYTES:,} bytes")
     return bytes(body)
 
 
@@ -206,7 +195,7 @@ async def _unless_gone(request: Request, answers: Coroutine[Any, Any, list[Any]]
         leaving.cancel()
 
 
-def _read_rows(body: bytes, columns: int, limits: Limits) -> list[str] | list[tuple[str, ...]]:
+def _read_rows(body: bytes, columns: int) -> list[str] | list[tuple[str, ...]]:
     """Return the texts of each row; a mistake is an answer with status 422 or 413."""
     try:
         given = Rows.model_validate_json(body)
@@ -219,16 +208,16 @@ def _read_rows(body: bytes, columns: int, limits: Limits) -> list[str] | list[tu
         raise HTTPException(422, "expected one of text, texts and pairs")
     texts = [given.text] if given.text is not None else given.texts
     rows = [[text] for text in texts] if texts is not None else given.pairs or []
-    if not 1 <= len(rows) <= limits.request_rows:
-        raise HTTPException(422, f"expected 1 to {limits.request_rows} rows, found {len(rows)}")
+    if not 1 <= len(rows) <= _REQUEST_ROWS:
+        raise HTTPException(422, f"expected 1 to {_REQUEST_ROWS} rows, found {len(rows)}")
     for number, row in enumerate(rows, 1):
         if len(row) != columns:
             form = "text or texts" if columns == 1 else f"pairs, rows of {columns} texts"
             raise HTTPException(422, f"row {number}: expected {form}, found {len(row)} texts")
         if not all(text.strip() for text in row):
             raise HTTPException(422, f"row {number}: expected a text, found an empty one")
-        if (size := max(map(len, row))) > limits.text_characters:
-            most = f"expected at most {limits.text_characters:,} characters"
+        if (size := max(map(len, row))) > _TEXT_CHARACTERS:
+            most = f"expected at most {_TEXT_CHARACTERS:,} characters"
             raise HTTPException(413, f"row {number}: {most}, found {size:,}")
     return [row[0] for row in rows] if columns == 1 else [tuple(row) for row in rows]
 

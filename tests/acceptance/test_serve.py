@@ -143,7 +143,7 @@ def test_a_key_is_needed_if_there_is_one(single_label_run: finetune.Run) -> None
             assert (
                 client.post("/predict", json={"text": "good"}, headers=headers).status_code == 401
             )
-        headers = {"Authorization": "Bearer secret".encode()}
+        headers = {"Authorization": b"Bearer secret"}
         assert client.post("/predict", json={"text": "good"}, headers=headers).status_code == 200
         assert client.get("/health").status_code == client.get("/metrics").status_code == 200
         assert client.head("/health").status_code == 200
