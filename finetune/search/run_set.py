@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import TrainerCallback
-from transformers.utils import logging
 
 from finetune.config.settings import Settings
 from finetune.errors import UserError
@@ -29,6 +28,9 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.search import SET, is_set
 from finetune.training.record import MANIFEST, SCHEMA, Record
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ class SetManifest(Record):
     metric: str  # chooses the best checkpoint of a run, and the best run of a search
     greater_is_better: bool
     configuration: dict[str, Any]  # what the runs have in common; the same command must have it
-    space: dict[str, str] = field(default_factory=dict)  # of a search: values by option
+    space: dict[str, str] = field(default_factory=dict)  # of a search: distribution by option
     winner: str | None = None  # of a search: the trial that was evaluated on the test rows
     optimism: float | None = None  # of its validation score; None if that is not known
     schema: int = SCHEMA
@@ -144,22 +146,21 @@ def prepare_set(
 def open_set(
     kind: Literal["repeat", "search"],
     prepared: Prepared,
-    varied: Collection[str] = (),
-    space: Mapping[str, str] | None = None,
+    space: Mapping[str, BaseDistribution] | None = None,
 ) -> RunSet:
     """Write ``set.json`` unless it is there; every process calls this, in the process group.
 
     Args:
         kind: The kind of set.
         prepared: From :func:`prepare_set`.
-        varied: The options that differ between the runs.
-        space: Their values in a search.
+        space: The values of the options that differ between the runs of a search.
 
     Raises:
         UserError: If the directory has other files, or another set.
     """
     settings = prepared.settings
     values = settings.values
+    texts = {name: str(distribution) for name, distribution in (space or {}).items()}
     metric = str(values.metric_for_best_model).removeprefix("eval_")
     is_greater = values.greater_is_better
     compared = {n: v for n, v in prepared.configuration.items() if n not in ANNOUNCED}
@@ -170,8 +171,8 @@ def open_set(
         command=settings.command,
         metric=metric,
         greater_is_better=not metric.endswith("loss") if is_greater is None else is_greater,
-        configuration={n: v for n, v in compared.items() if n not in varied},
-        space=dict(space or {}),
+        configuration={n: v for n, v in compared.items() if n not in texts},
+        space=texts,
     )
     distributed.main_process_first(lambda: _write_or_compare(settings.output_dir, manifest))
     return RunSet(settings.output_dir)
@@ -196,7 +197,6 @@ def _write_or_compare(directory: Path, manifest: SetManifest) -> None:
 
 def run_one(settings: Settings, progress: Progress, pruning: TrainerCallback | None = None) -> Run:
     """Train a run of a set; ``progress`` is called for long work only, not with its results."""
-    verbosity = logging.get_verbosity()
     try:
         return run_training(
             settings, lambda event: isinstance(event, Advanced) and progress(event), pruning
@@ -204,5 +204,3 @@ def run_one(settings: Settings, progress: Progress, pruning: TrainerCallback | N
     except KeyboardInterrupt as stop:
         stop.args = ("interrupted; to continue, type the same command again",)
         raise
-    finally:  # Trainer changes it, on ranks other than 0
-        logging.set_verbosity(verbosity)

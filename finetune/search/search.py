@@ -18,7 +18,6 @@ from finetune.search.run_set import RunSet, open_set, prepare_set, run_one
 from finetune.search.space import (
     check_values,
     default_space,
-    describe,
     first_values,
     most_epochs,
     parse_space,
@@ -86,10 +85,9 @@ def run_search(
         default = default_space(prepared.settings.recipe.kind.name, values, base.user_options)
         report(Noted(f"--space {default}"))
         distributions = parse_space(default, recipe)
-    texts = {name: describe(distribution) for name, distribution in distributions.items()}
-    run_set = open_set("search", prepared, distributions, texts)
-    epochs = most_epochs(distributions, values)
-    study = Trials(run_set, distributions, values.seed, pruner, epochs)
+    run_set = open_set("search", prepared, distributions)
+    stopper = PRUNERS[pruner](most_epochs(distributions, values))
+    study = Trials(run_set, distributions, values.seed, stopper)
     while (trial := _choose_on_rank_zero(lambda: study.ask(trials))) is not None:
         try:
             _run_trial(trial, study, base, progress)

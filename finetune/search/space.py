@@ -51,14 +51,6 @@ def default_space(task: str, values: ArgumentValues, typed: Collection[str]) -> 
     return ",".join(left)
 
 
-def describe(distribution: BaseDistribution) -> str:
-    """Return a distribution as it is typed."""
-    if isinstance(distribution, CategoricalDistribution):
-        return "|".join(map(str, distribution.choices))
-    assert isinstance(distribution, (IntDistribution, FloatDistribution))
-    return f"{distribution.low}..{distribution.high}" + ":log" * distribution.log
-
-
 def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str, BaseDistribution]:
     """Return the distribution of each option in a space.
 

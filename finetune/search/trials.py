@@ -57,7 +57,6 @@ _MOST_FAILURES = 3
 class Trial:
     """A trial as every process knows it."""
 
-    number: int
     params: Mapping[str, Any]
     path: Path
 
@@ -75,20 +74,18 @@ class Trials:
         run_set: The set of their runs.
         space: The values of each option.
         seed: Of the sampler.
-        pruner: A key of :data:`PRUNERS`.
-        epochs: The most epochs of a trial.
+        pruner: One of :data:`PRUNERS`, made for the most epochs of a trial.
     """
 
     run_set: RunSet
     space: Mapping[str, BaseDistribution]
     seed: int
-    pruner: str
-    epochs: int
+    pruner: BasePruner
 
     @cached_property
     def _study(self) -> optuna.Study:
         study = open_study(self.run_set)
-        study.pruner = PRUNERS[self.pruner](self.epochs)
+        study.pruner = self.pruner
         return study
 
     @property
@@ -124,7 +121,7 @@ class Trials:
                     self._path(killed).rename(path)
             checkpoint.occupy(path)
         self._current, self._last_step = trial, 0
-        return Trial(trial.number, trial.params, path)
+        return Trial(trial.params, path)
 
     def _continue_killed(self) -> None:
         """Enqueue trials whose process is gone again, from their checkpoint."""
@@ -159,14 +156,14 @@ class Trials:
         scores = [] if failure else self._scores(Run(trial.path).manifest.history)
         if scores:
             score = max(scores) if self.run_set.manifest.greater_is_better else min(scores)
-            self._study.tell(trial.number, score)
+            self._study.tell(self._current, score)
             ending = f"{metric} {format_number(score)}"
         else:
             is_pruned = isinstance(failure, Pruned)
             reason = str(failure) if failure else f"no evaluation has a number for {metric}"
             self._current.set_user_attr(_REASON, reason)
             state = TrialState.PRUNED if is_pruned else TrialState.FAIL
-            self._study.tell(trial.number, state=state)
+            self._study.tell(self._current, state=state)
             ending = reason if is_pruned else f"failed: {reason}"
         deleted = ", ".join(self._delete_checkpoints())
         note = f"; deleted the checkpoints of {deleted}" * bool(deleted)
@@ -214,7 +211,7 @@ class Trials:
                 files.lock(path)
             except TimeoutError:
                 return None
-        return Trial(best.number, best.params, path)
+        return Trial(best.params, path)
 
     def finish(self, winner: Trial, options: Mapping[str, Any]) -> str:
         """Write the options of the best trial, and the optimism of its validation score.
