@@ -18,7 +18,7 @@ from finetune.search.run_set import RunSet, open_set, prepare_set, run_one
 from finetune.search.space import (
     check_values,
     default_space,
-    first_values,
+    list_values,
     most_epochs,
     parse_space,
 )
@@ -75,7 +75,7 @@ def run_search(
     base.report.raise_errors()
     recipe = type(base.recipe)
     distributions = parse_space(space, recipe) if space is not None else {}
-    first = first_values(distributions)
+    first = {name: list_values(part)[0] for name, part in distributions.items()}
     _require_checkpoints(base.with_options(first).values)
     check_values(distributions, base)
     typed = {"space": space, "trials": trials, "pruner": pruner}

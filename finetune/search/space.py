@@ -125,7 +125,7 @@ def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
     """
     mistakes: list[str] = []
     for name, distribution in space.items():
-        for value in _values(distribution):
+        for value in list_values(distribution):
             settings = base.with_options({name: value})
             with settings.report.collect():
                 _ = settings.values
@@ -135,20 +135,16 @@ def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
         raise UserError(*dict.fromkeys(mistakes))
 
 
-def first_values(space: Mapping[str, BaseDistribution]) -> dict[str, Any]:
-    """Return the first value of each option, for the preparation of the data."""
-    return {name: _values(distribution)[0] for name, distribution in space.items()}
-
-
 def most_epochs(space: Mapping[str, BaseDistribution], values: ArgumentValues) -> int:
     """Return the most epochs of a trial, rounded up."""
     epochs: list[float] = [values.num_train_epochs]
     if "num_train_epochs" in space:
-        epochs = [*_values(space["num_train_epochs"])]
+        epochs = [*list_values(space["num_train_epochs"])]
     return math.ceil(max(epochs))
 
 
-def _values(distribution: BaseDistribution) -> Sequence[Any]:
+def list_values(distribution: BaseDistribution) -> Sequence[Any]:
+    """Return all values of a short range or a choice, or the ends of a longer range."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices
     assert isinstance(distribution, (IntDistribution, FloatDistribution))
