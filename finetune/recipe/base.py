@@ -61,6 +61,7 @@ class Recipe(RecipeOptions):
         "ddp_find_unused_parameters": False,  # every step uses every parameter
         "logging_nan_inf_filter": False,  # True synchronizes the GPU at each step
         "logging_steps": 10,
+        "log_level_replica": "passive",  # as it is, also on ranks other than 0
         "seed": 42,
     }
     embedded: ClassVar[Mapping[str, Any]] = {}

@@ -49,7 +49,8 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.tasks import kinds
 
         texts = self.columns_read()
-        labels = [*self.label_options().columns]
+        options = self.label_options()
+        labels = [*options.columns]
         is_one = self.text_columns is None
         flags = {
             "--text_column" if is_one else "--text_columns": texts,
@@ -57,7 +58,6 @@ class TextRecipe(Recipe, TextOptions):
         }
         columns.require_columns(dataset, flags, self.report)
         dataset = prediction_columns.set_aside(dataset, read=[*texts, *labels])
-        options = self.label_options()
         is_open = self.task == kinds.AUTO
         label_columns = columns.read_label_columns(dataset, texts, options, self.report)
         if is_open:

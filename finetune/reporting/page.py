@@ -48,7 +48,8 @@ def write(run: Run) -> Path:
     sections = {"Scores": blocks}
     for name in run.kind.sections:
         sections[name.capitalize()] = _SECTIONS[name](run, table, rows)
-    sections["Provenance"] = [manifest.command, provenance(manifest)]
+    facts = [[Cell(name), Cell(fact)] for name, fact in provenance(manifest).items()]
+    sections["Provenance"] = [manifest.command, Table("How the run was made", ["", ""], facts)]
     scores = "; ".join(tables.format_score(name, statistics.metrics[name]) for name in run.headline)
     title = f"{Path(manifest.recipe).name}: {manifest.data.source}"
     warnings = [*manifest.data.notes, *statistics.notes]

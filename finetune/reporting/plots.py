@@ -45,7 +45,6 @@ _FEWEST_ROWS = 100
 _FEWEST_OF_CLASS = 10
 _MOST_CLASSES_WITH_NUMBERS = 12
 _MOST_CURVES = 5
-_MOST_POINTS = 501
 _MOST_DOTS = 1000
 
 
@@ -150,10 +149,9 @@ def ranking(predicted: ScoredRows, classes: Mapping[str, Mapping[str, Any]]) -> 
                 x, y, _ = roc_curve(true, scores)
             else:
                 y, x, _ = precision_recall_curve(true, scores, drop_intermediate=True)
-            points = np.linspace(0, len(x) - 1, min(len(x), _MOST_POINTS)).astype(int)
             label = f"{_shorten(names[number], 16)} ({measure} = {areas[number]:.2f})"
             style = "default" if is_roc else "steps-post"
-            axes.plot(x[points], y[points], drawstyle=style, color=colour, label=label)
+            axes.plot(x, y, drawstyle=style, color=colour, label=label)
         axes.set(aspect="equal", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
         figure.legend(loc="outside lower left")
         values = ", ".join(f"'{names[number]}' {areas[number]:.3f}" for number in lowest)

@@ -71,7 +71,7 @@ def write_page(
         path: The file to write or replace.
         title: The title of the page.
         verdicts: Sentences below the title.
-        sections: Blocks by section title: sentences, tables, mappings of facts, and lists of
+        sections: Blocks by section title: sentences, tables, and lists of
             :class:`~finetune.reporting.plots.Plot`. Empty blocks and sections are left out.
         warnings: Highlighted sentences below the verdicts.
     """

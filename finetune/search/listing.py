@@ -20,16 +20,13 @@ def list_runs(directory: str | Path) -> dict[str, str]:
         if is_set(path):
             lines[path.name] = f"set of {counted(len([*path.glob(f'*/{MANIFEST}')]), 'run')}"
         elif (path / MANIFEST).exists():
-            lines[path.name] = _describe(Run(path))
+            run = Run(path)
+            try:
+                scores = run.metrics.test if run.status == "finished" else {}
+                texts = [f"{name} {format_number(value)}" for name, value in scores.items()]
+                lines[path.name] = "  ".join([f"{run.status:<11}", *texts[:3]])
+            except UserError as error:
+                lines[path.name] = str(error)
     if not lines:
         raise UserError(f"list {directory}: no runs in this directory")
     return lines
-
-
-def _describe(run: Run) -> str:
-    try:
-        scores = run.metrics.test if run.status == "finished" else {}
-        texts = [f"{name} {format_number(value)}" for name, value in scores.items()]
-        return "  ".join([f"{run.status:<11}", *texts[:3]])
-    except UserError as error:
-        return str(error)

@@ -11,14 +11,7 @@ from finetune.recipe import Recipe
 from finetune.reporting.tables import format_number
 from finetune.runtime import distributed
 from finetune.search import pages
-from finetune.search.run_set import (
-    RunSet,
-    describe_command,
-    open_set,
-    prepare_set,
-    run_one,
-    set_directory,
-)
+from finetune.search.run_set import RunSet, open_set, prepare_set, run_one
 
 
 def repeat(
@@ -50,13 +43,11 @@ def run_repeat(base: Settings, progress: Progress = ignore, seeds: int = 5) -> R
     """Train with several seeds; every process calls this."""
     if seeds < 2:
         raise UserError(f"--seeds {seeds}: expected 2 or more")
-    directory = set_directory(base, "seeds")
     first: int = base.training.get("seed", base.recipe.defaults()["seed"])
-    command = describe_command(base, "repeat", {"seeds": seeds})
-    prepared = prepare_set(base.with_options({"seed": first}), directory, command, progress)
-    run_set = open_set(directory, "repeat", base, prepared, command, ())
+    prepared = prepare_set("repeat", base, {"seed": first}, {"seeds": seeds}, progress)
+    run_set = open_set("repeat", prepared)
     for number, seed in enumerate(range(first, first + seeds), start=1):
-        changes = {"seed": seed, "output_dir": str(directory / f"seed-{seed}")}
+        changes = {"seed": seed, "output_dir": str(run_set.path / f"seed-{seed}")}
         run = run_one(base.with_options({**changes, "resume": True}), progress)
         if distributed.is_main_process():
             metric = run.headline[0]

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import TrainerCallback
-from transformers.utils import logging
 
 from finetune.config.settings import Settings
 from finetune.errors import UserError
@@ -29,6 +28,9 @@ from finetune.runs.run import Run
 from finetune.runtime import distributed
 from finetune.search import SET, is_set
 from finetune.training.record import MANIFEST, SCHEMA, Record
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ class SetManifest(Record):
     metric: str  # chooses the best checkpoint of a run, and the best run of a search
     greater_is_better: bool
     configuration: dict[str, Any]  # what the runs have in common; the same command must have it
-    space: dict[str, str] = field(default_factory=dict)  # of a search: values by option
+    space: dict[str, str] = field(default_factory=dict)  # of a search: distribution by option
     winner: str | None = None  # of a search: the trial that was evaluated on the test rows
     optimism: float | None = None  # of its validation score; None if that is not known
     schema: int = SCHEMA
@@ -94,121 +96,107 @@ _REFUSED = {
 }
 
 
-def set_directory(settings: Settings, suffix: str) -> Path:
-    """Return the directory of a set: ``--output_dir``, or ``runs/RECIPE-SUFFIX``.
-
-    Raises:
-        UserError: If there are flags that a set has no use for.
-    """
-    for name, reason in _REFUSED.items():
-        if settings.user_options.get(name):
-            raise UserError(f"--{name}: {reason}")
-    directory = settings.output_dir
-    if directory.exists() and not directory.is_dir():
-        raise UserError(f"--output_dir {directory}: expected a directory, found a file")
-    if "output_dir" in settings.user_options:
-        return directory
-    return directory.with_name(f"{directory.name}-{suffix}")
-
-
-def describe_command(settings: Settings, kind: str, typed: Mapping[str, Any]) -> str:
-    """Return the command that continues a set.
-
-    Args:
-        settings: Those that its runs share, with the command of a training.
-        kind: The verb, or the name of the function.
-        typed: Its own options; those that are None are left out.
-    """
-    own = {name: value for name, value in typed.items() if value is not None}
-    if settings.command.startswith("finetune.train("):
-        words = "".join(f", {name}={value!r}" for name, value in own.items())
-        return f"{settings.command[:-1]}{words})".replace("finetune.train", f"finetune.{kind}", 1)
-    flags = shlex.join(f"--{name}={value}" for name, value in own.items())
-    return f"{settings.command.replace('-m finetune', f'-m finetune {kind}', 1)} {flags}"
-
-
-def prepare_set(first_run: Settings, directory: Path, command: str, progress: Progress) -> Prepared:
+def prepare_set(
+    kind: Literal["repeat", "search"],
+    base: Settings,
+    changes: Mapping[str, Any],
+    typed: Mapping[str, Any],
+    progress: Progress,
+) -> Prepared:
     """Check the settings and prepare the data of a run of a set, and report its start block; every
     process calls this, and is in the process group then.
+
+    Args:
+        kind: The verb, which is also the name of the function.
+        base: The settings that the runs share.
+        changes: The options of the run.
+        typed: The options of the verb; those that are None are left out.
+        progress: Called with each event.
+
+    Returns:
+        The data. Its settings have the directory of the set, ``--output_dir`` or
+        ``runs/RECIPE-SUFFIX``, and the command that continues it.
+
+    Raises:
+        UserError: If there are flags that a set has no use for, or mistakes in options or data.
     """
-    unused = str(directory / "preparation")  # another process may train in that of the first run
-    settings = replace(
-        first_run, dry_run=True, training={**first_run.training, "output_dir": unused}
-    )
+    for name, reason in _REFUSED.items():
+        if base.user_options.get(name):
+            raise UserError(f"--{name}: {reason}")
+    directory = base.output_dir
+    if "output_dir" not in base.user_options:
+        directory = Path(f"{directory}-{'seeds' if kind == 'repeat' else kind}")
+    own = {name: value for name, value in typed.items() if value is not None}
+    if base.command.startswith("finetune.train("):
+        words = "".join(f", {name}={value!r}" for name, value in own.items())
+        command = f"{base.command[:-1]}{words})".replace("finetune.train", f"finetune.{kind}", 1)
+    else:
+        flags = shlex.join(f"--{name}={value}" for name, value in own.items())
+        command = f"{base.command.replace('-m finetune', f'-m finetune {kind}', 1)} {flags}"
+    # another process may train in the directory of the first run
+    unused = {"output_dir": str(directory / "preparation"), "dry_run": True}
     with reporting(progress):
-        prepared = prepare_job(settings)
+        prepared = prepare_job(base.with_options({**changes, **unused}))
         training = {**prepared.settings.training, "output_dir": str(directory)}
         shown = replace(prepared.settings, training=training, command=command)
         report(Started(shown, shown.arguments, prepared.steps, model=None))
-    return prepared
+    return replace(prepared, settings=shown)
 
 
 def open_set(
-    directory: Path,
     kind: Literal["repeat", "search"],
-    base: Settings,
     prepared: Prepared,
-    command: str,
-    varied: Collection[str],
-    space: Mapping[str, str] | None = None,
+    space: Mapping[str, BaseDistribution] | None = None,
 ) -> RunSet:
     """Write ``set.json`` unless it is there; every process calls this, in the process group.
 
     Args:
-        directory: The directory of the set.
         kind: The kind of set.
-        base: The settings without those of a single run.
         prepared: From :func:`prepare_set`.
-        command: From :func:`describe_command`.
-        varied: The options that differ between the runs.
-        space: Their values in a search.
+        space: The values of the options that differ between the runs of a search.
 
     Raises:
         UserError: If the directory has other files, or another set.
     """
-    values = prepared.settings.values
+    settings = prepared.settings
+    values = settings.values
+    texts = {name: str(distribution) for name, distribution in (space or {}).items()}
     metric = str(values.metric_for_best_model).removeprefix("eval_")
     is_greater = values.greater_is_better
     compared = {n: v for n, v in prepared.configuration.items() if n not in ANNOUNCED}
     compared |= {name: getattr(values, name) for name in ("eval_strategy", "eval_steps")}
     manifest = SetManifest(
         kind=kind,
-        recipe=base.name,
-        command=command,
+        recipe=settings.name,
+        command=settings.command,
         metric=metric,
         greater_is_better=not metric.endswith("loss") if is_greater is None else is_greater,
-        configuration={n: v for n, v in compared.items() if n not in varied},
-        space=dict(space or {}),
+        configuration={n: v for n, v in compared.items() if n not in texts},
+        space=texts,
     )
-    distributed.main_process_first(lambda: _write_or_compare(directory, manifest))
-    return RunSet(directory)
+    distributed.main_process_first(lambda: _write_or_compare(settings.output_dir, manifest))
+    return RunSet(settings.output_dir)
 
 
 def _write_or_compare(directory: Path, manifest: SetManifest) -> None:
     if not is_set(directory):
         if directory.exists() and any(directory.iterdir()):
             raise UserError(f"--output_dir {directory} holds other files: use another directory")
-        try:
-            return manifest.write(directory)
-        except OSError as error:
-            raise UserError(f"--output_dir {directory} cannot be written: {error}") from error
+        return manifest.write(directory)
     present = SetManifest.read(directory)
-    records = present, manifest
     if present.kind != manifest.kind:
         raise UserError(f"{directory} is a set of `{present.kind}`: use another --output_dir")
-    old, new = ({"space": m.space, **m.configuration} for m in records)
-    mistakes = [
+    old, new = ({"space": m.space, **m.configuration} for m in (present, manifest))
+    if mistakes := [
         f"{directory} has runs with {name} {old.get(name)}, now it is {new.get(name)}"
         for name in {**old, **new}
         if old.get(name) != new.get(name)
-    ]
-    if mistakes:
+    ]:
         raise UserError(*mistakes, "type the same command again, or use another --output_dir")
 
 
 def run_one(settings: Settings, progress: Progress, pruning: TrainerCallback | None = None) -> Run:
     """Train a run of a set; ``progress`` is called for long work only, not with its results."""
-    verbosity = logging.get_verbosity()
     try:
         return run_training(
             settings, lambda event: isinstance(event, Advanced) and progress(event), pruning
@@ -216,5 +204,3 @@ def run_one(settings: Settings, progress: Progress, pruning: TrainerCallback | N
     except KeyboardInterrupt as stop:
         stop.args = ("interrupted; to continue, type the same command again",)
         raise
-    finally:  # Trainer changes it, on ranks other than 0
-        logging.set_verbosity(verbosity)

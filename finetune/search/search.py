@@ -14,19 +14,11 @@ from finetune.pipeline.events import Noted, Progress, ignore
 from finetune.recipe import Recipe
 from finetune.runtime import distributed, files
 from finetune.search import pages
-from finetune.search.run_set import (
-    RunSet,
-    describe_command,
-    open_set,
-    prepare_set,
-    run_one,
-    set_directory,
-)
+from finetune.search.run_set import RunSet, open_set, prepare_set, run_one
 from finetune.search.space import (
     check_values,
     default_space,
-    describe,
-    first_values,
+    list_values,
     most_epochs,
     parse_space,
 )
@@ -81,24 +73,21 @@ def run_search(
         raise UserError(f"--pruner {pruner}: expected {', '.join(PRUNERS)}")
     report = progress if distributed.is_main_process() else ignore
     base.report.raise_errors()
-    directory = set_directory(base, "search")
     recipe = type(base.recipe)
     distributions = parse_space(space, recipe) if space is not None else {}
-    first_run = base.with_options(first_values(distributions))
-    _require_checkpoints(first_run.values)
+    first = {name: list_values(part)[0] for name, part in distributions.items()}
+    _require_checkpoints(base.with_options(first).values)
     check_values(distributions, base)
     typed = {"space": space, "trials": trials, "pruner": pruner}
-    command = describe_command(base, "search", typed)
-    prepared = prepare_set(first_run, directory, command, progress)
+    prepared = prepare_set("search", base, first, typed, progress)
     values = prepared.settings.values
     if not distributions:
         default = default_space(prepared.settings.recipe.kind.name, values, base.user_options)
         report(Noted(f"--space {default}"))
         distributions = parse_space(default, recipe)
-    texts = {name: describe(distribution) for name, distribution in distributions.items()}
-    run_set = open_set(directory, "search", base, prepared, command, distributions, texts)
-    epochs = most_epochs(distributions, values)
-    study = Trials(run_set, distributions, values.seed, pruner, epochs)
+    run_set = open_set("search", prepared, distributions)
+    stopper = PRUNERS[pruner](most_epochs(distributions, values))
+    study = Trials(run_set, distributions, values.seed, stopper)
     while (trial := _choose_on_rank_zero(lambda: study.ask(trials))) is not None:
         try:
             _run_trial(trial, study, base, progress)

@@ -51,14 +51,6 @@ def default_space(task: str, values: ArgumentValues, typed: Collection[str]) -> 
     return ",".join(left)
 
 
-def describe(distribution: BaseDistribution) -> str:
-    """Return a distribution as it is typed."""
-    if isinstance(distribution, CategoricalDistribution):
-        return "|".join(map(str, distribution.choices))
-    assert isinstance(distribution, (IntDistribution, FloatDistribution))
-    return f"{distribution.low}..{distribution.high}" + ":log" * distribution.log
-
-
 def parse_space(text: str | Mapping[str, Any], recipe: type[Recipe]) -> dict[str, BaseDistribution]:
     """Return the distribution of each option in a space.
 
@@ -133,7 +125,7 @@ def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
     """
     mistakes: list[str] = []
     for name, distribution in space.items():
-        for value in _values(distribution):
+        for value in list_values(distribution):
             settings = base.with_options({name: value})
             with settings.report.collect():
                 _ = settings.values
@@ -143,20 +135,16 @@ def check_values(space: Mapping[str, BaseDistribution], base: Settings) -> None:
         raise UserError(*dict.fromkeys(mistakes))
 
 
-def first_values(space: Mapping[str, BaseDistribution]) -> dict[str, Any]:
-    """Return the first value of each option, for the preparation of the data."""
-    return {name: _values(distribution)[0] for name, distribution in space.items()}
-
-
 def most_epochs(space: Mapping[str, BaseDistribution], values: ArgumentValues) -> int:
     """Return the most epochs of a trial, rounded up."""
     epochs: list[float] = [values.num_train_epochs]
     if "num_train_epochs" in space:
-        epochs = [*_values(space["num_train_epochs"])]
+        epochs = [*list_values(space["num_train_epochs"])]
     return math.ceil(max(epochs))
 
 
-def _values(distribution: BaseDistribution) -> Sequence[Any]:
+def list_values(distribution: BaseDistribution) -> Sequence[Any]:
+    """Return all values of a short range or a choice, or the ends of a longer range."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices
     assert isinstance(distribution, (IntDistribution, FloatDistribution))

@@ -57,7 +57,6 @@ _MOST_FAILURES = 3
 class Trial:
     """A trial as every process knows it."""
 
-    number: int
     params: Mapping[str, Any]
     path: Path
 
@@ -75,20 +74,18 @@ class Trials:
         run_set: The set of their runs.
         space: The values of each option.
         seed: Of the sampler.
-        pruner: A key of :data:`PRUNERS`.
-        epochs: The most epochs of a trial.
+        pruner: One of :data:`PRUNERS`, made for the most epochs of a trial.
     """
 
     run_set: RunSet
     space: Mapping[str, BaseDistribution]
     seed: int
-    pruner: str
-    epochs: int
+    pruner: BasePruner
 
     @cached_property
     def _study(self) -> optuna.Study:
         study = open_study(self.run_set)
-        study.pruner = PRUNERS[self.pruner](self.epochs)
+        study.pruner = self.pruner
         return study
 
     @property
@@ -124,7 +121,7 @@ class Trials:
                     self._path(killed).rename(path)
             checkpoint.occupy(path)
         self._current, self._last_step = trial, 0
-        return Trial(trial.number, trial.params, path)
+        return Trial(trial.params, path)
 
     def _continue_killed(self) -> None:
         """Enqueue trials whose process is gone again, from their checkpoint."""
@@ -159,14 +156,14 @@ class Trials:
         scores = [] if failure else self._scores(Run(trial.path).manifest.history)
         if scores:
             score = max(scores) if self.run_set.manifest.greater_is_better else min(scores)
-            self._study.tell(trial.number, score)
+            self._study.tell(self._current, score)
             ending = f"{metric} {format_number(score)}"
         else:
             is_pruned = isinstance(failure, Pruned)
             reason = str(failure) if failure else f"no evaluation has a number for {metric}"
             self._current.set_user_attr(_REASON, reason)
             state = TrialState.PRUNED if is_pruned else TrialState.FAIL
-            self._study.tell(trial.number, state=state)
+            self._study.tell(self._current, state=state)
             ending = reason if is_pruned else f"failed: {reason}"
         deleted = ", ".join(self._delete_checkpoints())
         note = f"; deleted the checkpoints of {deleted}" * bool(deleted)
@@ -214,7 +211,7 @@ class Trials:
                 files.lock(path)
             except TimeoutError:
                 return None
-        return Trial(best.number, best.params, path)
+        return Trial(best.params, path)
 
     def finish(self, winner: Trial, options: Mapping[str, Any]) -> str:
         """Write the options of the best trial, and the optimism of its validation score.
@@ -229,18 +226,17 @@ class Trials:
         shared = {n: value for n, value in options.items() if n not in ("output_dir", "config")}
         plain = json.loads(json.dumps({**shared, **winner.params}, default=str))  # paths in Python
         files.write_whole(self.run_set.path / BEST, yaml.safe_dump(plain, sort_keys=False))
-        manifest = dataclasses.replace(
-            self.run_set.manifest, winner=winner.path.name, optimism=None
-        )
-        manifest.write(self.run_set.path)
         complete = self._study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
         runs = [Run(self._path(frozen.number)) for frozen in complete]
+        manifest = self.run_set.manifest
+        gap, note = None, ""
         try:
             gap = _estimate_optimism(runs, manifest.metric, manifest.greater_is_better)
         except Exception as error:  # in the metrics of a recipe, which get a sample of the rows
-            return f"the optimism of the best score is not known: {type(error).__name__}: {error}"
-        dataclasses.replace(manifest, optimism=gap).write(self.run_set.path)
-        return ""
+            note = f"the optimism of the best score is not known: {type(error).__name__}: {error}"
+        manifest = dataclasses.replace(manifest, winner=winner.path.name, optimism=gap)
+        manifest.write(self.run_set.path)
+        return note
 
     def _path(self, number: int) -> Path:
         return self.run_set.path / trial_name(number)
@@ -257,41 +253,31 @@ def _estimate_optimism(runs: Sequence[Run], metric: str, greater_is_better: bool
     on the rows that are not in the sample (Tsamardinos, Greasidou and Borboudakis, Machine Learning
     107, 2018: bootstrap bias-corrected cross-validation).
     """
-    arrays = [_read_outputs(run.path) for run in runs]
-    labels = arrays[0][0]
+    outputs_of_runs = []
+    for run in runs:
+        with np.load(run.path / VALIDATION, allow_pickle=False) as arrays:
+            labels, outputs = arrays["labels"], arrays["outputs"]
+        outputs_of_runs.append(outputs)
     compute = runs[0].compute_metrics
     generator = np.random.default_rng(0)
     sign = 1 if greater_is_better else -1
 
-    if metric not in compute(EvalPrediction(arrays[0][1], labels)):
+    if metric not in compute(EvalPrediction(outputs, labels)):
         return None  # the loss
 
     def score(outputs: np.ndarray, rows: np.ndarray) -> float:
         return sign * float(compute(EvalPrediction(outputs[rows], labels[rows]))[metric])
 
     every_row = np.arange(len(labels))
-    best = max(score(outputs, every_row) for _, outputs in arrays)
+    best = max(score(outputs, every_row) for outputs in outputs_of_runs)
     held_out = []
     for _ in range(100):
         sample = generator.integers(len(labels), size=len(labels))
         others = np.setdiff1d(every_row, sample)
-        scores = [score(outputs, sample) for _, outputs in arrays]
-        held_out.append(score(arrays[int(np.argmax(scores))][1], others))
+        scores = [score(outputs, sample) for outputs in outputs_of_runs]
+        held_out.append(score(outputs_of_runs[int(np.argmax(scores))], others))
     gap = float(best - np.mean(held_out))
     return max(0.0, gap) if np.isfinite(gap) else None
-
-
-def _read_outputs(directory: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels and outputs of the validation rows of a trial.
-
-    Raises:
-        UserError: If the file is missing or damaged.
-    """
-    try:
-        with np.load(directory / VALIDATION, allow_pickle=False) as arrays:
-            return arrays["labels"], arrays["outputs"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{directory / VALIDATION} cannot be read: {error}") from error
 
 
 def list_trials(study: optuna.Study) -> list[FrozenTrial]:
