@@ -12,6 +12,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -143,8 +146,8 @@ def imported(path: Path) -> ModuleType | None:
 
 def import_file(path: Path, kind: str) -> ModuleType:
     """Import the file of a ``recipe`` or ``metric``. It can import files beside it with
-    ``from .costs import COSTS``. A file that was imported from the same source is not imported
-    again.
+    ``from .costs import COSTS``, a recipe also with ``import costs``. A file that was imported from
+    the same source is not imported again.
 
     Raises:
         UserError: If it cannot be imported.
@@ -154,6 +157,8 @@ def import_file(path: Path, kind: str) -> ModuleType:
         return module
     if kind == "recipe":
         _import_package()  # the recipe may derive from one of the toolkit's
+        if (finder := _BesideFile(str(path.parent))) not in sys.meta_path:
+            sys.meta_path.append(finder)
     package = f"finetune_{kind}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         del sys.modules[name]  # from an earlier version of the file
@@ -179,3 +184,17 @@ def refuse_untrusted(paths: Sequence[Path], kind: str, manifest: Path) -> None:
         if not imported(path.resolve())
     ]:
         raise UserError(*mistakes)
+
+
+@dataclass(frozen=True)
+class _BesideFile(MetaPathFinder):
+    """Lets a file import the modules beside it, also later, inside the steps of a recipe.
+
+    An entry in ``sys.path`` would let a folder shadow an optional package of the same name.
+    """
+
+    directory: str
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, [self.directory]) if path is None else None
+        return spec if spec is not None and spec.loader is not None else None

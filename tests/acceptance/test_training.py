@@ -1309,13 +1309,13 @@ def test_sigterm_to_torchrun_saves_and_prints_the_command(
     job = command.start(*words, launcher="torchrun", env=environment)
     wait_until(ready.exists, job)
     job.send_signal(signal.SIGTERM)
-    stdout, _ = job.communicate(timeout=MINUTE)
+    stdout, stderr = job.communicate(timeout=MINUTE)
     assert job.returncode == 1
     manifest = Run.load(run).manifest
     assert (manifest.status, manifest.stopped_by) == ("interrupted", "SIGTERM")
     assert checkpoints(run)[-1] == "checkpoint-5"
-    assert "Traceback" not in stdout
-    printed = " ".join(stdout.split())
+    assert "Traceback" not in stdout + stderr
+    printed = " ".join(stderr.split())
     assert re.search(r"torchrun --nproc_per_node=2 -m finetune \S+faulty.py .* --resume", printed)
 
 
