@@ -199,12 +199,11 @@ def _build_trainer(prepared: Prepared) -> Trainer:
     assert trainer.model is not None
     if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
         raise UserError("--adapter lora: adapt() of the recipe must return super().adapt(...)")
-    task = recipe.kind.without_thresholds()
     has_bias = False
     with contextlib.suppress(UserError):  # a model may have no such layer
-        has_bias = head.last_linear(trainer.model, task.width).bias is not None
-    if task != recipe.kind and not has_bias:
-        recipe.kind = task
+        has_bias = head.last_linear(trainer.model, recipe.kind.width).bias is not None
+    if recipe.kind.thresholds != "none" and not has_bias:
+        recipe.kind = dataclasses.replace(recipe.kind, thresholds="none")
         recipe.note(
             f"{type(trainer.model).__name__}: the last layer has no bias to store thresholds in: a "
             "label is predicted if its probability is above one half"

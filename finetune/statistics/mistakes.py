@@ -83,10 +83,8 @@ def worst_slices(
 
 def _by_length(tokens: pd.Series[int]) -> pd.Series[str]:
     """Return the name of the slice of each row, one of four by its number of tokens."""
-    edges = np.unique(np.quantile(tokens, np.linspace(0, 1, 5)).astype(int))
-    ends = [*(edges[1:-1] - 1), edges[-1]]
-    names = [f"{low:,} to {high:,} tokens" for low, high in zip(edges, ends, strict=False)]
-    return pd.Series(np.searchsorted(edges[1:-1], tokens, side="right")).map(dict(enumerate(names)))
+    groups = tokens.groupby(pd.qcut(tokens, 4, duplicates="drop"), observed=True)
+    return groups.transform(lambda part: f"{part.min():,} to {part.max():,} tokens")
 
 
 def describe_calibration(rows: ScoredRows) -> dict[str, Any]:
