@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 from transformers import EvalPrediction, PrinterCallback, ProgressCallback, TrainerCallback
 
 from finetune.config.settings import Settings
@@ -261,7 +262,8 @@ def _train_and_predict(
             weights = copy.deepcopy(layer.state_dict())
             head.fold(layer, np.ones(task.width), shift)
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-            thresholds = task.thresholds_of(shift)
+            # the probabilities that the shift moves to one half
+            thresholds = dict(zip(task.labels, expit(-shift).tolist(), strict=True))
         test = None if is_trial else trainer.predict(recipe.prepared["test"])
     except Stopped:
         if layer is not None:  # a resumed run fits and folds again

@@ -64,7 +64,10 @@ def worst_slices(
     rows, by the columns of ``table`` with 2 to 30 values, and by class. ``lower`` is whether the
     interval of the accuracy is below the accuracy of all rows.
     """
-    names = [] if tokens is None else [_by_length(tokens)]  # for each way to slice: name by row
+    names: list[pd.Series[str]] = []  # for each way to slice: name by row
+    if tokens is not None:
+        quarters = tokens.groupby(pd.qcut(tokens, 4, duplicates="drop"), observed=True)
+        names.append(quarters.transform(lambda part: f"{part.min():,} to {part.max():,} tokens"))
     for column in table.columns:
         if 1 < table[column].nunique() <= 30:
             names.append(f"{column} = " + table[column].astype("string"))
@@ -79,12 +82,6 @@ def worst_slices(
                 facts = {"name": name, "rows": len(right), "accuracy": asdict(accuracy)}
                 slices.append({**facts, "lower": accuracy.high < overall})
     return sorted(slices, key=lambda facts: float(facts["accuracy"]["value"]))[:most]
-
-
-def _by_length(tokens: pd.Series[int]) -> pd.Series[str]:
-    """Return the name of the slice of each row, one of four by its number of tokens."""
-    groups = tokens.groupby(pd.qcut(tokens, 4, duplicates="drop"), observed=True)
-    return groups.transform(lambda part: f"{part.min():,} to {part.max():,} tokens")
 
 
 def describe_calibration(rows: ScoredRows) -> dict[str, Any]:

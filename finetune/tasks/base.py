@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from scipy.special import expit
 
 from finetune.data import labels as class_labels
 from finetune.data.prediction_columns import LABEL, MOST_COLUMNS, probability_of
@@ -153,10 +152,6 @@ class Task(ABC, Generic[S]):
         and folded into the saved model; None if the task needs none.
         """
         return None
-
-    def thresholds_of(self, shift: np.ndarray) -> dict[str, float]:
-        """Return the threshold of each label: the probability that ``shift`` moves to one half."""
-        return dict(zip(self.labels, expit(-shift).tolist(), strict=True))
 
     @abstractmethod
     def decide(self, outputs: np.ndarray) -> np.ndarray:
