@@ -66,7 +66,7 @@ def worst_slices(
     """
     names: list[pd.Series[str]] = []  # for each way to slice: name by row
     if tokens is not None:
-        quarters = tokens.groupby(pd.qcut(tokens, 4, duplicates="drop"), observed=True)
+        quarters = tokens.groupby(pd.qcut(tokens, 4, labels=False, duplicates="drop"), dropna=False)
         names.append(quarters.transform(lambda part: f"{part.min():,} to {part.max():,} tokens"))
     for column in table.columns:
         if 1 < table[column].nunique() <= 30:
