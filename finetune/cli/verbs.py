@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from finetune.checking import summary
 from finetune.cli import console
 from finetune.cli.parser import RECIPE, RUN, TRUST, Parser
 from finetune.config.settings import Settings, require_hub
-from finetune.errors import UserError, counted
+from finetune.errors import Finding, UserError, counted
 from finetune.predicting import READING
 from finetune.recipe import catalog
 from finetune.runs.run import Run
@@ -153,9 +154,12 @@ def check(words: Sequence[str]) -> int:
     except UserError as error:
         if not typed.json:
             raise
-        result = checking.refused_check(error.mistakes)
+        mistakes = [Finding(name="refused", severity="error", message=m) for m in error.mistakes]
+        result = checking.Check(findings=mistakes, splits={})
     if typed.json:
-        print(json.dumps(checking.as_json(result), indent=2, ensure_ascii=False))
+        verdict = {0: "ok", 2: "error", 3: "warning"}[result.status]
+        facts = {"schema": 2, "status": result.status, "verdict": verdict, **asdict(result)}
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
         return result.status
     if result.splits:
         rows = summary.describe_splits(result.splits)

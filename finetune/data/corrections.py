@@ -21,7 +21,7 @@ from datasets import Dataset, DatasetDict, List
 
 from finetune.data import digests, targets
 from finetune.data.labels import list_names, parse_list, parse_number
-from finetune.data.prediction_columns import PREFIX, free_name, json_text
+from finetune.data.prediction_columns import free_name, json_text, usual_name
 from finetune.data.read import existing, read_file
 from finetune.data.read_text import ReadOptions
 from finetune.data.sources import Source
@@ -63,9 +63,8 @@ def read_suspects(path: Path) -> pd.DataFrame:
     rows = read_file(path, ReadOptions()).rows
     lines = pd.DataFrame()
     for name in ("split", "digest", "label", "new_label"):
-        column = name
-        while f"{PREFIX}{column}" in rows.column_names:  # the user has a column of that name
-            column = f"{PREFIX}{column}"
+        names = [column for column in rows.column_names if usual_name(column) == name]
+        column = max(names, key=len, default=name)  # with prefixes if the user has one of that name
         if column not in rows.column_names:
             raise UserError(
                 f"{path}: no column '{column}' (columns: {', '.join(rows.column_names)}); expected "

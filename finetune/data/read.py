@@ -27,10 +27,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 from datasets.table import MemoryMappedTable
+from datasets.utils.py_utils import iter_batched
 from python_calamine import CalamineError, CalamineWorkbook, SheetTypeEnum, SheetVisibleEnum
 
 from finetune.data import arrow, caches, read_text
-from finetune.data.read_text import ReadOptions, Record, batches
+from finetune.data.read_text import ROWS_AT_ONCE, ReadOptions, Record
 from finetune.errors import UserError, suggestion
 from finetune.runtime import activity, formats
 from finetune.runtime.files import replacing
@@ -155,7 +156,7 @@ def _write_copy(path: Path, options: ReadOptions, copy: Path) -> None:
             tables = _record_tables(path, read_text.records(path, options))
         elif suffix == ".txt":
             lines = (line.rstrip("\r\n") for line in read_text.text_lines(path, options.encoding))
-            tables = (pa.table({"text": batch}) for batch in batches(lines))
+            tables = (pa.table({"text": batch}) for batch in iter_batched(lines, ROWS_AT_ONCE))
         else:
             tables = _json_tables(path, options.encoding)
     else:
@@ -205,7 +206,7 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
         # with `pre_buffer`, a whole row group, e.g. 650,000 texts, would be in memory
         file = pq.ParquetFile(path, pre_buffer=False, buffer_size=2**16)
         schema = file.schema_arrow
-        parts = file.iter_batches(batch_size=read_text.ROWS_AT_ONCE)
+        parts = file.iter_batches(batch_size=ROWS_AT_ONCE)
     else:
         source = pa.memory_map(str(path))
         try:
@@ -214,7 +215,7 @@ def _arrow_tables(path: Path) -> Iterator[pa.Table]:
             source.seek(0)
             table = pa.ipc.open_stream(source).read_all()
         schema = table.schema
-        parts = table.to_batches(max_chunksize=read_text.ROWS_AT_ONCE)
+        parts = table.to_batches(max_chunksize=ROWS_AT_ONCE)
     read_text.column_names(path, schema.names)
     for part in parts:
         yield pa.Table.from_batches([part]).replace_schema_metadata(schema.metadata)
@@ -227,7 +228,7 @@ def _record_tables(path: Path, records: Iterator[Record]) -> Iterator[pa.Table]:
     header = next(records, Record(1, 1, [])).fields
     names = read_text.column_names(path, header)
     schema = pa.schema([*((name, pa.string()) for name in names), (_NUMBER, pa.int64())])
-    for batch in batches(records):
+    for batch in iter_batched(records, ROWS_AT_ONCE):
         for record in batch:
             if record.fields == header and len(header) > 1:
                 noun = "line" if formats.suffix(path) in _WITH_LINES else "row"
@@ -282,11 +283,11 @@ def _json_tables(path: Path, encoding: str | None) -> Iterator[pa.Table]:
     The schema is only known after the last row, so the file is read twice.
     """
     types: dict[str, pa.DataType] = {}
-    for batch in batches(_json_rows(path, encoding)):
+    for batch in iter_batched(_json_rows(path, encoding), ROWS_AT_ONCE):
         for name in dict.fromkeys(name for _, row in batch for name in row):
             values = [row.get(name) for _, row in batch]
             types[name] = _common_type(types.get(name, pa.null()), values)
-    for batch in batches(_json_rows(path, encoding)):
+    for batch in iter_batched(_json_rows(path, encoding), ROWS_AT_ONCE):
         columns: dict[str, Any] = {_NUMBER: [number for number, _ in batch]}
         for name, kind in types.items():
             values = [row.get(name) for _, row in batch]

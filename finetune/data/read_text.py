@@ -13,17 +13,16 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, TypeVar
+from typing import IO, Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from finetune.errors import SHOWN_PLACES, UserError
 from finetune.runtime import formats
 
-T = TypeVar("T")
 #: Separators that can be detected, and their names.
 _SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 #: Bytes that are read to recognize UTF-16, and rows that are read to detect the separator.
@@ -326,10 +325,3 @@ def refuse_half_characters(text: str, place: str) -> None:
     except UnicodeEncodeError as error:
         half = ascii(text[error.start]).strip("'")
         raise UserError(f"{place}: {half} is half of a character: was the text cut?") from error
-
-
-def batches(rows: Iterable[T]) -> Iterator[list[T]]:
-    """Yield lists of :data:`ROWS_AT_ONCE` rows."""
-    iterator = iter(rows)
-    while batch := list(itertools.islice(iterator, ROWS_AT_ONCE)):
-        yield batch

@@ -1,7 +1,7 @@
 """``check``: find errors and suspicious rows before a training starts."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from finetune.checking.rows import check_deep
@@ -109,15 +109,3 @@ def check_settings(settings: Settings, progress: Progress = ignore, *, deep: boo
         command=settings.command,
         split_how=recipe.split_how,
     )
-
-
-def refused_check(mistakes: Sequence[str]) -> Check:
-    """Return a check whose findings are these errors, without any data."""
-    findings = [Finding(name="refused", severity="error", message=text) for text in mistakes]
-    return Check(findings=findings, splits={})
-
-
-def as_json(result: Check) -> dict[str, Any]:
-    """Return a check as a dict for JSON, in version 2 of the schema."""
-    verdict = {0: "ok", 2: "error", 3: "warning"}[result.status]
-    return {"schema": 2, "status": result.status, "verdict": verdict, **asdict(result)}

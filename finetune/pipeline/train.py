@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 from transformers import EvalPrediction, PrinterCallback, ProgressCallback, TrainerCallback
 
 from finetune.config.settings import Settings
@@ -199,12 +200,11 @@ def _build_trainer(prepared: Prepared) -> Trainer:
     assert trainer.model is not None
     if has_adapter(recipe) and not hasattr(trainer.model, "merge_adapter"):
         raise UserError("--adapter lora: adapt() of the recipe must return super().adapt(...)")
-    task = recipe.kind.without_thresholds()
     has_bias = False
     with contextlib.suppress(UserError):  # a model may have no such layer
-        has_bias = head.last_linear(trainer.model, task.width).bias is not None
-    if task != recipe.kind and not has_bias:
-        recipe.kind = task
+        has_bias = head.last_linear(trainer.model, recipe.kind.width).bias is not None
+    if recipe.kind.thresholds != "none" and not has_bias:
+        recipe.kind = dataclasses.replace(recipe.kind, thresholds="none")
         recipe.note(
             f"{type(trainer.model).__name__}: the last layer has no bias to store thresholds in: a "
             "label is predicted if its probability is above one half"
@@ -262,7 +262,8 @@ def _train_and_predict(
             weights = copy.deepcopy(layer.state_dict())
             head.fold(layer, np.ones(task.width), shift)
             validation = trainer.predict(trainer.eval_dataset, metric_key_prefix="eval")
-            thresholds = task.thresholds_of(shift)
+            # the probabilities that the shift moves to one half
+            thresholds = dict(zip(task.labels, expit(-shift).tolist(), strict=True))
         test = None if is_trial else trainer.predict(recipe.prepared["test"])
     except Stopped:
         if layer is not None:  # a resumed run fits and folds again

@@ -64,7 +64,10 @@ def worst_slices(
     rows, by the columns of ``table`` with 2 to 30 values, and by class. ``lower`` is whether the
     interval of the accuracy is below the accuracy of all rows.
     """
-    names = [] if tokens is None else [_by_length(tokens)]  # for each way to slice: name by row
+    names: list[pd.Series[str]] = []  # for each way to slice: name by row
+    if tokens is not None:
+        quarters = tokens.groupby(pd.qcut(tokens, 4, labels=False, duplicates="drop"), dropna=False)
+        names.append(quarters.transform(lambda part: f"{part.min():,} to {part.max():,} tokens"))
     for column in table.columns:
         if 1 < table[column].nunique() <= 30:
             names.append(f"{column} = " + table[column].astype("string"))
@@ -79,14 +82,6 @@ def worst_slices(
                 facts = {"name": name, "rows": len(right), "accuracy": asdict(accuracy)}
                 slices.append({**facts, "lower": accuracy.high < overall})
     return sorted(slices, key=lambda facts: float(facts["accuracy"]["value"]))[:most]
-
-
-def _by_length(tokens: pd.Series[int]) -> pd.Series[str]:
-    """Return the name of the slice of each row, one of four by its number of tokens."""
-    edges = np.unique(np.quantile(tokens, np.linspace(0, 1, 5)).astype(int))
-    ends = [*(edges[1:-1] - 1), edges[-1]]
-    names = [f"{low:,} to {high:,} tokens" for low, high in zip(edges, ends, strict=False)]
-    return pd.Series(np.searchsorted(edges[1:-1], tokens, side="right")).map(dict(enumerate(names)))
 
 
 def describe_calibration(rows: ScoredRows) -> dict[str, Any]:

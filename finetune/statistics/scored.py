@@ -250,14 +250,11 @@ def agreement(first: Any, second: Any) -> dict[str, Any]:
         than 5% of the standard deviation of the labels; ``largest_difference`` of a probability,
         or of a number in standard deviations. It is NaN if an answer is not finite.
     """
-    changes = distances(first, second)
-    if first.kind == "numbers":
-        largest, limit = changes.max(), 0.05
-    else:
-        gaps = first.probabilities.rows() - second.probabilities.rows()
-        largest, limit = np.abs(gaps).max(), 0.0
-    changed = int(np.count_nonzero(~(changes <= limit)))
-    return {"rows": len(first), "changed": changed, "largest_difference": float(largest)}
+    changes = gaps = distances(first, second)
+    if first.kind != "numbers":
+        gaps = np.abs(first.probabilities.rows() - second.probabilities.rows())
+    changed = int(np.count_nonzero(~(changes <= (0.05 if first.kind == "numbers" else 0.0))))
+    return {"rows": len(first), "changed": changed, "largest_difference": float(gaps.max())}
 
 
 def to_float16(outputs: np.ndarray) -> np.ndarray:

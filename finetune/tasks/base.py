@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from scipy.special import expit
 
 from finetune.data import labels as class_labels
 from finetune.data.prediction_columns import LABEL, MOST_COLUMNS, probability_of
@@ -63,6 +62,7 @@ class Task(ABC, Generic[S]):
     #: empty for a regression with one target.
     labels: list[str] = field(default_factory=list)
     loss_function: str = ""  # a key of ``losses``; empty for the first
+    thresholds: str = "none"  # that :meth:`fit` fits
 
     def __post_init__(self) -> None:
         if self.loss_function and self.loss_function not in self.losses:
@@ -152,14 +152,6 @@ class Task(ABC, Generic[S]):
         and folded into the saved model; None if the task needs none.
         """
         return None
-
-    def without_thresholds(self) -> Task[S]:
-        """Return the task for a model into which the shift of :meth:`fit` cannot be folded."""
-        return self
-
-    def thresholds_of(self, shift: np.ndarray) -> dict[str, float]:
-        """Return the threshold of each label: the probability that ``shift`` moves to one half."""
-        return dict(zip(self.labels, expit(-shift).tolist(), strict=True))
 
     @abstractmethod
     def decide(self, outputs: np.ndarray) -> np.ndarray:

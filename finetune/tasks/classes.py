@@ -175,9 +175,6 @@ class MultiLabel(Task[ScoredLabels]):
                 thresholds[index] = mistakes.fit_threshold(outputs[:, index], is_positive[:, index])
         return np.asarray(-logit(np.clip(thresholds, 1e-6, 1 - 1e-6)))
 
-    def without_thresholds(self) -> MultiLabel:
-        return replace(self, thresholds="none")
-
     def decide(self, outputs: np.ndarray) -> np.ndarray:
         return (np.asarray(outputs) > 0).astype(np.int64)
 
