@@ -316,8 +316,7 @@ def compare(words: Sequence[str]) -> int:
     page = typed.output or next(name for name in names if not Path(name).exists())
     comparison = compare_runs(typed.runs, page, trust_recipe=typed.trust_recipe)
     settings = tables.settings(comparison.names, comparison.settings)
-    count = counted(len(comparison.disagreements), "row")
-    note = f"predictions differ on {count}: see {page}"
+    note = f"predictions differ on {counted(len(comparison.disagreements), 'row')}: see {page}"
     scores = comparison.scores(comparison.headline)
     console.print_parts(scores, *comparison.verdicts, *settings, note)
     return 0
