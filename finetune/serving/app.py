@@ -5,7 +5,6 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Callable, Coroutine
 from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
@@ -67,19 +66,6 @@ class Answer(BaseModel):
     predictions: list[Prediction]
 
 
-class _Metrics:
-    """The metrics of a server, for Prometheus."""
-
-    def __init__(self, waiting: Callable[[], int]) -> None:
-        self.registry = CollectorRegistry()
-        names: dict[str, Any] = dict(registry=self.registry, namespace="finetune")
-        self.requests = Counter("requests", "Requests by status", ["status"], **names)
-        self.seconds = Histogram("request_seconds", "Seconds", buckets=_SECONDS, **names)
-        rows = [2**power for power in range(9)]
-        self.batches = Histogram("batch_rows", "Rows of a batch", buckets=rows, **names)
-        Gauge("waiting_rows", "Rows that wait", **names).set_function(waiting)
-
-
 def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
     """Return the application for an ASGI server: ``app = finetune.create_app(predictor)``.
 
@@ -94,13 +80,19 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
         # e.g. a secret that does not exist: not a server without a key
         raise UserError("FINETUNE_API_KEY: expected a key of printable ASCII, without blanks")
 
+    registry = CollectorRegistry()
+    names: dict[str, Any] = dict(registry=registry, namespace="finetune")
+    requests = Counter("requests", "Requests by status", ["status"], **names)
+    seconds = Histogram("request_seconds", "Seconds", buckets=_SECONDS, **names)
+    sizes = [2**power for power in range(6)]
+    batches = Histogram("batch_rows", "Rows of a batch", buckets=sizes, **names)
+
     def predict(rows: list[Any]) -> list[dict[str, Any]]:
-        metrics.batches.observe(len(rows))
+        batches.observe(len(rows))
         return _answers(model, model(rows, all_probabilities=True))
 
     batcher = Batcher(predict, _BATCH_ROWS, _WAITING_ROWS)
-    metrics = _Metrics(lambda: len(batcher))
-
+    Gauge("waiting_rows", "Rows that wait", **names).set_function(lambda: len(batcher))
     app = FastAPI(
         title="finetune",
         description=f"Task: {model.task}. Labels: {', '.join(model.labels[:100]) or 'numbers'}.",
@@ -121,7 +113,7 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
 
     @app.get("/metrics", include_in_schema=False)
     async def show_metrics() -> Response:
-        return Response(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     body = {"content": {"application/json": {"schema": Rows.model_json_schema()}}, "required": True}
 
@@ -131,10 +123,13 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
         started = time.perf_counter()
         status = 500
         try:
-            refuse_strangers(request)
+            found = request.headers.get("authorization", "").encode("latin-1")
+            if api_key is not None and not hmac.compare_digest(found, f"Bearer {api_key}".encode()):
+                message = "expected the header Authorization: Bearer KEY"
+                raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
             rows = _read_rows(await _read_body(request), model.columns)
             async with asyncio.timeout(_ANSWER_SECONDS):
-                predictions = await _unless_gone(request, batcher.predict(rows))
+                predictions = await batcher.predict(rows)
             response = JSONResponse({"model": model.digest, "predictions": predictions})
             status = 200
             return response
@@ -151,15 +146,8 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
             _LOGGER.error("a prediction failed: %s", type(error).__name__)
             raise HTTPException(500, "the prediction failed") from None
         finally:
-            metrics.requests.labels(str(status)).inc()
-            metrics.seconds.observe(time.perf_counter() - started)
-
-    def refuse_strangers(request: Request) -> None:
-        expected = f"Bearer {api_key}".encode()
-        found = request.headers.get("authorization", "").encode("latin-1")
-        if api_key is not None and not hmac.compare_digest(found, expected):
-            message = "expected the header Authorization: Bearer KEY"
-            raise HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+            requests.labels(str(status)).inc()
+            seconds.observe(time.perf_counter() - started)
 
     return app
 
@@ -179,20 +167,6 @@ async def _read_body(request: Request) -> bytes:
     if size > _BODY_BYTES:
         raise HTTPException(413, f"expected at most {_BODY_BYTES:,} bytes")
     return bytes(body)
-
-
-async def _unless_gone(request: Request, answers: Coroutine[Any, Any, list[Any]]) -> list[Any]:
-    """Return the answers, unless the client leaves before: uvicorn does not cancel its request."""
-    answering = asyncio.ensure_future(answers)
-    leaving = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            raise ClientDisconnect
-        return answering.result()
-    finally:
-        answering.cancel()
-        leaving.cancel()
 
 
 def _read_rows(body: bytes, columns: int) -> list[str] | list[tuple[str, ...]]:

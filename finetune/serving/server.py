@@ -63,8 +63,6 @@ def serve(
         raise UserError(f"cannot listen on {host}:{port}: {error}") from error
     # asyncio does not for this socket, and a client would wait 40 ms between head and body
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of clients that do not read their answers; on Linux
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)  # milliseconds
     model = Predictor(run, engine, trust_recipe=trust_recipe)
     if not (host in ("localhost", "::1") or host.startswith("127.")):
         access = "with the key" if key else "without a key: see FINETUNE_API_KEY"

@@ -249,6 +249,31 @@ def share(hits: float, rows: float) -> Estimate:
     return shares([hits], [rows])[0]
 
 
+def newcombe(first: np.ndarray, second: np.ndarray) -> Estimate:
+    """Return the accuracy of the second model minus the first's, with Newcombe's paired interval
+    (Statistics in Medicine 17, 1998, method 10). Both are bool: whether each row is right.
+    """
+    rows = len(first)
+    both = int((first & second).sum())
+    first_right, second_right = int(first.sum()), int(second.sum())
+    before, after = shares([first_right, second_right], [rows, rows])
+    association = both * rows - first_right * second_right
+    if association > 0:  # the continuity correction
+        association = max(0, association - rows // 2)
+    margins = float(first_right) * (rows - first_right) * second_right * (rows - second_right)
+    correlation = association / math.sqrt(margins) if margins else 0.0
+
+    def reach(up: float, down: float) -> float:
+        return math.sqrt(max(0.0, up**2 - 2 * correlation * up * down + down**2))
+
+    value = after.value - before.value
+    return Estimate(
+        value,
+        value - reach(after.value - after.low, before.high - before.value),
+        value + reach(after.high - after.value, before.value - before.low),
+    )
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values adjusted for multiple comparisons, in the same order (Holm, Scandinavian
     Journal of Statistics 6, 1979).

@@ -178,6 +178,9 @@ def estimate_difference(first: Any, second: Any, metrics: Metrics) -> dict[str, 
     """
     gaps = {}
     for name, metric in metrics.items():
+        if metric.scale is PROPORTION:
+            gaps[name] = estimates.newcombe(first.right, second.right)
+            continue
         before, after = metric.function(first), metric.function(second)
         if not has_interval(first, metric):
             gaps[name] = Estimate(float(after[0] - before[0]))

@@ -615,7 +615,7 @@ def test_baselines_of_label_sets(multi_label_run: finetune.Run) -> None:
 
 @pytest.mark.contract("E3")
 def test_differences_to_a_baseline_have_paired_intervals(flipped_run: finetune.Run) -> None:
-    """With 2,500 rows they are as wide as the paired bootstrap's."""
+    """With 2,500 rows they are as wide as the paired bootstrap's; accuracy has Newcombe's."""
     training, table = flipped_run.recipe().splits["train"], flipped_run.predictions
     terms, test_terms = bag_of_words(training["text"][:], table["text"].tolist())
     labels = np.array(training["label"][:])
@@ -625,18 +625,14 @@ def test_differences_to_a_baseline_have_paired_intervals(flipped_run: finetune.R
     constant = np.full(len(true), np.bincount(labels).argmax())
     for gaps, other in zip(flipped_run.statistics.beyond.values(), (constant, words), strict=True):
 
-        def f1_gain(rows: np.ndarray, other: np.ndarray = other) -> float:
+        def gain(rows: np.ndarray, other: np.ndarray = other) -> float:
             return macro_f1(true[rows], predicted[rows], 2) - macro_f1(true[rows], other[rows], 2)
 
-        def accuracy_gain(rows: np.ndarray, other: np.ndarray = other) -> float:
-            return float(np.mean((predicted == true)[rows]) - np.mean((other == true)[rows]))
-
-        for name, gain in (("f1", f1_gain), ("accuracy", accuracy_gain)):
-            gap = gaps[name]
-            assert gap["value"] == pytest.approx(gain(np.arange(len(true))), abs=1e-6)
-            width = spread(gain, len(true))
-            for end in ("low", "high"):
-                assert 0.88 < 2 * abs(gap[end] - gap["value"]) / width < 1.2
+        assert gaps["f1"]["value"] == pytest.approx(gain(np.arange(len(true))), abs=1e-6)
+        ratio = (gaps["f1"]["high"] - gaps["f1"]["low"]) / spread(gain, len(true))
+        assert 0.88 < ratio < 1.2
+        ends = [gaps["accuracy"]["low"], gaps["accuracy"]["high"]]
+        assert ends == pytest.approx(newcombe(true, other, predicted), abs=1e-6)
 
 
 #: Words of a verdict, and the signs of both ends of the interval of the difference.
@@ -683,6 +679,29 @@ def test_the_verdict_follows_the_interval(run: finetune.Run) -> None:
 
 
 # ---- E6 ------------------------------------------------------------------------------------------
+
+
+def newcombe(true: np.ndarray, first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
+    """Return Newcombe's interval (1998, method 10) for the difference of paired accuracies."""
+    one, other, rows = first == true, second == true, len(true)
+    a, b = int((one & other).sum()), int((one & ~other).sum())
+    c, d = int((~one & other).sum()), int((~one & ~other).sum())
+    before, after = (
+        stats.binomtest(count, rows).proportion_ci(method="wilson") for count in (a + b, a + c)
+    )
+    product = (a + b) * (c + d) * (a + c) * (b + d)
+    together = a * d - b * c
+    together = max(0.0, together - rows / 2) if together > 0 else together
+    phi = together / np.sqrt(product) if product else 0.0
+    x, y = (a + b) / rows, (a + c) / rows
+
+    def reach(up: float, down: float) -> float:
+        return float(np.sqrt(up**2 - 2 * phi * up * down + down**2))
+
+    return (
+        y - x - reach(y - after.low, before.high - x),
+        y - x + reach(after.high - y, x - before.low),
+    )
 
 
 @pytest.fixture
@@ -733,6 +752,8 @@ def test_differences_of_runs_are_paired(drawn_runs: list[finetune.Run]) -> None:
         assert comparison.metrics[1][name]["value"] == pytest.approx(after[name], abs=1e-6)
         sign = -1 if name == "log_loss" else 1
         assert min(sign * gap["low"], sign * gap["high"]) > 0, name
+    ends = [gaps["accuracy"]["low"], gaps["accuracy"]["high"]]
+    assert ends == pytest.approx(newcombe(true, first_classes, second_classes), abs=1e-6)
     pairs = [measures_of_classes(true, p) for p in (first_scores, second_scores)]
     for name in pairs[0]:
         width = spread(lambda rows: pairs[1][name](rows) - pairs[0][name](rows), 700)  # noqa: B023
