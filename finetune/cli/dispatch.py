@@ -91,11 +91,12 @@ def _run(words: list[str]) -> int:
         names = catalog.summaries()
         if not (verb in names or verb.endswith(".py")):
             raise UserError(
-                f"unknown recipe or subcommand '{verb}'{suggestion(verb, [*VERBS, *names])} "
-                f"(available: {', '.join([*names, *VERBS])}, or the path of a recipe file, .py)"
+                f"unknown recipe or subcommand '{verb}'"
+                f"{suggestion(verb, [*VERBS, *names, '--help', '--version'])} (python -m finetune "
+                f"RECIPE [flags]; available: {', '.join([*names, *VERBS])}, or the path of a "
+                "recipe file, .py)"
             )
-        verb = "train"
-        rest = words
+        verb, rest = "train", words
     one_process = ("check", "compare", "export", "push", "report", "serve")
     if verb in one_process and distributed.under_launcher():
         raise UserError(f"{verb} runs in one process: type python -m finetune {verb} ...")

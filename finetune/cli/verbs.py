@@ -251,8 +251,7 @@ def serve(words: Sequence[str]) -> int:
         "run": "directory of a run, or of an export, which starts faster: runs/yelp/export",
         "--host ADDRESS": "address to listen on (default: 127.0.0.1, for this machine only)",
         "--port N": "port to listen on (default: 8000)",
-        "--engine torch|onnxruntime|openvino": "what computes (default: torch for a run, "
-        "onnxruntime for an export)",
+        "--engine torch|onnxruntime|openvino": "default: torch, or onnxruntime for an export",
         **TRUST,
     }
     typed = Parser(serve, flags).parse_args(words)
@@ -361,8 +360,8 @@ def doctor(words: Sequence[str]) -> int:
         return 0
     distributed.join_process_group(None, 60, use_cpu=False)
     hosts = distributed.gather(os.uname().nodename)
-    names = dict.fromkeys(hosts)
-    console.print_line(f"\n{len(hosts)} of {world_size} ranks connected, on {', '.join(names)}")
+    names = ", ".join(dict.fromkeys(hosts))
+    console.print_line(f"\n{len(hosts)} of {world_size} ranks connected, on {names}")
     bus_factor = 2 * (world_size - 1) / world_size  # from nccl-tests, doc/PERFORMANCE.md
     rows = [
         [f"{size / 1e6:.0f} MB", f"{seconds * 1e3:.2f}"]

@@ -126,7 +126,8 @@ class RecipeParser(HfArgumentParser):
                 name = typed.replace("-", "_").replace("__", "--", 1)
                 flag = "=".join([name, *value])
                 if name not in (flags := self._option_string_actions):
-                    unknown = describe_unknown(typed, [*flags, "--help"])
+                    dashed = (flag.replace("_", "-") for flag in flags)
+                    unknown = describe_unknown(typed, [*flags, *dashed, "--help"])
                     message = f"{place}{unknown} (all options: {self.prog} --help)"
                     self.report.error(message, name="unknown_option")
                     continue

@@ -675,7 +675,7 @@ def predict_until(rows: int, run: finetune.Run, source: Path, output: Path) -> i
     counts: list[int] = []
 
     def interrupt(event: Any) -> None:
-        if isinstance(event, finetune.Advanced) and event.done >= rows:
+        if type(event).__name__ == "Advanced" and event.done >= rows:
             counts.append(event.done)
             raise KeyboardInterrupt
 

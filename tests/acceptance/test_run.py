@@ -965,6 +965,12 @@ VERB_OPTIONS = {
     "check": "deep json suspects",
     "compare": "trust_recipe",
     "report": "trust_recipe",
+    "repeat": "seeds",
+    "search": "space trials pruner",
+    "export": "output quantize accept_changes trust_recipe",
+    "serve": "host port engine trust_recipe",
+    "push": "repo yes public",
+    "doctor": "help",
 }
 
 
