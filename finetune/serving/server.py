@@ -16,8 +16,6 @@ from finetune.export.predictor import Predictor
 from finetune.serving.app import create_app
 
 _HEAD_SECONDS = 10  # for the first line and the headers of the first request to arrive
-_IDLE_SECONDS = 75  # of a connection after an answer; load balancers close theirs after 60
-_SHUTDOWN_SECONDS = 30
 
 
 class _Protocol(HttpToolsProtocol):
@@ -63,6 +61,7 @@ def serve(
         raise UserError(f"cannot listen on {host}:{port}: {error}") from error
     # asyncio does not for this socket, and a client would wait 40 ms between head and body
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # cores for the server between batches
     model = Predictor(run, engine, trust_recipe=trust_recipe)
     if not (host in ("localhost", "::1") or host.startswith("127.")):
         access = "with the key" if key else "without a key: see FINETUNE_API_KEY"
@@ -80,8 +79,8 @@ def serve(
         log_level="error",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=_IDLE_SECONDS,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        timeout_keep_alive=75,  # seconds; load balancers close theirs after 60
+        timeout_graceful_shutdown=30,
     )
     name = f"[{host}]" if ":" in host else host
     ready(f"{model.engine}: http://{name}:{opened.getsockname()[1]}")
