@@ -84,8 +84,7 @@ def create_app(model: Predictor, api_key: str | None = None) -> FastAPI:
     names: dict[str, Any] = dict(registry=registry, namespace="finetune")
     requests = Counter("requests", "Requests by status", ["status"], **names)
     seconds = Histogram("request_seconds", "Seconds", buckets=_SECONDS, **names)
-    sizes = [2**power for power in range(6)]
-    batches = Histogram("batch_rows", "Rows of a batch", buckets=sizes, **names)
+    batches = Histogram("batch_rows", "Rows of a batch", buckets=(1, 2, 4, 8, 16, 32), **names)
 
     def predict(rows: list[Any]) -> list[dict[str, Any]]:
         batches.observe(len(rows))

@@ -3,7 +3,6 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
@@ -29,7 +28,6 @@ class Batcher:
         self._max_rows = max_rows
         self._max_waiting = max_waiting
         self._waiting: deque[tuple[Any, asyncio.Future[Any]]] = deque()
-        self._executor = ThreadPoolExecutor(1)
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -53,7 +51,6 @@ class Batcher:
 
     async def _compute(self) -> None:
         """Compute batches until no row waits."""
-        loop = asyncio.get_running_loop()
         while self._waiting:
             batch: list[tuple[Any, asyncio.Future[Any]]] = []
             while self._waiting and len(batch) < self._max_rows:
@@ -61,7 +58,7 @@ class Batcher:
                 if not future.done():  # its client waits no longer
                     batch.append((row, future))
             rows = [row for row, _ in batch]
-            answers = await loop.run_in_executor(self._executor, self._answers, rows)
+            answers = await asyncio.to_thread(self._answers, rows)
             for (_, future), answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Exception) and not future.done():
                     future.set_exception(answer)

@@ -189,10 +189,14 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return self._steps_of(epoch)[index]
 
     def _share(self, rows: np.ndarray) -> np.ndarray:
-        """Deal rows to the processes in turn, from the longest to the shortest."""
-        if self._ranks.world_size > 1 and self.lengths is not None:
-            rows = rows[np.argsort(-self.lengths[rows], kind="stable")]
-        return rows[self._ranks.rank :: self._ranks.world_size]
+        """Deal rows to the processes from the longest to the shortest: 0, 1, 2, 2, 1, 0, 0, ..."""
+        world_size = self._ranks.world_size
+        if world_size == 1 or self.lengths is None:
+            return np.array_split(rows, world_size)[self._ranks.rank]
+        rounds, turn = np.divmod(np.arange(len(rows)), world_size)
+        owner = np.where(rounds % 2, world_size - 1 - turn, turn)
+        longest_first = np.argsort(-self.lengths[rows], kind="stable")
+        return np.asarray(rows[longest_first[owner == self._ranks.rank]])
 
     def _draw_steps(self, epoch: int) -> list[np.ndarray]:
         generator = torch.Generator().manual_seed(self.seed + epoch)
