@@ -1,4 +1,4 @@
-"""Test that imports between packages follow the order in CONTRIBUTING.md, and sizes."""
+"""Test that imports between packages follow the order in CONTRIBUTING.md."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 PACKAGE = ROOT / "finetune"
-MAX_PACKAGES, MAX_MODULES, MAX_FILE_LINES, MAX_LINES = 21, 4, 400, 21_000
+MAX_PACKAGES, MAX_MODULES = 21, 4
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -65,12 +65,8 @@ def test_imports_run_downwards_only() -> None:
     assert {pair: pairs[pair] for pair in pairs if height[pair[0]] <= height[pair[1]]} == {}
 
 
-def test_the_code_stays_small() -> None:
+def test_packages_and_loose_modules_stay_few() -> None:
     folders = {path.parent for path in FILES} - {PACKAGE}
     modules = list(PACKAGE.glob("*.py"))
     assert len(folders) + len(modules) <= MAX_PACKAGES
     assert len(modules) <= MAX_MODULES
-    files = [*FILES, *PACKAGE.rglob("*.jinja"), *PACKAGE.rglob("*.html")]
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
-    assert {str(path): count for path, count in lines.items() if count > MAX_FILE_LINES} == {}
-    assert 5_000 < sum(lines.values()) <= MAX_LINES
