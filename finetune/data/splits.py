@@ -29,6 +29,7 @@ from finetune.data.columns import describe_columns
 from finetune.data.digests import drop_repeated
 from finetune.data.prediction_columns import OF_DATA
 from finetune.data.targets import refuse_or_drop, report_rows
+from finetune.data.times import read_times
 from finetune.errors import Report, UserError, counted
 
 #: The splits that are split off the training rows, in this order.
@@ -51,6 +52,7 @@ class Plan:
     test_size: float | None = None
     group_column: str | None = None
     time_column: str | None = None
+    time_format: str | None = None
     drop_invalid: bool = False
 
 
@@ -88,11 +90,12 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
     fix = "--drop_invalid leaves them out"
     if kind == "time":
         texts = _read_texts(train, column, flag)
-        times = _read_times(texts)
+        times = read_times(texts, plan.time_format, flag)
         index.loc[is_train, "time"] = index["row"].map(times)
         if len(unreadable := texts[times.isna()].dropna()):
             description += f", or one like {unreadable.iloc[0]!r}"
-            fix = f"{flag} takes numbers, or dates like 2024-01-31; {fix}"
+            expected = plan.time_format or "numbers, or dates like 2024-01-31"
+            fix = f"expected {expected} (--time_format %d.%m.%Y reads other forms); {fix}"
     else:
         groups = []
         for split in splits:
@@ -127,18 +130,6 @@ def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
     if isinstance(values.type, pa.JsonType):  # 1 and "1" are one group
         texts = texts.map(lambda text: str(json.loads(text)), na_action="ignore")
     return texts.where(texts.str.strip() != "")
-
-
-def _read_times(texts: pd.Series) -> pd.Series:
-    """Parse texts as numbers or as ISO 8601 dates (in microseconds), whichever fits more of them;
-    NaN for the others.
-    """
-    texts = texts.str.strip()
-    numbers: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
-    dates = pd.to_datetime(texts, format="ISO8601", utc=True, errors="coerce")
-    if numbers.count() >= dates.count():
-        return numbers
-    return dates.dt.as_unit("us").astype("int64").where(dates.notna())
 
 
 def make_splits(
