@@ -95,7 +95,7 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
         if len(unreadable := texts[times.isna()].dropna()):
             description += f", or one like {unreadable.iloc[0]!r}"
             expected = plan.time_format or "numbers, or dates like 2024-01-31"
-            fix = f"expected {expected} (--time_format %d.%m.%Y reads other forms); {fix}"
+            fix = f"{flag} takes {expected} (--time_format %d.%m.%Y reads other forms); {fix}"
     else:
         groups = []
         for split in splits:

@@ -111,7 +111,7 @@ def require_whole(split: str, paths: Sequence[Path]) -> None:
         if other != path:
             raise UserError(
                 f"{other} and {path.name}: the {split} split in two formats: remove one, or pass "
-                f"a file or a pattern: --dataset '{path.parent}/*{''.join(path.suffixes)}'"
+                f"a file or a pattern: --dataset '{path.parent}/*{''.join(other.suffixes)}'"
             )
         if match := _SHARD.fullmatch(stem):
             shards[path.parent, match[1]].append((int(match[2]), int(match[3])))

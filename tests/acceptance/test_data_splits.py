@@ -503,6 +503,105 @@ def test_times_that_cannot_be_ordered_are_refused(
         assert fragment in message
 
 
+#: Times of 200 rows, one every third day from November 2021: the form, and the order of the rows or
+#: a part of the message. A form is of `strftime`, or a function of a `Timestamp`.
+TIMES: dict[str, tuple[Any, str]] = {
+    "seconds": ("%s", "in order"),
+    "milliseconds": (lambda day: int(day.timestamp() * 1000), "in order"),
+    "floats": (lambda day: day.timestamp() + 0.5, "in order"),
+    "year month day": ("%Y%m%d", "in order"),
+    "year month": ("%Y%m", "in order"),
+    "year.month": ("%Y.%m", "in order"),
+    "year quarter": (lambda day: f"{day.year}{day.quarter}", "in order"),
+    "decimal years": (lambda day: round(day.year + day.day_of_year / 400, 2), "in order"),
+    "Excel's days": (lambda day: (day - pd.Timestamp("1899-12-30")).days, "in order"),
+    "a counter": (lambda day: (day - pd.Timestamp("2021-11-20")).days // 3 + 950, "in order"),
+    "counts": (lambda day: (day - pd.Timestamp("2021-11-20")).days + 950, "in order"),
+    "zones": (lambda day: f"{day + pd.Timedelta(hours=day.day % 3)}+0{day.day % 3}:00", "in order"),
+    "month.year": ("%m.%Y", "%m.%Y"),
+    "day month year": ("%d%m%Y", "%d%m%Y"),
+    "month day year": ("%m%d%Y", "%m%d%Y"),
+    "lost zeros": (lambda day: int(day.strftime("%d%m%Y")), "%d%m%Y"),
+    "floats of days": (lambda day: float(day.strftime("%d%m%Y")), "%d%m%Y"),
+    "short years": ("%d%m%y", "%d%m%y"),
+    "month and short year": ("%m%y", "%m%y"),
+    "quarter year": (lambda day: f"{day.quarter}{day.year}", "%m%Y"),
+    "week year": ("%V%G", "%j%Y"),
+    "months of one digit": (lambda day: f"{day.year}.{day.month}", "%Y.%m"),
+    "day.month": ("%d.%m", "%d.%m"),
+    "one mistake": (lambda day: 0 if day.day == 1 else day.strftime("%d%m%Y"), "%d%m%Y"),
+    "two units": (lambda day: int(day.timestamp() * (1000 if day.day % 2 else 1)), "one unit"),
+    "years and months": (lambda day: day.strftime("%Y%m" if day.day % 2 else "%Y"), "one unit"),
+    "named zones": ("%Y-%m-%d CET", "CET'"),
+    "times of day": ("%H:%M", "'00:00'"),
+}
+
+
+def write_times(path: Path, form: Any) -> Path:
+    """Write 200 rows in a random order, with the column `number` in the order of time."""
+    times = pd.Series(pd.date_range("2021-11-20", periods=200, freq="3D"))
+    values = times.map(form) if callable(form) else times.dt.strftime(form)
+    frame = pd.DataFrame(rows(200), columns=HEAD).assign(day=values, number=range(200))
+    frame.iloc[np.random.default_rng(0).permutation(200)].to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize("name", TIMES)
+def test_numbers_are_times_only_if_they_are_in_order(name: str, tmp_path: Path) -> None:
+    """Numbers that may be dates in another order are refused with the format to set."""
+    form, expected = TIMES[name]
+    path = write_times(tmp_path / "a.csv", form)
+    recipe = text_recipe(path, time_column="day")
+    if expected != "in order":
+        message = refusal(recipe)
+        for fragment in ("--time_column day", "--time_format", expected):
+            assert fragment in message
+        return
+    newest = numbers(recipe, "test")
+    assert newest == list(range(200 - len(newest), 200))
+    assert len(newest) < 100
+
+
+@pytest.mark.contract("C7")
+@pytest.mark.parametrize(
+    ("form", "time_format"),
+    [
+        ("%d.%m.%Y", "%d.%m.%Y"),
+        ("%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M"),
+        ("%d%m%Y", "%d%m%Y"),
+        (TIMES["lost zeros"][0], "%d%m%Y"),
+        (TIMES["floats of days"][0], "%d%m%Y"),
+        ("%G-W%V-%u", "%G-W%V-%u"),
+    ],
+)
+def test_dates_are_read_in_the_format_that_is_named(
+    form: Any, time_format: str, tmp_path: Path
+) -> None:
+    path = write_times(tmp_path / "a.csv", form)
+    recipe = text_recipe(path, time_column="day", time_format=time_format)
+    assert numbers(recipe, "test") == list(range(160, 200))
+    recipe = text_recipe(path, time_column="day", time_format="%d/%m/%Y")
+    assert "200 of 200" in refusal(recipe)
+
+
+@pytest.mark.contract("C7", "F4")
+def test_a_time_format_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    """`number` reads numbers as they are; a format needs a column and directives."""
+    path = write_times(tmp_path / "a.csv", TIMES["quarter year"][0])
+    in_order = pd.read_csv(path).sort_values("day")["number"]
+    recipe = text_recipe(path, time_column="day", time_format="number")
+    newest = numbers(recipe, "test")
+    assert newest == sorted(in_order.iloc[-len(newest) :])
+    for options, fragment in (
+        ({"time_format": "%d.%m.%Y"}, "needs --time_column"),
+        ({"time_column": "day", "time_format": "german"}, "--time_format german"),
+        ({"time_column": "day", "time_format": "%d.%Q"}, "--time_format %d.%Q"),
+    ):
+        with user_error(fragment):
+            _ = text_recipe(path, **options).splits
+
+
 @pytest.mark.contract("C5", "C7")
 def test_a_class_that_only_the_newest_rows_have_is_refused(tmp_path: Path) -> None:
     """It cannot be learned from the older rows."""

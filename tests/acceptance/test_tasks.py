@@ -428,6 +428,8 @@ DECIDED: dict[str, tuple[list[Any], list[str], str, str]] = {
     "zero-and-one": ([0, 1], [], "single label", "2"),
     "integers-as-text": (["0", "7", "100"], [], "single label", "3"),
     "twenty-integers": ([5 * i for i in range(20)], [], "single label", "20"),
+    "ids-from-0": ([*range(30)], [], "single label", "30"),
+    "ids-from-1": ([*range(1, 31)], [], "single label", "30"),
     "lists": ([["bad"], ["bad", "good"], []], [], "multi label", "bad"),
     "lists-as-text": (['["bad"]', '["bad", "good"]', "[]"], [], "multi label", "bad"),
     "separated": (["bad;good", "good", "bad"], ["--label_separator", ";"], "multi label", "';'"),
@@ -483,6 +485,7 @@ GAPS, NAMES = [4 * i for i in range(21)], ["bad", "good"]
 #: Labels in turn, flags, and words of the message.
 REFUSED: dict[str, tuple[list[Any], list[str], list[str]]] = {
     "many-integers": (GAPS, [], ["'label'", "21", "--task single_label", "--task regression"]),
+    "many-from-2": ([*range(2, 32)], [], ["'label'", "30", "--task single_label"]),
     "words-among-fractions": (
         [0.5, 1.5, 2.5, "none"],
         [],
