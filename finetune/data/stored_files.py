@@ -4,12 +4,11 @@
 files would also read old rows and cached copies.
 """
 
-import functools
 import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -59,46 +58,41 @@ def select_data(root: Path, paths: Sequence[Path]) -> list[Path]:
                 f"{found[0]}: {root} also has the files of old rows, and this log of them is not "
                 "read: write the table as Parquet files into another folder"
             )
-    is_listed = _listed()
+    unlisted = _unlisted(paths)
     return [
         path
         for path in paths
-        if is_listed(path)
+        if path not in unlisted
         and not path.name.startswith("~$")  # the lock of an open workbook
         and not set(_NOT_DATA).intersection(path.relative_to(root).parts)
     ]
 
 
-def _listed() -> Callable[[Path], bool]:
-    """Return a function that tells whether ``load_from_disk`` reads a file, True for others."""
-
-    @functools.cache
-    def read(path: Path) -> dict[str, Any]:
-        try:
-            content = json.loads(path.read_bytes())
-        except (FileNotFoundError, ValueError):
-            return {}
-        return content if isinstance(content, dict) else {}
-
-    @functools.cache
-    def names_in(folder: Path) -> set[str] | None:
-        state = read(folder / "state.json")
+def _unlisted(paths: Sequence[Path]) -> set[Path]:
+    """Return the files that ``load_from_disk`` does not read in folders of ``save_to_disk``."""
+    unlisted: set[Path] = set()
+    for folder in {path.parent for path in paths}:
+        state = _read_json(folder / "state.json")
         if "_data_files" not in state:
-            return None
+            continue
         names = {file["filename"] for file in state["_data_files"]}
-        missing = sorted(name for name in names if not (folder / name).is_file())
-        if missing or state.get("_indices_data_files"):
-            reason = f"{missing[0]} is missing" if missing else "it has indices of rows"
-            raise UserError(f"{folder / 'state.json'}: {reason}: save the data set again")
-        return names
+        splits = _read_json(folder.parent / "dataset_dict.json").get("splits", [folder.name])
+        if folder.name not in splits:
+            names = set()
+        if missing := sorted(name for name in names if not (folder / name).is_file()):
+            reason = f"{missing[0]} is missing"
+            raise UserError(f"{folder / 'state.json'}: {reason}: copy it, or save the data again")
+        unlisted |= {path for path in paths if path.parent == folder and path.name not in names}
+    return unlisted
 
-    def is_listed(path: Path) -> bool:
-        names = names_in(path.parent)
-        splits = read(path.parent.parent / "dataset_dict.json").get("splits")
-        is_split = names is None or splits is None or path.parent.name in splits
-        return is_split and (names is None or path.name in names)
 
-    return is_listed
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; empty if there is none."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def require_whole(split: str, paths: Sequence[Path]) -> None:
