@@ -122,14 +122,17 @@ def build_index(dataset: DatasetDict, plan: Plan, report: Report) -> pd.DataFram
 
 
 def _read_texts(rows: Dataset, column: str, flag: str) -> pd.Series:
-    """Return a column as texts; blank ones are missing."""
+    """Return a column as texts, 3.0 as 3; blank ones are missing."""
     values = arrow.column(rows, column)
     if pa.types.is_nested(values.type) or pa.types.is_binary(values.type):
         raise UserError(f"{flag}: expected texts, numbers or dates, found {values.type}")
     texts: pd.Series = values.cast(pa.string()).to_pandas()
     if isinstance(values.type, pa.JsonType):  # 1 and "1" are one group
         texts = texts.map(lambda text: str(json.loads(text)), na_action="ignore")
-    return texts.where(texts.str.strip() != "")
+    texts = texts.where(texts.str.strip() != "")
+    # as pandas writes whole numbers beside missing ones
+    whole: pd.Series = texts.str.replace(r"^(-?\d+)\.0$", r"\1", regex=True)
+    return whole
 
 
 def make_splits(

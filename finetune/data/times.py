@@ -73,8 +73,7 @@ def _microseconds(dates: pd.Series) -> pd.Series:
 
 
 def _restore_zeros(texts: pd.Series) -> pd.Series:
-    """Return texts of floats as they were before: 10.2020 for 10.202, and 2024 for 2024.0."""
-    texts = texts.str.replace(r"\.0+$", "", regex=True)
+    """Return texts of floats as they were before: 10.2020 for 10.202."""
     padded: pd.Series = texts.str.replace(r"(\.\d{3})$", r"\g<1>0", regex=True)
     return padded
 
