@@ -688,17 +688,20 @@ def predict_until(rows: int, run: finetune.Run | str, source: Path, output: Path
 def test_a_relative_path_may_have_any_characters(
     cli: Callable[..., Finished], bert: Path, tmp_path: Path
 ) -> None:
-    """A colon makes no URI of a path, and brackets no pattern."""
+    """A colon makes no URI of a path, and brackets no pattern. Other data is not split by time."""
     run, source, output = "exp:lr=2e-5/[a]*?#%20", "v2:[a] *?.parquet", "out:1.parquet"
     folder = tmp_path / "cwd"
     folder.mkdir()
     rows = pd.DataFrame(data.labelled_sentences(1100), columns=["text", "label"])
+    rows["day"] = pd.date_range("2020-01-01", periods=1100).strftime("%d.%m.%Y")
     rows.to_parquet(folder / source)
     options = {**TRAINING, "num_train_epochs": 1, "train_samples": 60, "eval_samples": 20}
+    options |= {"time_column": "day", "time_format": "%d.%m.%Y"}
     words = ["text", *flags(dataset=source, output_dir=run, model=bert, **options)]
     cli(*words).succeeded()
     cli(*words, "--resume").succeeded()
     cli("evaluate", run).succeeded()
+    cli("evaluate", run, "--data", source).succeeded()
     assert len(pd.read_parquet(folder / run / "predictions.parquet")) == 20
     predict_until(1025, run, Path(source), Path(output))
     result = finetune.predict_file(run, source, output, resume=True, precision="fp32")
