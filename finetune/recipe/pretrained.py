@@ -380,7 +380,8 @@ class ImageRecipe(Recipe, ImageOptions):
         model = load_classifier(self.model, labels, self.model_revision, kind, reads_images=True)
         for sentence in loaded_weights.of(model).notes():
             self.note(sentence)
-        if count := sum("BatchNorm" in type(module).__name__ for module in model.modules()):
+        count = sum("BatchNorm" in type(module).__name__ for module in model.modules())
+        if count and self.freeze != "base" and not self.adapter:  # which keep their statistics
             self.note(f"{count} BatchNorm layers: results depend on the number of processes")
         return model
 
