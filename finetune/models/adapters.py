@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch.nn import (
     BatchNorm1d,
     BatchNorm2d,
@@ -45,6 +46,11 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
     if not isinstance(model, PreTrainedModel) or not isinstance(base, Module):
         name = type(model).__name__
         raise UserError(f"{flag}: expected a model of transformers with a base model, found {name}")
+    parts = {name: module for name, module in model.named_children() if module is not base}
+    heads = [name for name, module in parts.items() if list(module.parameters())]
+    if not heads:
+        name = type(model).__name__
+        raise UserError(f"{flag}: expected a head beside the base model, found none in {name}")
     new = loaded_weights.of(model).new
     new_weights = {weight for key, weight in model.named_parameters() if key in new}
     if frozen:
@@ -53,12 +59,17 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
                 parameter.requires_grad_(False)
     else:
         trained = {weight for weight in new_weights if weight.requires_grad}
-        model = _add_lora(model, base, trained, options)
+        model = _add_lora(model, base, heads, trained, options)
+    _keep_statistics(model)
+    return model
+
+
+def _keep_statistics(model: Module) -> None:
+    """Let frozen batch normalizations use and keep their stored statistics in training."""
     for layer in model.modules():
         is_trained = any(weight.requires_grad for weight in layer.parameters())
         if isinstance(layer, _BATCH_NORMS) and not is_trained:
             layer.register_forward_pre_hook(_use_stored_statistics)
-    return model
 
 
 def _use_stored_statistics(layer: Module, _: Any) -> None:
@@ -88,10 +99,14 @@ def _frozen(base: Any, text: str) -> list[torch.nn.Parameter]:
 
 
 def _add_lora(
-    model: PreTrainedModel, base: Module, new: set[Parameter], options: Mapping[str, Any]
+    model: PreTrainedModel,
+    base: Module,
+    heads: list[str],
+    new: set[Parameter],
+    options: Mapping[str, Any],
 ) -> Module:
-    """Return a ``PeftModel`` that trains adapters in linear layers of ``base``, the head, and the
-    ``new`` weights; the adapter holds all of them.
+    """Return a ``PeftModel`` that trains adapters in linear layers of ``base``, the ``heads``, and
+    the ``new`` weights; the adapter holds all of them.
 
     ``model.add_adapter`` would be shorter, but its model cannot resume or load its best checkpoint.
     """
@@ -113,8 +128,6 @@ def _add_lora(
                 f"--lora_targets {target}: no linear layer has this name"
                 f"{suggestion(target, names)} (available: {', '.join(names)})"
             )
-    parts = {name: module for name, module in model.named_children() if module is not base}
-    heads = [name for name, module in parts.items() if list(module.parameters())]
     linear = [name for name, layer in layers.items() if not isinstance(layer, Conv2d)]
     config = LoraConfig(
         r=options["lora_rank"],
@@ -138,3 +151,16 @@ def save_and_unload_adapter(trainer: Any) -> None:
     if trainer.args.should_save:
         trainer.model.save_pretrained(str(Path(trainer.args.output_dir) / "adapter"))
     trainer.model = trainer.model.unload()
+
+
+def find_missing(model: Any, checkpoint: Path) -> set[str]:
+    """Return the weights of a model's adapter, if it has one, that a checkpoint lacks.
+
+    The library goes on without them (transformers 5.23).
+    """
+    if not hasattr(model, "merge_adapter"):
+        return set()
+    from peft import get_peft_model_state_dict
+
+    weights = load_file(checkpoint / "adapter_model.safetensors")
+    return set(get_peft_model_state_dict(model)) - weights.keys()

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import transformers
 from accelerate.data_loader import DataLoaderShard
-from safetensors.torch import load_file, save_model
+from safetensors.torch import save_model
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, SequentialSampler
@@ -30,7 +30,8 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_check
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.data import batches, encoding
-from finetune.errors import Diverged, UserError, counted
+from finetune.errors import Diverged, UserError
+from finetune.models import adapters
 from finetune.models.cpu import exchange
 from finetune.runtime import distributed, files
 from finetune.runtime.stopping import Stopped
@@ -146,12 +147,8 @@ class Trainer(transformers.Trainer):
                 if moved := occupy(directory, moves_aside=is_new):
                     logging.getLogger("finetune").warning(moved)
         self._resumed = Path(path) if path else None
-        model: Any = self.model
-        if self._resumed is not None and hasattr(model, "merge_adapter"):  # the library checks none
-            from peft import get_peft_model_state_dict
-
-            weights = load_file(self._resumed / "adapter_model.safetensors")
-            _refuse_missing(get_peft_model_state_dict(model).keys() - weights.keys())
+        if self._resumed is not None:
+            checkpoint.refuse_missing(adapters.find_missing(self.model, self._resumed))
         if self.args.profile and self.is_world_process_zero():
             self.callback.profiler = make_profiler(self.args.profile, directory / "profile")
         try:
@@ -286,7 +283,7 @@ class Trainer(transformers.Trainer):
         """Refuse a checkpoint that lacks weights: the library only warns."""
         names = ("_keys_to_ignore_on_save", "all_tied_weights_keys")
         left_out = {key for name in names for key in getattr(self.model, name, None) or ()}
-        _refuse_missing({*load_result.missing_keys} - left_out)
+        checkpoint.refuse_missing({*load_result.missing_keys} - left_out)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Apply settings accepted by ``--allow_changed``: the library restores the old ones."""
@@ -367,15 +364,6 @@ class Trainer(transformers.Trainer):
             f"the loss, the gradient norm or a weight is not finite at step {step:,} (learning "
             f"rate {self._get_learning_rate():g}): stopped. {last}Try --precision fp32 or a lower "
             "--learning_rate"
-        )
-
-
-def _refuse_missing(names: set[str]) -> None:
-    if names:
-        listed = ", ".join(sorted(names)[:5])
-        raise UserError(
-            f"the checkpoint lacks {counted(len(names), 'weight')} of the model ({listed}): it was "
-            "changed; type --resume_from_checkpoint with an earlier one"
         )
 
 

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
+    BertForSequenceClassification,
     BertModel,
+    BertPreTrainedModel,
     ResNetConfig,
     ResNetForImageClassification,
     ViTImageProcessorPil,
 )
 
 import finetune
+from finetune import TextRecipe
 from tests.acceptance.conftest import TRAINING, Finished, flags, user_error
 from tests.acceptance.test_training import (
     Train,
@@ -335,6 +338,29 @@ def test_an_adapter_that_cannot_be_is_refused(
 ) -> None:
     cli("text", *flags(**options, output_dir=tmp_path / "run"), *words.split()).refused(message)
     assert not (tmp_path / "run").exists()
+
+
+class Wrapped(BertPreTrainedModel):
+    """A classifier whose head is a part of its base model, as in models of timm."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertForSequenceClassification(config)
+
+
+class WrappedText(TextRecipe):
+    def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        return Wrapped(BertConfig.from_pretrained(self.model, num_labels=len(labels)))
+
+
+@pytest.mark.contract("G1", "F4")
+@pytest.mark.parametrize("chosen", [dict(freeze="base"), dict(adapter="lora")], ids=str)
+def test_a_head_inside_of_the_base_is_neither_frozen_nor_left_out(
+    reviews: Path, bert: Path, tmp_path: Path, chosen: dict[str, Any]
+) -> None:
+    recipe = WrappedText(dataset=str(reviews), model=str(bert), max_length=64, **chosen)
+    with user_error("expected a head beside the base model, found none in Wrapped"):
+        recipe.trainer(output_dir=str(tmp_path / "run"))
 
 
 # ---- G2: seeds -----------------------------------------------------------------------------------
