@@ -141,9 +141,28 @@ class TextRecipe(Recipe, TextOptions):
         return config
 
     def check(self) -> None:
-        _ = self.model_config, self.windows
-        if self.text_columns:
+        from finetune.models import families
+
+        _ = self.windows
+        if self.model_config is not None:
+            self._refuse_unknown_ids(families.without_weights(self.model_config))
+        elif self.text_columns:
             self.encoder()
+
+    def _refuse_unknown_ids(self, model: torch.nn.Module) -> None:
+        """Refuse a tokenizer with ids that the embeddings of ``model`` do not have."""
+        from transformers import PreTrainedTokenizerBase
+
+        from finetune.models import families
+
+        tokenizer: Any = self.processing_class()  # a recipe may have its own
+        if (
+            isinstance(tokenizer, PreTrainedTokenizerBase)
+            and type(self).encoder is TextRecipe.encoder
+        ):
+            row = self.encoder()([["a"] * len(self.columns_read())])
+            row = {name: values[0] for name, values in row.items()}
+            families.refuse_ids_beyond_embeddings(model, tokenizer, row, self.model)
 
     def processing_class(self) -> PreTrainedTokenizerBase:
         return self._tokenizer
@@ -164,9 +183,10 @@ class TextRecipe(Recipe, TextOptions):
         return tokenizer
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models import loaded_weights
         from finetune.models.pretrained import load_classifier
 
-        return load_classifier(
+        model = load_classifier(
             self.model,
             labels,
             revision=self.model_revision,
@@ -175,11 +195,16 @@ class TextRecipe(Recipe, TextOptions):
             attention_dropout=self.attention_dropout,
             pad_token_id=self.processing_class().pad_token_id,
         )
+        for sentence in loaded_weights.of(model).notes():
+            self.note(sentence)
+        return model
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
 
-        return load_classifier(str(directory), labels)
+        model = load_classifier(str(directory), labels, is_run=True)
+        self._refuse_unknown_ids(model)
+        return model
 
     def training_defaults(self, user_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
         from finetune.models import families
@@ -192,6 +217,7 @@ class TextRecipe(Recipe, TextOptions):
 
     def trainer_kwargs(self, model: torch.nn.Module | None = None) -> dict[str, Any]:
         kwargs = super().trainer_kwargs(model)
+        self._refuse_unknown_ids(kwargs["model"])
         if self.long_texts == "windows":
             loss = dataclasses.replace(kwargs["compute_loss_func"], pooling=self.pooling)
             kwargs["compute_loss_func"] = loss
@@ -347,18 +373,22 @@ class ImageRecipe(Recipe, ImageOptions):
         return Augmentation(self.crop_scale, self.horizontal_flip)
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
+        from finetune.models import loaded_weights
         from finetune.models.pretrained import load_classifier
 
         kind = self.presumed_kind.problem_type
         model = load_classifier(self.model, labels, self.model_revision, kind, reads_images=True)
-        if count := sum("BatchNorm" in type(module).__name__ for module in model.modules()):
+        for sentence in loaded_weights.of(model).notes():
+            self.note(sentence)
+        count = sum("BatchNorm" in type(module).__name__ for module in model.modules())
+        if count and self.freeze != "base" and not self.adapter:  # which keep their statistics
             self.note(f"{count} BatchNorm layers: results depend on the number of processes")
         return model
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
 
-        return load_classifier(str(directory), labels, reads_images=True)
+        return load_classifier(str(directory), labels, reads_images=True, is_run=True)
 
     def data_collator(self) -> Callable[[list[dict[str, Any]]], dict[str, torch.Tensor]]:
         from finetune.data.batches import Collator

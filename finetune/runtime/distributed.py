@@ -19,6 +19,22 @@ from typing import Any, TypeVar
 from finetune.errors import RunError, UserError
 
 Result = TypeVar("Result")
+#: Variables of MPI launchers for those of torchrun: Open MPI, MVAPICH, and MPICH or Intel MPI.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_MPI = (
+    *(
+        [f"{prefix}_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+        for prefix in ("OMPI", "MV2")
+    ),
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+)
+#: Launchers of several processes that are not supported, with the variable of their number.
+_OTHERS = {
+    "srun of SLURM": "SLURM_STEP_NUM_TASKS",
+    "a process manager of MPI": "PMI_SIZE",
+    "flux run": "FLUX_JOB_SIZE",
+    "jsrun": "JSM_NAMESPACE_SIZE",
+}
 _GROUPS = itertools.count()  # the process groups that this process has joined
 
 
@@ -34,12 +50,14 @@ class Ranks:
 
 def ranks() -> Ranks:
     """Return the ranks set by ``torchrun``, ``accelerate launch`` or MPI."""
-    if "OMPI_COMM_WORLD_SIZE" in os.environ and "RANK" not in os.environ:
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-            # torch and accelerate read the environment variables of torchrun
-            os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"]
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "29500")
+    for names in _MPI:
+        if _TORCHRUN[0] not in os.environ and all(name in os.environ for name in names):
+            for name, name_of_mpi in zip(_TORCHRUN, names, strict=True):
+                # torch and accelerate read the environment variables of torchrun
+                os.environ[name] = os.environ[name_of_mpi]
+            if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
+                os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+            os.environ.setdefault("MASTER_PORT", "29500")
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     return Ranks(
         rank=int(os.environ.get("RANK", 0)),
@@ -62,7 +80,38 @@ def machines() -> int:
 
 def under_launcher() -> bool:
     """Return whether ``torchrun``, ``accelerate launch`` or MPI started this process."""
-    return not {"RANK", "ACCELERATE_MIXED_PRECISION", "OMPI_COMM_WORLD_SIZE"}.isdisjoint(os.environ)
+    ranks()  # sets RANK under MPI
+    return not {"RANK", "ACCELERATE_MIXED_PRECISION"}.isdisjoint(os.environ)
+
+
+def refuse_separate_processes() -> None:
+    """Refuse processes that a launcher started without telling torch: they would be separate runs.
+
+    ``WORLD_SIZE=1`` declares that they are.
+
+    Raises:
+        UserError: With the launcher, and what to type.
+    """
+    if ranks().world_size > 1 and "MASTER_ADDR" not in os.environ:
+        raise UserError(
+            "mpirun on several machines: expected the address of the machine of rank 0 in "
+            "MASTER_ADDR, for example mpirun -x MASTER_ADDR=HOST ..."
+        )
+    if not {"RANK", "WORLD_SIZE"}.isdisjoint(os.environ):
+        return
+    counts = dict(os.environ)
+    if counts.get("SLURM_PROCID", "0") != "0":  # in a batch script without srun it is always 0
+        counts.setdefault("SLURM_STEP_NUM_TASKS", counts.get("SLURM_NTASKS", "1"))
+    for launcher, variable in _OTHERS.items():
+        if (count := counts.get(variable, "1")) != "1":
+            line = f"torchrun --nproc_per_node={count} -m finetune ..."
+            if "SLURM" in variable:
+                line = f"srun --ntasks=1 {line} on one node, or on several sbatch "
+                line += "docs/cluster/train.sbatch RECIPE (see docs/cluster/README.md)"
+            raise UserError(
+                f"{launcher} started {count} processes without torchrun, which would be {count} "
+                f"separate runs: type {line}. If separate runs are wanted, set WORLD_SIZE=1"
+            )
 
 
 def launcher() -> list[str]:
