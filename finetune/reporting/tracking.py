@@ -7,6 +7,7 @@ is read; one that fails later costs its curves, with a warning.
 import contextlib
 import functools
 import json
+import logging
 import os
 import re
 import sys
@@ -29,9 +30,11 @@ _IN_RUN = {"TENSORBOARD_LOGGING_DIR": "tensorboard", "TRACKIO_DIR": "trackio"}
 # what the user has set of the variables here and below stays
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
 #: How long a request to an MLflow server may take, which is 15 minutes by default: before the
-#: training at most 10 s, in it 12 s if the server refuses it, and 52 s if it does not answer.
+#: training at most 10 s, in it 12 s if the server refuses it, and 52 s if it does not answer; after
+#: one that failed 2 s, to end the MLflow run.
 _FIRST_REQUEST = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "4"}
 _REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+_LAST_REQUESTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "2"}
 
 
 def require_mlflow(report_to: Any) -> None:
@@ -50,23 +53,26 @@ def require_mlflow(report_to: Any) -> None:
 
 @functools.cache  # the runs of a set ask once: a server that fails later does not fail them
 def _ask_mlflow(uri: str, run_id: str, experiment_id: str) -> None:
-    advice = "start the server, change MLFLOW_TRACKING_URI, or leave out --report_to mlflow"
+    server = "start the server, or change MLFLOW_TRACKING_URI, or leave out --report_to mlflow"
     if not uri:
         raise UserError(
             f"MLFLOW_RUN_ID {run_id}: expected MLFLOW_TRACKING_URI, too: without it each run has "
             "an MLflow database of its own; set it, or unset MLFLOW_RUN_ID"
         )
     if uri.startswith(("http://", "https://")) and not hub.answers(uri):
-        raise UserError(f"--report_to mlflow: {uri} does not answer; {advice}")
+        raise UserError(f"--report_to mlflow: {uri} does not answer; {server}")
     with _variables({**_QUIET, **_FIRST_REQUEST}):
         import mlflow
 
         client = mlflow.MlflowClient(uri)
         try:
             if run_id:
+                advice = "change or unset MLFLOW_RUN_ID"
                 client.get_run(run_id)
             if experiment_id:
+                advice = "change or unset MLFLOW_EXPERIMENT_ID"
                 client.get_experiment(experiment_id)
+            advice = server
             if not uri.startswith("sqlite:"):  # which would be created
                 client.search_experiments(max_results=1)
         except Exception as error:  # also of requests, SQLAlchemy and the SDK of Databricks
@@ -88,6 +94,7 @@ class Trackers(TrainerCallback):
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack  # closed after the trackers
+        self._last = {n: v for n, v in _LAST_REQUESTS.items() if not os.environ.get(n)}
 
     def take(self, trainer: Trainer) -> None:
         """Take the trackers of a trainer, which then calls only this callback."""
@@ -141,10 +148,12 @@ class Trackers(TrainerCallback):
                     getattr(tracker, event)(*facts, **kwargs)
             except Exception as error:  # of any library: a tracker costs its curves only
                 self._trackers.remove(tracker)
-                activity.say(
-                    f"warning: --report_to {_name(tracker)}: {masked(_first_line(error))}; its "
-                    "curves end here, and the training continues"
+                logging.getLogger("finetune").warning(  # which is also shown of a run of a set
+                    "warning: --report_to %s: %s; its curves end here, the training continues",
+                    _name(tracker),
+                    masked(_first_line(error)),
                 )
+                os.environ.update(self._last)
                 with contextlib.suppress(Exception), contextlib.redirect_stdout(None):
                     tracker.on_train_end(*facts)  # type: ignore[no-untyped-call]
 
