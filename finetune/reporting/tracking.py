@@ -155,7 +155,7 @@ class Trackers(TrainerCallback):
                 )
                 os.environ.update(self._last)
                 with contextlib.suppress(Exception), contextlib.redirect_stdout(None):
-                    tracker.on_train_end(*facts)  # type: ignore[no-untyped-call]
+                    tracker.on_train_end(*facts)
 
 
 # The other events, for trackers that are closed with the training: the metrics of `predict`, which
@@ -192,14 +192,16 @@ def _first_line(error: Exception) -> str:
     return lines[0][:300]
 
 
-class _SynchronousMLflow(library.MLflowCallback):  # type: ignore[misc]
+class _SynchronousMLflow(library.MLflowCallback):
     """The library's callback, which waits for the answers of the server: the library's sends the
     curves from threads, and does not learn that they have failed.
     """
 
     note = ""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         """Start an MLflow run, or continue the one of this directory."""
         if not state.is_world_process_zero:
             return
@@ -208,17 +210,27 @@ class _SynchronousMLflow(library.MLflowCallback):  # type: ignore[misc]
         record = Path(args.output_dir) / _MLFLOW_RUN
         with _variables({}):
             self.note = _choose_mlflow_run(mlflow, record)
-            super().on_train_begin(args, state, control, **kwargs)
-        files.write_whole(record, mlflow.active_run().info.run_id)
+            super().on_train_begin(args, state, control, model)  # type: ignore[no-untyped-call]
+        active = mlflow.active_run()
+        assert active is not None
+        files.write_whole(record, active.info.run_id)
 
-    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Any = None,
+        model: Any = None,
+        **kwargs: Any,
+    ) -> None:
         """Log the numbers of an entry of the history."""
         if not state.is_world_process_zero:
             return
         import mlflow
 
         numbers = {}
-        for name, value in kwargs["logs"].items():
+        for name, value in logs.items():
             if isinstance(value, (int, float)):
                 numbers[re.sub(r"[^0-9A-Za-z_\-. :/]", "_", name)] = value
         mlflow.log_metrics(numbers, step=state.global_step, synchronous=True)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sqlite3
+import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -41,8 +42,9 @@ def in_tensorboard(run: Path) -> tuple[Curves, str]:
 
 
 def in_mlflow(run: Path) -> tuple[Curves, str]:
-    shutil.copy(run / "mlflow.db", run.parent / "cwd.db")  # to a path that a URL can have
-    client = mlflow.MlflowClient(f"sqlite:///{run.parent}/cwd.db")
+    copies = Path(tempfile.mkdtemp(prefix="copy", dir=run.parent))  # a path that a URL can have
+    shutil.copy(run / "mlflow.db", copies)
+    client = mlflow.MlflowClient(f"sqlite:///{copies}/mlflow.db")
     (tracked,) = client.search_runs(["0"])
     assert (tracked.info.run_name, tracked.info.status) == (run.name, "FINISHED")
     points = {n: client.get_metric_history(tracked.info.run_id, n) for n in tracked.data.metrics}
@@ -96,7 +98,8 @@ def test_a_tracker_has_curves_parameters_and_test_scores(
         assert (result.status, "trackio show" in result.stdout) == (0, False), result.output
         assert_tracked(tracker, tmp_path / name)
     assert [*(tmp_path / "cwd").iterdir()] == []
-    assert {path.name for path in tmp_path.iterdir()} <= {"cwd", "cwd.db", "home", "first", second}
+    names = {path.name for path in tmp_path.iterdir() if not path.name.startswith("copy")}
+    assert names <= {"cwd", "home", "first", second}
     homes = [tmp_path / "home", Path(os.environ["HF_HOME"])]
     assert [path for home in homes for path in home.rglob("*trackio*")] == []
 
@@ -145,7 +148,7 @@ def test_each_training_has_an_mlflow_run(
         assert (sorted(point.step for point in points), tracked.info.status) == (steps, "FINISHED")
     assert os.environ["MLFLOW_RUN_ID"] == mine
     monkeypatch.setenv("MLFLOW_RUN_ID", "f" * 32)
-    with pytest.raises(finetune.UserError, match="f{32} not found; change or unset MLFLOW_RUN_ID"):
+    with pytest.raises(finetune.UserError, match=r"f{32} not found; change or unset MLFLOW_RUN_ID"):
         finetune.train("text", output_dir=str(tmp_path / "first"), **options)
     assert (tmp_path / "first" / "metrics.json").exists()  # it was not moved aside
 
