@@ -16,6 +16,7 @@ from unittest import mock
 
 import mlflow
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import finetune
@@ -214,6 +215,7 @@ def mlflow_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[MLflowServer
     server.server_close()
 
 
+@pytest.mark.contract("D1")
 def test_a_tracker_that_fails_costs_its_curves_only(
     mlflow_server: type[MLflowServer],
     single_label_run: finetune.Run,
@@ -222,9 +224,15 @@ def test_a_tracker_that_fails_costs_its_curves_only(
     tmp_path: Path,
     cli: Cli,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server stops in the middle: the same weights as without it, and one warning."""
+    """The server stops in the middle: the same weights as without it, and one warning. Nor do
+    variables of accelerate change the weights: what is typed counts.
+    """
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     words = ["text", *flags(**TRAINING, dataset=reviews, model=bert), "--no_baseline"]
+    words += flags(num_threads=torch.get_num_threads())  # not those of a launcher
     result = cli(*words, "--report_to", "mlflow", "--output_dir", tmp_path / "run")
     assert result.status == 0, result.stderr
     weights = [path / "model.safetensors" for path in (single_label_run.path, tmp_path / "run")]
@@ -260,6 +268,9 @@ def test_mlflow_is_asked_before_the_data_is_read(
         assert "error: --report_to mlflow: http://127.0.0.1:" in result.stderr
         assert "leave out --report_to mlflow" in result.stderr
         assert mlflow_server.requests == ["experiments/search"] * refused
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    assert "ACCELERATE_MIXED_PRECISION fp8: expected no, bf16 or fp16" in cli(*words).stderr
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # refuses connections
     result = cli(*words)
     assert (result.status, "http://127.0.0.1:9 does not answer" in result.stderr) == (2, True)
