@@ -101,7 +101,15 @@ def run_search(
         )
         distributed.leave()
         return run_set
-    report(Noted(f"{winner.path.name} is the best of {trials}: evaluating it on the test rows"))
+    count = distributed.gather(study.count if distributed.is_main_process() else 0)[0]
+    if count < trials:
+        report(
+            Noted(
+                f"all {count} combinations of the values in --space have been trained: the search "
+                f"ends before trial {trials}"
+            )
+        )
+    report(Noted(f"{winner.path.name} is the best of {count}: evaluating it on the test rows"))
     run_one(base.with_options({**winner.changes, "resume": True}), progress)
     if distributed.is_main_process() and (note := study.finish(winner, base.user_options)):
         report(Noted(note))

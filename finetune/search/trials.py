@@ -31,6 +31,7 @@ from finetune.reporting.tables import format_number
 from finetune.runs.run import Run
 from finetune.runtime import files
 from finetune.search.run_set import RunSet
+from finetune.search.space import list_points
 from finetune.training import checkpoint
 
 JOURNAL = "study.journal"
@@ -51,6 +52,8 @@ _CONTINUES, _KILLS, _REASON = "continues", "kills", "reason"
 _MOST_KILLS = 3  # then the trial fails
 #: A search ends if this many trials have failed and none has succeeded.
 _MOST_FAILURES = 3
+#: How often Optuna is asked for values that no trial has had, before the first such are taken.
+_MOST_PROPOSALS = 20
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ class Trials:
         return FileLock(self.run_set.path / ".study.lock")
 
     def ask(self, count: int) -> Trial | None:
-        """Return the next trial; its directory is locked. None if ``count`` trials have begun.
+        """Return the next trial; its directory is locked. None if ``count`` trials have begun, or
+        one with each of the values of a finite space.
 
         Raises:
             RunError: If the first trials failed.
@@ -108,12 +112,11 @@ class Trials:
                 raise RunError(f"the first {len(begun)} trials failed: {failed[-1]}")
             if len(begun) >= count:
                 return None
-            # a process that asks later samples other values
-            study.sampler = TPESampler(
-                seed=self.seed + len(begun),
-                n_startup_trials=STARTUP_TRIALS,
-                constant_liar=True,
-            )
+            if not study.get_trials(deepcopy=False, states=[TrialState.WAITING]):
+                params = self._propose(begun)
+                if params is None:
+                    return None
+                study.enqueue_trial(params)
             trial = study.ask(dict(self.space))
             path = self._path(trial.number)
             if (killed := trial.user_attrs.get(_CONTINUES)) is not None:
@@ -122,6 +125,32 @@ class Trials:
             checkpoint.occupy(path)
         self._current, self._last_step = trial, 0
         return Trial(trial.params, path)
+
+    def _propose(self, begun: Sequence[FrozenTrial]) -> dict[str, Any] | None:
+        """Return values that no trial has had; None if there are none left.
+
+        Optuna may propose values again. It is asked in a copy of the study, as a trial that it has
+        made cannot be taken back.
+        """
+        # a process that asks later samples other values
+        seed = self.seed + len(begun)
+        sampler = TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, constant_liar=True)
+        copy = optuna.create_study(sampler=sampler, direction=self._study.direction)
+        copy.add_trials(self._study.get_trials())
+        tried = [trial.params for trial in begun]
+        for _ in range(_MOST_PROPOSALS):
+            params = copy.ask(dict(self.space)).params
+            if params not in tried:
+                return params
+        for params in list_points(self.space):
+            if params not in tried:
+                return params
+        return None
+
+    @property
+    def count(self) -> int:
+        """The number of trials that have begun."""
+        return len(list_trials(self._study))
 
     def _continue_killed(self) -> None:
         """Enqueue trials whose process is gone again, from their checkpoint."""

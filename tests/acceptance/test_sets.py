@@ -15,6 +15,7 @@ import torch
 import yaml
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from scipy import stats
 from sklearn.metrics import f1_score
 from transformers import (
     AutoModelForSequenceClassification,
@@ -389,6 +390,7 @@ def test_repeat_trains_the_runs_of_its_seeds_and_estimates_their_mean(
     assert [run.metrics.test for run in runs] == [
         run.metrics.test for run in finetune.RunSet.load(tmp_path / "a").runs
     ]
+    assert_intervals_over_seeds(runs, tmp_path, cli)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     compared = cli("compare", tmp_path / "a", tmp_path / "b").succeeded()
     assert "is not better than" in compared.stdout
@@ -402,6 +404,53 @@ def test_repeat_trains_the_runs_of_its_seeds_and_estimates_their_mean(
         finetune.repeat("text", **{**options, "seed": 7}, seeds=3, output_dir=tmp_path / "a")
     with pytest.raises(finetune.UserError, match="a set of `repeat`"):
         finetune.search("text", **options, seed=42, trials=1, output_dir=tmp_path / "a")
+
+
+def assert_intervals_over_seeds(runs: list[finetune.Run], tmp_path: Path, cli: Cli) -> None:
+    """Compare the intervals of the accuracy with those of the formulas: over three seeds, over two,
+    and of the difference of two sets of two seeds.
+    """
+    right = np.array([t["label"] == t["prediction"] for t in (run.predictions for run in runs)])
+    rows = right.shape[1]
+
+    def error_and_quantile(*sets: np.ndarray) -> tuple[float, float]:
+        """Obuchowski and Rockette (1995), Hillis (2007); the variances of means have a formula."""
+        gap = sets[0].mean(axis=0) - sum(s.mean(axis=0) for s in sets[1:])
+        of_rows = gap.var(ddof=1) / rows
+        of_seeds = [s.mean(axis=1).var(ddof=1) / len(s) for s in sets]
+        in_both = 0.0
+        for s in sets:
+            of_mean = s.mean(axis=0).var(ddof=1) / rows
+            in_both += max(0, s.var(axis=1, ddof=1).mean() / rows - of_mean) / (len(s) - 1)
+        variance = max(of_rows + sum(of_seeds) - in_both, of_rows, *of_seeds)
+        spread = of_rows**2 / (rows - 1)
+        spread += sum(v**2 / (len(s) - 1) for v, s in zip(of_seeds, sets, strict=True))
+        return variance**0.5, stats.t.ppf(0.975, max(1, variance**2 / spread))
+
+    def line(words: tuple[Any, ...], name: str) -> list[float]:
+        lines = cli(*words).succeeded().stdout.splitlines()
+        column = next(line for line in lines if "accuracy" in line).index("accuracy")
+        row = next(line for line in lines if line.startswith(f"  {name} "))
+        return [float(number) for number in re.findall(r"-?\d\.\d+", row[column - 2 :])]
+
+    value = right.mean()
+    error, quantile = error_and_quantile(right)
+    # Wilson's, at the effective sample size: at most the rows, of which few are wrong
+    rows_of_interval = min(rows, value * (1 - value) / error**2)
+    square = quantile**2 / rows_of_interval
+    ends = np.roots([1 + square, -2 * value - square, value**2])
+    expected = [value, ends.min(), ends.max()]
+    assert line(("report", runs[0].path.parent), "mean") == pytest.approx(expected, abs=6e-4)
+    for name, left_out in (("first", "seed-44"), ("last", "seed-42")):
+        shutil.copytree(runs[0].path.parent, tmp_path / name)
+        shutil.rmtree(tmp_path / name / left_out)
+    mean = right[:2].mean()  # two seeds are too few
+    assert line(("report", tmp_path / "first"), "mean") == pytest.approx([mean], abs=6e-5)
+    value = right[1:].mean() - mean
+    error, quantile = error_and_quantile(right[1:], right[:2])
+    expected = [value, value - quantile * error, value + quantile * error]
+    words = ("compare", tmp_path / "first", tmp_path / "last")
+    assert line(words, "difference") == pytest.approx(expected, abs=6e-4)
 
 
 # ---- G3: search ----------------------------------------------------------------------------------
@@ -470,6 +519,8 @@ def test_a_search_scores_the_test_rows_of_its_best_trial_only(
         ("--max_minutes 5", "compared at equal epochs"),
         ("--space model=../a|../b", "../a"),
         ("--space max_length=8|8", "expected different values"),
+        ("--space weight_decay=0|0.0", "expected different values"),
+        ("--space num_train_epochs=1..3 --max_steps 9", "--max_steps decides"),
         ("--num_train_epochs 1 --warmup_steps 3", "are given as flags"),
     ],
 )
@@ -552,3 +603,21 @@ def test_a_search_in_python_varies_choices(
     assert "Best of 2 trials: trial-" in page
     assert "too good" not in page  # of a loss
     cli("compare", tmp_path / "s", tmp_path / "s").refused("a search has no seeds")
+
+
+@pytest.mark.contract("G3")
+@pytest.mark.trains
+def test_a_search_trains_each_configuration_once(
+    options: dict[str, Any], cli: Cli, tmp_path: Path
+) -> None:
+    """One that diverges, too, and in a search that is continued; then it ends and says so."""
+    del options["learning_rate"], options["num_train_epochs"]
+    words = ["search", "text", *flags(**options, max_steps=2, output_dir=tmp_path / "s")]
+    words += ["--no_baseline", "--space", "learning_rate=1e30|1e-3", "--trials"]
+    cli(*words, 1)
+    result = cli(*words, 9).succeeded()
+    trained = [run.manifest for run in finetune.RunSet.load(tmp_path / "s").runs]
+    rates = {manifest.arguments["learning_rate"]: manifest.status for manifest in trained}
+    assert (len(trained), rates) == (2, {1e-3: "finished", 1e30: "diverged"})
+    assert "all 2 combinations of the values in --space have been trained" in result.stdout
+    assert "is the best of 2: " in result.stdout
