@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import numpy_helper
-from onnx.helper import make_node, make_tensor
+from onnx.helper import make_node
 
 _NARROWEST = 16  # rows or columns of a weight: narrower ones, e.g. of a head, stay in fp32
 _LARGEST = 63  # of a weight: with 127, sums overflow on processors without VNNI
@@ -88,42 +88,36 @@ class _Graph:
         values_name = self._constant(f"{name}.columns", values)
         scales_name = self._constant(f"{name}.column_scales", scales)
         zero = self._constant("int8.zero", np.uint8(_ZERO))
-        yield from self._activations(tokens, len(weight))
+        yield from self._activations(tokens)
         quantized = [f"{tokens}.uint8", values_name, zero]
         yield make_node("MatMulInteger", quantized, [f"{output}.int32"])
         yield make_node("Cast", [f"{output}.int32"], [f"{output}.fp32"], to=onnx.TensorProto.FLOAT)
         # not one product of both scales: ONNX Runtime would take the first scale for all tokens
         yield make_node("Mul", [f"{output}.fp32", scales_name], [f"{output}.scaled"])
-        yield make_node("Mul", [f"{output}.scaled", f"{tokens}.column"], [f"{output}.flat"])
-        width = self._constant(f"int8.width_{weight.shape[1]}", np.array([weight.shape[1]]))
-        yield make_node("Concat", [f"{tokens}.sizes", width], [f"{output}.shape"], axis=0)
         if len(node.input) == 2:
-            yield make_node("Reshape", [f"{output}.flat", f"{output}.shape"], [output])
+            yield make_node("Mul", [f"{output}.scaled", f"{tokens}.scale"], [output])
             return
-        yield make_node("Reshape", [f"{output}.flat", f"{output}.shape"], [f"{output}.unbiased"])
+        yield make_node("Mul", [f"{output}.scaled", f"{tokens}.scale"], [f"{output}.unbiased"])
         yield make_node("Add", [f"{output}.unbiased", node.input[2]], [output])
 
-    def _activations(self, name: str, width: int) -> Iterator[onnx.NodeProto]:
+    def _activations(self, name: str) -> Iterator[onnx.NodeProto]:
         """Yield the nodes that quantize the vectors of all tokens, each with its own scale."""
         if name in self._activations_done:  # several layers read them
             return
         self._activations_done.add(name)
-        shape = self._constant(f"int8.rows_{width}", np.array([-1, width]))
         last = self._constant("int8.last", np.array([-1]))
         least = self._constant("int8.least", np.float32(1e-30))  # a scale may not be 0
         ratio = self._constant("int8.ratio", np.float32(1 / 127))
-        zero = make_tensor("zero", onnx.TensorProto.UINT8, [1], [_ZERO])
-        yield make_node("Reshape", [name, shape], [f"{name}.rows"])
-        yield make_node("Abs", [f"{name}.rows"], [f"{name}.abs"])
-        yield make_node("ReduceMax", [f"{name}.abs", last], [f"{name}.max"], keepdims=0)
+        shift = self._constant("int8.shift", np.float32(_ZERO))
+        # not QuantizeLinear: OpenVINO (2026.4) returns nothing for a computed scale of each token
+        yield make_node("Abs", [name], [f"{name}.abs"])
+        yield make_node("ReduceMax", [f"{name}.abs", last], [f"{name}.max"], keepdims=1)
         yield make_node("Max", [f"{name}.max", least], [f"{name}.range"])
         yield make_node("Mul", [f"{name}.range", ratio], [f"{name}.scale"])
-        yield make_node("Shape", [f"{name}.scale"], [f"{name}.count"])
-        yield make_node("ConstantOfShape", [f"{name}.count"], [f"{name}.zeros"], value=zero)
-        quantized = [f"{name}.rows", f"{name}.scale", f"{name}.zeros"]
-        yield make_node("QuantizeLinear", quantized, [f"{name}.uint8"], axis=0)
-        yield make_node("Unsqueeze", [f"{name}.scale", last], [f"{name}.column"])
-        yield make_node("Shape", [name], [f"{name}.sizes"], end=-1)
+        yield make_node("Div", [name, f"{name}.scale"], [f"{name}.scaled"])
+        yield make_node("Round", [f"{name}.scaled"], [f"{name}.rounded"])
+        yield make_node("Add", [f"{name}.rounded", shift], [f"{name}.shifted"])
+        yield make_node("Cast", [f"{name}.shifted"], [f"{name}.uint8"], to=onnx.TensorProto.UINT8)
 
     def _weight(self, name: str) -> np.ndarray | None:
         """Return a weight that is a large matrix in fp32, None for anything else."""
