@@ -404,7 +404,9 @@ def test_refusals(copy: Path, image_run: finetune.Run, tmp_path: Path) -> None:
         finetune.export(copy, tmp_path / "out", quantize="int4")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"model_type": "longformer"}))
-    with pytest.raises(finetune.UserError, match=r"cannot export models of the type 'longformer'; use"):
+    with pytest.raises(
+        finetune.UserError, match=r"cannot export models of the type 'longformer'; use"
+    ):
         finetune.export(copy, tmp_path / "out")
     (copy / "config.json").write_text(json.dumps(config))
     find = importlib.util.find_spec
