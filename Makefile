@@ -34,7 +34,7 @@ acceptance: $(READY)  ## test what docs/contract.md promises (5 minutes)
 test: $(READY)  ## all tests but the slow ones: before a push (8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO)
 
-mutations: $(READY)  ## break the code in 48 ways: do the tests notice? (15 minutes)
+mutations: $(READY)  ## break the code in 49 ways: do the tests notice? (15 minutes)
 	$(BIN)/python tests/mutations.py
 
 test-all: $(READY)  ## all tests, the slow ones too (over an hour)

@@ -26,6 +26,8 @@ from finetune.errors import UserError
 UNUSED = {"big_bird": ("bert.pooler.",), "xlnet": ("transformer.mask_emb",)}
 #: Families that overflow in bf16 and fp16: DeBERTa v1 masks with the lowest fp32 number.
 OVERFLOWING = frozenset({"deberta"})
+#: Families that torch.onnx (2.13) cannot export: their code depends on values of the inputs.
+NOT_EXPORTED = frozenset({"longformer", "xlnet"})
 #: Names of dropouts, and of those of heads and activations; the latter are set only if above 0.
 _DROPOUT = re.compile(r"dropout|pdrop")
 _HEAD_DROPOUT = re.compile(r"classif|cls|summary|pooler|activation|qa")
