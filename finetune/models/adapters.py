@@ -8,26 +8,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch.nn import (
-    BatchNorm1d,
-    BatchNorm2d,
-    BatchNorm3d,
-    Conv2d,
-    Linear,
-    Module,
-    ModuleList,
-    Parameter,
-    SyncBatchNorm,
-)
+from torch.nn import Conv2d, Linear, Module, ModuleList, Parameter
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from finetune.data.comma_list import split_values
 from finetune.errors import UserError, counted, suggestion
 from finetune.models import loaded_weights
-
-#: Layers whose statistics change in training, without gradients.
-_BATCH_NORMS = (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
 
 
 def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
@@ -65,10 +52,10 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
 
 
 def _keep_statistics(model: Module) -> None:
-    """Let frozen batch normalizations use and keep their stored statistics in training."""
+    """Let frozen batch normalization use and keep its stored statistics, which have no gradients."""
     for layer in model.modules():
         is_trained = any(weight.requires_grad for weight in layer.parameters())
-        if isinstance(layer, _BATCH_NORMS) and not is_trained:
+        if hasattr(layer, "running_mean") and not is_trained:
             layer.register_forward_pre_hook(_use_stored_statistics)
 
 

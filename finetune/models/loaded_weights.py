@@ -18,8 +18,6 @@ from finetune.errors import UserError
 #: Names of embeddings, and of weights in a numbered layer. A base has learned them.
 EMBEDDINGS = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|shared)(\.|$)")
 _LAYER = re.compile(r"\.\d+\.")
-#: The part of a weight's name that messages have: up to a numbered layer, or two modules.
-_MODULE = re.compile(r".*?\.\d+(?=\.)|[^.]+\.[^.]+(?=\.)|[^.]+")
 _ATTRIBUTE = "_loaded_weights"
 
 
@@ -72,17 +70,13 @@ def compare(
     weights = {key for key, tensor in model.state_dict().items() if tensor.is_floating_point()}
     shapes = {key: sizes for key, *sizes in info["mismatched_keys"]}
     created = (info["missing_keys"] & weights) | shapes.keys()
-    modules = dict(model.named_children())
     last_weights = set(last_layer.parameters()) if last_layer is not None else set()
     last_names = {key for key, weight in model.named_parameters() if weight in last_weights}
-    heads = {key.partition(".")[0] for key in last_names} & modules.keys()
+    heads = {key.partition(".")[0] for key in last_names}
     new = {key for key in created if key.partition(".")[0] not in heads}
-    lost = {key for key in new if EMBEDDINGS.search(key) or _LAYER.search(key) or key in shapes}
-    if is_run and created:
-        raise UserError(
-            f"{name}: model.safetensors lacks weights of the model or has others: "
-            f"{_modules(created)}; it is damaged: copy the run again"
-        )
+    lost = created
+    if not is_run:
+        lost = {key for key in new if EMBEDDINGS.search(key) or _LAYER.search(key) or key in shapes}
     if lost:
         example = min(lost)
         reason = f"{example} is missing in its weights"
@@ -92,7 +86,7 @@ def compare(
         raise UserError(
             f"--model {name}: expected weights for all layers and embeddings, found none for "
             f"{len(lost):,} of {len(weights):,}, which would be random: {reason}. Save the model "
-            "with all of its weights, by save_pretrained of the class that it was trained with"
+            "again by save_pretrained of the class that it was trained with, or copy the run again"
         )
     loaded = LoadedWeights(
         frozenset(new), frozenset(info["unexpected_keys"]), bool(created & last_names)
@@ -110,5 +104,4 @@ def of(model: torch.nn.Module) -> LoadedWeights:
 
 def _modules(names: Iterable[str]) -> str:
     """Return the modules of weights, for messages."""
-    matches = map(_MODULE.match, sorted(names))
-    return list_names(list(dict.fromkeys(match[0] for match in matches if match is not None)))
+    return list_names(sorted({name.rpartition(".")[0] for name in names}))

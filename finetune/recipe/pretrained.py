@@ -156,12 +156,8 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.models import families
 
         tokenizer: Any = self.processing_class()  # a recipe may have its own
-        if (
-            isinstance(tokenizer, PreTrainedTokenizerBase)
-            and type(self).encoder is TextRecipe.encoder
-        ):
-            row = self.encoder()([["a"] * len(self.columns_read())])
-            row = {name: values[0] for name, values in row.items()}
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            row = tokenizer(*["a", "a"][: len(self.columns_read())])
             families.refuse_ids_beyond_embeddings(model, tokenizer, row, self.model)
 
     def processing_class(self) -> PreTrainedTokenizerBase:
