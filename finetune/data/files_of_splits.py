@@ -30,7 +30,7 @@ NONE = "none"
 #: Suffixes of image files.
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 #: The shard number at the end of a file's name: ``train-00000-of-00002``, ``train_1``.
-#: Old versions of the Hub added 16 digits, and Spark adds a UUID: ``part-00000-<UUID>-c000.snappy``.
+#: Old versions of the Hub added 16 digits; Spark adds a UUID: ``part-00000-<UUID>-c000.snappy``.
 _SHARD = re.compile(r"[-_.]?\d+(?:[-_]of[-_]\d+)?(?:-[0-9a-f]{8}-?[0-9a-f]{4}[-0-9a-f]{4}.*)?$")
 
 

@@ -82,7 +82,10 @@ def _unlisted(paths: Sequence[Path]) -> set[Path]:
             names = set()
         for name in names:
             if not (folder / name).is_file():
-                raise UserError(f"{folder / name} is missing: copy it, or save the data again")
+                raise UserError(
+                    f"{folder / name} is missing, which state.json lists: copy it, or save the "
+                    "data again"
+                )
         unlisted |= {path for path in paths if path.parent == folder and path.name not in names}
     return unlisted
 

@@ -52,7 +52,7 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
 
 
 def _keep_statistics(model: Module) -> None:
-    """Let frozen batch normalization use and keep its stored statistics, which have no gradients."""
+    """Let frozen batch normalization use and keep its statistics, which have no gradients."""
     for layer in model.modules():
         is_trained = any(weight.requires_grad for weight in layer.parameters())
         if hasattr(layer, "running_mean") and not is_trained:
