@@ -77,8 +77,7 @@ def _restore_zeros(texts: pd.Series, width: int) -> pd.Series:
 def _refuse_dates(texts: pd.Series, numbers: pd.Series, flag: str) -> None:
     """Raise a ``UserError`` if different texts of numbers may be dates, or are in two units."""
     values = np.unique(numbers[texts.index])
-    whole = (values % 1 == 0).all()
-    if not len(values) or (whole and values[-1] - values[0] == len(values) - 1):
+    if (np.diff(values) == 1).all():
         return  # a counter without gaps
     way_out = f"--time_format {NUMBER} if they are plain numbers"
     large = values[values >= _SMALLEST_UNIT]

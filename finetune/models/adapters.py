@@ -30,14 +30,13 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
         return model
     flag = f"--adapter {adapter}" if adapter else f"--freeze {frozen}"
     base = getattr(model, getattr(model, "base_model_prefix", ""), None)
-    if not isinstance(model, PreTrainedModel) or not isinstance(base, Module):
-        name = type(model).__name__
-        raise UserError(f"{flag}: expected a model of transformers with a base model, found {name}")
     parts = {name: module for name, module in model.named_children() if module is not base}
     heads = [name for name, module in parts.items() if list(module.parameters())]
-    if not heads:
-        name = type(model).__name__
-        raise UserError(f"{flag}: expected a head beside the base model, found none in {name}")
+    if not isinstance(model, PreTrainedModel) or not isinstance(base, Module) or not heads:
+        raise UserError(
+            f"{flag}: expected a model of transformers with a base model and a head beside it, "
+            f"found {type(model).__name__}"
+        )
     new = loaded_weights.of(model).new
     new_weights = {weight for key, weight in model.named_parameters() if key in new}
     if frozen:
@@ -45,8 +44,7 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
             if parameter not in new_weights:
                 parameter.requires_grad_(False)
     else:
-        trained = {weight for weight in new_weights if weight.requires_grad}
-        model = _add_lora(model, base, heads, trained, options)
+        model = _add_lora(model, base, heads, new_weights, options)
     _keep_statistics(model)
     return model
 

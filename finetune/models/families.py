@@ -94,12 +94,10 @@ def refuse_ids_beyond_embeddings(
     """
     ids = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     if tokenizer.split_special_tokens:  # then no text has them: Gemma 3 has one without a row
+        used = {*row["input_ids"], tokenizer.pad_token_id, tokenizer.unk_token_id}
         for token_id, token in tokenizer.added_tokens_decoder.items():
-            if token.special:
+            if token.special and token_id not in used:
                 ids.pop(token_id, None)
-    for token_id in (*row["input_ids"], tokenizer.pad_token_id, tokenizer.unk_token_id):
-        if token_id is not None:
-            ids[token_id] = str(tokenizer.convert_ids_to_tokens(token_id))
     embeddings: Any = None
     with contextlib.suppress(NotImplementedError, AttributeError):
         embeddings = model.get_input_embeddings()

@@ -31,9 +31,9 @@ class LoadedWeights:
         has_new_head: Whether the last layer was created by loading.
     """
 
-    new: frozenset[str]
-    unused: frozenset[str]
-    has_new_head: bool
+    new: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
+    has_new_head: bool = False
 
     def notes(self) -> list[str]:
         """Return a sentence about new weights, and one about unused weights."""
@@ -70,7 +70,9 @@ def compare(
     weights = {key for key, tensor in model.state_dict().items() if tensor.is_floating_point()}
     shapes = {key: sizes for key, *sizes in info["mismatched_keys"]}
     created = (info["missing_keys"] & weights) | shapes.keys()
-    last_weights = set(last_layer.parameters()) if last_layer is not None else set()
+    last_weights: set[torch.nn.Parameter] = set()
+    if last_layer is not None:
+        last_weights.update(last_layer.parameters())
     last_names = {key for key, weight in model.named_parameters() if weight in last_weights}
     heads = {key.partition(".")[0] for key in last_names}
     new = {key for key in created if key.partition(".")[0] not in heads}
@@ -97,11 +99,10 @@ def compare(
 
 def of(model: torch.nn.Module) -> LoadedWeights:
     """Return the result of :func:`compare` for a model; nothing is new in other models."""
-    nothing = LoadedWeights(frozenset(), frozenset(), has_new_head=False)
-    loaded: LoadedWeights = getattr(model, _ATTRIBUTE, nothing)
+    loaded: LoadedWeights = getattr(model, _ATTRIBUTE, LoadedWeights())
     return loaded
 
 
 def _modules(names: Iterable[str]) -> str:
-    """Return the modules of weights, for messages."""
+    """Return the names of the modules that have the weights, for messages."""
     return list_names(sorted({name.rpartition(".")[0] for name in names}))

@@ -47,20 +47,15 @@ def require_mlflow(report_to: Any) -> None:
         UserError: With the answer of the server.
     """
     names = [report_to] if isinstance(report_to, str) else report_to or []
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-    run_id = os.environ.get("MLFLOW_RUN_ID", "")
-    if not {"mlflow", "all"}.isdisjoint(names) and (uri or run_id):
-        _ask_mlflow(uri, run_id, os.environ.get("MLFLOW_EXPERIMENT_ID", ""))
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if uri and not {"mlflow", "all"}.isdisjoint(names):
+        run_id, experiment_id = map(os.environ.get, ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"))
+        _ask_mlflow(uri, run_id, experiment_id)
 
 
 @functools.cache  # the runs of a set ask once: a server that fails later does not fail them
-def _ask_mlflow(uri: str, run_id: str, experiment_id: str) -> None:
+def _ask_mlflow(uri: str, run_id: str | None, experiment_id: str | None) -> None:
     server = "start the server, or change MLFLOW_TRACKING_URI, or leave out --report_to mlflow"
-    if not uri:
-        raise UserError(
-            f"MLFLOW_RUN_ID {run_id}: expected MLFLOW_TRACKING_URI, too: without it each run has "
-            "an MLflow database of its own; set it, or unset MLFLOW_RUN_ID"
-        )
     if uri.startswith(("http://", "https://")) and not hub.answers(uri):
         raise UserError(f"--report_to mlflow: {uri} does not answer; {server}")
     with _variables({**_QUIET, **_FIRST_REQUEST}):
@@ -91,7 +86,7 @@ class Trackers(TrainerCallback):
     """
 
     metrics: Metrics | None = None
-    _facts: tuple[Any, ...] = ()  # arguments, state and control of the training
+    _facts: tuple[Any, ...] = ()  # arguments, state and control of the training, on rank 0
 
     def __init__(self, variables: dict[str, str]) -> None:
         self._variables = variables  # of the training, not of the requests before it
@@ -101,15 +96,16 @@ class Trackers(TrainerCallback):
         """Take the trackers of a trainer, which then calls only this callback."""
         for name, kind in _KINDS.items():
             tracker = trainer.pop_callback(kind)
+            if type(tracker) is library.MLflowCallback:  # not a subclass, such as DagsHub's
+                tracker = _MLflow()  # type: ignore[no-untyped-call]
             if tracker is not None:
                 self._trackers[name] = tracker
-        if "mlflow" in self._trackers:
-            self._trackers["mlflow"] = _MLflow()  # type: ignore[no-untyped-call]
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the trackers."""
-        self._facts = args, state, control
+        if state.is_world_process_zero:
+            self._facts = args, state, control
         args.run_name = args.run_name or Path(args.output_dir).name
         _set_defaults(self._variables)
         self._call("on_train_begin", **kwargs)
@@ -128,7 +124,7 @@ class Trackers(TrainerCallback):
         self._call("on_train_end")
 
     def _call(self, event: str, **kwargs: Any) -> None:
-        if not self._facts:  # the training has not begun
+        if not self._facts:  # not rank 0, or the training has not begun
             return
         for name, tracker in list(self._trackers.items()):
             try:
@@ -156,29 +152,23 @@ class _MLflow(library.MLflowCallback):
     curves from threads, and does not learn that they have failed.
     """
 
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, *facts: Any, **kwargs: Any) -> None:
         """Start an MLflow run, or continue the one of this directory."""
-        if state.is_world_process_zero:
-            record = Path(args.output_dir) / _MLFLOW_RUN
-            with _variables({}):
-                _choose_mlflow_run(record)
-                super().on_train_begin(args, state, control, model)  # type: ignore[no-untyped-call]
-            files.write_whole(record, _active_run().info.run_id)
+        record = Path(args.output_dir) / _MLFLOW_RUN
+        with _variables({}):
+            _choose_mlflow_run(record)
+            super().on_train_begin(args, *facts, **kwargs)  # type: ignore[no-untyped-call]
+        files.write_whole(record, _active_run().info.run_id)
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: Any, model: Any = None, **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any, **kwargs: Any) -> None:
         """Log the numbers of an entry of the history."""
-        if state.is_world_process_zero:
-            import mlflow
+        import mlflow
 
-            numbers = {}
-            for name, value in logs.items():
-                if isinstance(value, (int, float)):
-                    numbers[re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)] = value
-            mlflow.log_metrics(numbers, step=state.global_step, synchronous=True)
+        numbers = {}
+        for name, value in logs.items():
+            if isinstance(value, (int, float)):
+                numbers[re.sub(r"[^0-9A-Za-z_\-. :/]", "_", name)] = value
+        mlflow.log_metrics(numbers, step=state.global_step, synchronous=True)
 
 
 def _active_run() -> Any:

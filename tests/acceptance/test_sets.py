@@ -362,7 +362,7 @@ def test_a_head_inside_of_the_base_is_neither_frozen_nor_left_out(
     reviews: Path, bert: Path, tmp_path: Path, chosen: dict[str, Any]
 ) -> None:
     recipe = WrappedText(dataset=str(reviews), model=str(bert), max_length=64, **chosen)
-    with user_error("expected a head beside the base model, found none in Wrapped"):
+    with user_error("a base model and a head beside it, found Wrapped"):
         recipe.trainer(output_dir=str(tmp_path / "run"))
 
 
