@@ -139,9 +139,9 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
         # a folder that exists is no pattern, even with brackets in its name
         root = next(folder for folder in path.parents if folder.is_dir())
         names = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)
-        found = sorted_files(root / name for name in names)
-        paths = select_data(root, found)
-        facts = _name_unread([str(path) for path in found if path not in paths])
+        files = sorted_files(root / name for name in names)
+        paths = select_data(root, files)
+        facts = _name_unread([str(path) for path in files if path not in paths])
     elif existing(dataset).is_dir():
         return _find_in_directory(path, split_names)
     if split_names:

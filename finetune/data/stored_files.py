@@ -40,8 +40,10 @@ def sorted_files(paths: Iterable[Path]) -> list[Path]:
     files = []
     for path in paths:
         if not os.access(path, os.R_OK):
-            reason = "it is a link to a missing file" if path.is_symlink() else "permission denied"
-            raise UserError(f"{path} cannot be read, {reason}: restore or remove it")
+            raise UserError(
+                f"{path} cannot be read: it is a link to a missing file, or permission is denied: "
+                "restore or remove it"
+            )
         if path.is_file():
             files.append(path)
     return sorted(files, key=lambda path: re.sub(r"\d+", lambda n: n[0].zfill(20), str(path)))
@@ -90,13 +92,12 @@ def _unlisted(paths: Sequence[Path]) -> set[Path]:
     return unlisted
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Any:
     """Return the object in a file; empty if there is none."""
     try:
-        content = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def require_whole(split: str, paths: Sequence[Path]) -> None:
@@ -131,7 +132,9 @@ def folder_columns(path: Path) -> dict[str, str | None]:
     for folder in path.parts[:-1]:
         name, equals, value = folder.partition("=")
         if name and equals:
-            columns[unquote(name)] = None if value == _NULL else unquote(value)
+            columns[unquote(name)] = unquote(value)
+            if value == _NULL:
+                columns[unquote(name)] = None
     return columns
 
 

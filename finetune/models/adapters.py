@@ -37,7 +37,7 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
             f"{flag}: expected a model of transformers with a base model and a head beside it, "
             f"found {type(model).__name__}"
         )
-    new = loaded_weights.of(model).new
+    new = loaded_weights.get(model).new
     new_weights = {weight for key, weight in model.named_parameters() if key in new}
     if frozen:
         for parameter in _frozen(base, frozen):

@@ -55,7 +55,7 @@ def compare(
     *,
     is_run: bool,
 ) -> LoadedWeights:
-    """Return what loading created or left out, which :func:`of` returns again for the model.
+    """Return what loading created or left out, which :func:`get` returns again for the model.
 
     Args:
         model: The loaded model.
@@ -83,8 +83,8 @@ def compare(
         example = min(lost)
         reason = f"{example} is missing in its weights"
         if example in shapes:
-            found, expected = (" x ".join(map(str, size)) for size in shapes[example])
-            reason = f"{example} is {found} in its weights, and {expected} by its config.json"
+            stored_size, size = (" x ".join(map(str, dimensions)) for dimensions in shapes[example])
+            reason = f"{example} is {stored_size} in its weights, and {size} by its config.json"
         raise UserError(
             f"--model {name}: expected weights for all layers and embeddings, found none for "
             f"{len(lost):,} of {len(weights):,}, which would be random: {reason}. Save the model "
@@ -97,7 +97,7 @@ def compare(
     return loaded
 
 
-def of(model: torch.nn.Module) -> LoadedWeights:
+def get(model: torch.nn.Module) -> LoadedWeights:
     """Return the result of :func:`compare` for a model; nothing is new in other models."""
     loaded: LoadedWeights = getattr(model, _ATTRIBUTE, LoadedWeights())
     return loaded

@@ -46,7 +46,9 @@ def require_mlflow(report_to: Any) -> None:
     Raises:
         UserError: With the answer of the server.
     """
-    names = [report_to] if isinstance(report_to, str) else report_to or []
+    names = report_to or []
+    if isinstance(names, str):
+        names = [names]
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if uri and not {"mlflow", "all"}.isdisjoint(names):
         run_id, experiment_id = map(os.environ.get, ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"))
@@ -160,7 +162,15 @@ class _MLflow(library.MLflowCallback):
             super().on_train_begin(args, *facts, **kwargs)  # type: ignore[no-untyped-call]
         files.write_whole(record, _active_run().info.run_id)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Any = None,
+        model: Any = None,
+        **kwargs: Any,
+    ) -> None:
         """Log the numbers of an entry of the history."""
         import mlflow
 
@@ -187,9 +197,13 @@ def _choose_mlflow_run(record: Path) -> None:
     """
     import mlflow
 
-    previous = record.read_text(encoding="utf-8") if record.exists() else None
+    previous = None
+    if record.exists():
+        previous = record.read_text(encoding="utf-8")
     active = mlflow.active_run()
-    chosen = os.environ.get("MLFLOW_RUN_ID") if active is None else active.info.run_id
+    chosen = os.environ.get("MLFLOW_RUN_ID")
+    if active is not None:
+        chosen = active.info.run_id
     if previous is not None and chosen in (None, previous):
         with contextlib.suppress(mlflow.MlflowException):  # deleted, or of another server
             mlflow.get_run(previous)
