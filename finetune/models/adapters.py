@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch.nn import Conv2d, Linear, Module, ModuleList, Parameter
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -136,16 +135,3 @@ def save_and_unload_adapter(trainer: Any) -> None:
     if trainer.args.should_save:
         trainer.model.save_pretrained(str(Path(trainer.args.output_dir) / "adapter"))
     trainer.model = trainer.model.unload()
-
-
-def find_missing(model: Any, checkpoint: Path) -> set[str]:
-    """Return the weights of a model's adapter, if it has one, that a checkpoint lacks.
-
-    The library goes on without them (transformers 5.23).
-    """
-    if not hasattr(model, "merge_adapter"):
-        return set()
-    from peft import get_peft_model_state_dict
-
-    weights = load_file(checkpoint / "adapter_model.safetensors")
-    return set(get_peft_model_state_dict(model)) - weights.keys()

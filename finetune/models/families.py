@@ -110,14 +110,13 @@ def refuse_ids_beyond_embeddings(
             f"again with embeddings for them: model.resize_token_embeddings({highest + 1})"
         )
     types = max(row.get("token_type_ids", [0]))
-    for table_name, table in model.named_modules():
-        is_table = isinstance(table, torch.nn.Embedding) and "token_type" in table_name
-        if is_table and types >= table.num_embeddings:
-            raise UserError(
-                f"--model {name}: the tokenizer gives the token type {types}, and the model has "
-                f"{table.num_embeddings} (type_vocab_size). Save the tokenizer again without token "
-                'types: tokenizer.model_input_names = ["input_ids", "attention_mask"]'
-            )
+    type_count = getattr(getattr(model, "config", None), "type_vocab_size", 0)
+    if 0 < type_count <= types:  # DeBERTa has 0, and reads none
+        raise UserError(
+            f"--model {name}: the tokenizer gives the token type {types}, and the model has "
+            f"{type_count} (type_vocab_size). Save the tokenizer again without token types: "
+            'tokenizer.model_input_names = ["input_ids", "attention_mask"]'
+        )
 
 
 def outputs_of_head(config: PretrainedConfig) -> list[str]:

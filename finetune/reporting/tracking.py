@@ -157,9 +157,8 @@ class _MLflow(library.MLflowCallback):
     def on_train_begin(self, args: Any, *facts: Any, **kwargs: Any) -> None:
         """Start an MLflow run, or continue the one of this directory."""
         record = Path(args.output_dir) / _MLFLOW_RUN
-        with _variables({}):
-            _choose_mlflow_run(record)
-            super().on_train_begin(args, *facts, **kwargs)  # type: ignore[no-untyped-call]
+        _choose_mlflow_run(record)
+        super().on_train_begin(args, *facts, **kwargs)  # type: ignore[no-untyped-call]
         files.write_whole(record, _active_run().info.run_id)
 
     def on_log(
@@ -190,7 +189,7 @@ def _active_run() -> Any:
 
 
 def _choose_mlflow_run(record: Path) -> None:
-    """Choose the MLflow run of a training, in the environment.
+    """Set the variables that choose the MLflow run of a training.
 
     It is the one of the resumed training, or the one of the user, or a child of it if that has the
     curves of another training.
@@ -232,7 +231,7 @@ def _set_defaults(defaults: dict[str, str]) -> None:
 
 @contextlib.contextmanager
 def _variables(defaults: dict[str, str]) -> Iterator[None]:
-    """Set variables of the environment that are not set, and restore all in the end."""
+    """Set environment variables that are not set, and restore all at the end of the block."""
     environment = dict(os.environ)
     _set_defaults(defaults)
     try:

@@ -446,7 +446,8 @@ BESIDE: dict[str, tuple[Callable[[Path], Path], dict[str, list[Row]] | list[str]
         {"train": ROWS}, []),
     "old shards": (lambda folder: write_tables(folder, {
         "train-00000-of-00001.csv": ROWS, "train-00000-of-00002.csv": ROWS[:5],
-        "train-00001-of-00002.csv": ROWS[5:]}), ["'train-00000-of-00001.csv', 'train-00000-of-00002.csv'", "pattern"], []),
+        "train-00001-of-00002.csv": ROWS[5:]}),
+                   ["'train-00000-of-00001.csv', 'train-00000-of-00002.csv'", "pattern"], []),
     "missing shard": (lambda folder: write_tables(folder, {
         "train-00000-of-00002.csv": ROWS[:5], "train-00001-of-00002.csv.incomplete": "text"}),
         ["found 'train-00000-of-00002.csv': remove", "pattern"], []),
