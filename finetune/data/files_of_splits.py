@@ -30,9 +30,8 @@ NONE = "none"
 #: Suffixes of image files.
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 #: The shard number at the end of a file's name: ``train-00000-of-00002``, ``train_1``.
-_SHARD = re.compile(r"[-_.]?(?:part[-_.]?)?\d+(?:[-_]of[-_]\d+(?:-[0-9a-f]{16})?)?$")
-#: The name of a file of Spark or Hadoop: ``part-00000-<UUID>-c000.snappy``.
-_PART = re.compile(r"part[-_.]?\d+(?:-[0-9a-f]{8}-[-0-9a-f]{27}.*)?")
+#: Old versions of the Hub added 16 digits; Spark adds a UUID: ``part-00000-<UUID>-c000.snappy``.
+_SHARD = re.compile(r"[-_.]?\d+(?:[-_]of[-_]\d+)?(?:-[0-9a-f]{8}-?[0-9a-f]{4}[-0-9a-f]{4}.*)?$")
 
 
 class NoTrainSplit(UserError):
@@ -140,9 +139,9 @@ def find_files(dataset: str, split_names: Mapping[str, str]) -> SplitFiles:
         # a folder that exists is no pattern, even with brackets in its name
         root = next(folder for folder in path.parents if folder.is_dir())
         names = glob.glob(str(path.relative_to(root)), root_dir=root, recursive=True)
-        found = sorted_files(root / name for name in names)
-        paths = select_data(root, found)
-        facts = _unread(path for path in found if path not in paths)
+        files = sorted_files(root / name for name in names)
+        paths = select_data(root, files)
+        facts = _name_unread([str(path) for path in files if path not in paths])
     elif existing(dataset).is_dir():
         return _find_in_directory(path, split_names)
     if split_names:
@@ -191,11 +190,11 @@ def _find_in_directory(directory: Path, split_names: Mapping[str, str]) -> Split
         for split, name in chosen.items():
             require_whole(split, chosen_files[split])
             if len(groups[name]) > 1:
-                facts.append(
-                    f"read as the {split} split: {_list_names(list(map(str, groups[name])))}"
-                )
+                names = _list_names(list(map(str, groups[name])))
+                facts.append(f"read as the {split} split: {names}")
     grouped = {directory / path for group in groups.values() for path in group}
-    facts += _unread(path.relative_to(directory) for path in files if path not in grouped)
+    unread = [str(path.relative_to(directory)) for path in files if path not in grouped]
+    facts += _name_unread(unread)
     return SplitFiles(kind, chosen_files, directory, class_level, facts)
 
 
@@ -209,12 +208,9 @@ def _group_tables(paths: Iterable[Path], is_split: Callable[[str], bool]) -> dic
         if formats.suffix(path) not in formats.FILES:
             continue
         stem = formats.stem(path)
-        name = _SHARD.sub("", stem) or stem
-        if _PART.fullmatch(stem):
-            name = "part"
         folders = (folder.removeprefix("split=") for folder in path.parts[:-1])
         names = [folder for folder in folders if "=" not in folder]
-        names.append(name)
+        names.append(_SHARD.sub("", stem) or stem)
         groups[next(filter(is_split, names), names[0])].append(path)
     return groups
 
@@ -225,9 +221,8 @@ def files_below(directory: Path) -> list[Path]:
     return sorted_files(directory / name for name in names if name.name not in METADATA)
 
 
-def _unread(paths: Iterable[Path]) -> list[str]:
+def _name_unread(names: Sequence[str]) -> list[str]:
     """Return a fact about files that are not read, if there are any."""
-    names = list(map(str, paths))
     if not names:
         return []
     return [f"not read: {_list_names(names)}"]

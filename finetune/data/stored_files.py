@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from finetune.data.labels import list_names
 from finetune.errors import UserError
 from finetune.runtime import formats
 
@@ -22,8 +23,8 @@ METADATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "sta
 _NOT_DATA = ("_temporary", "__MACOSX")
 #: Logs of tables that also keep the files of old rows: of Delta Lake, Hudi, Iceberg and Spark.
 _LOGS = ("_delta_log", ".hoodie", "metadata/*.metadata.json", "_spark_metadata")
-#: The number of a shard, the number of all shards, and the hash that old versions of the Hub added.
-_SHARD = re.compile(r"(.*?)(\d+)[-_]of[-_](\d+)(?:-[0-9a-f]{16})?$")
+#: What shards have in common, the number of all shards, and 16 digits of old versions of the Hub.
+_SHARD = re.compile(r"(.*?)\d+[-_]of[-_](\d+)(?:-[0-9a-f]{16})?$")
 #: The missing value in the name of a folder.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 #: The beginning of a file of Git LFS that stands for one that was not downloaded.
@@ -39,8 +40,10 @@ def sorted_files(paths: Iterable[Path]) -> list[Path]:
     files = []
     for path in paths:
         if not os.access(path, os.R_OK):
-            reason = "it is a link to a missing file" if path.is_symlink() else "permission denied"
-            raise UserError(f"{path} cannot be read, {reason}: restore or remove it")
+            raise UserError(
+                f"{path} cannot be read: it is a link to a missing file, or permission is denied: "
+                "restore or remove it"
+            )
         if path.is_file():
             files.append(path)
     return sorted(files, key=lambda path: re.sub(r"\d+", lambda n: n[0].zfill(20), str(path)))
@@ -79,45 +82,47 @@ def _unlisted(paths: Sequence[Path]) -> set[Path]:
         splits = _read_json(folder.parent / "dataset_dict.json").get("splits", [folder.name])
         if folder.name not in splits:
             names = set()
-        if missing := sorted(name for name in names if not (folder / name).is_file()):
-            reason = f"{missing[0]} is missing"
-            raise UserError(f"{folder / 'state.json'}: {reason}: copy it, or save the data again")
+        for name in names:
+            if not (folder / name).is_file():
+                raise UserError(
+                    f"{folder / name} is missing, which state.json lists: copy it, or save the "
+                    "data again"
+                )
         unlisted |= {path for path in paths if path.parent == folder and path.name not in names}
     return unlisted
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Any:
     """Return the object in a file; empty if there is none."""
     try:
-        content = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def require_whole(split: str, paths: Sequence[Path]) -> None:
     """Raise a ``UserError`` if shards are missing or of two sets, or if rows are in two formats."""
-    shards: dict[tuple[Path, str], list[tuple[int, int]]] = defaultdict(list)
-    names: dict[tuple[Path, str], Path] = {}
+    shards: dict[Path, list[str]] = defaultdict(list)
+    counts: dict[Path, set[int]] = defaultdict(set)
+    by_stem: dict[Path, Path] = {}
     for path in paths:
         stem = formats.stem(path)
-        other = names.setdefault((path.parent, stem), path)
+        other = by_stem.setdefault(path.with_name(stem), path)
         if other != path:
             raise UserError(
                 f"{other} and {path.name}: the {split} split in two formats: remove one, or pass "
                 f"a file or a pattern: --dataset '{path.parent}/*{''.join(other.suffixes)}'"
             )
         if match := _SHARD.fullmatch(stem):
-            shards[path.parent, match[1]].append((int(match[2]), int(match[3])))
-    for (folder, name), numbers in shards.items():
-        count = max(total for _, total in numbers)
-        whole = [[(number + start, count) for number in range(count)] for start in (0, 1)]
-        if sorted(numbers) not in whole:
-            listed = ", ".join(f"{number} of {total}" for number, total in sorted(numbers)[:10])
+            prefix = path.with_name(match[1])
+            shards[prefix].append(path.name)
+            counts[prefix].add(int(match[2]))
+    for prefix, names in shards.items():
+        if counts[prefix] != {len(names)}:
             raise UserError(
-                f"{folder / name}*: expected all shards of one set, found {listed}: remove old "
-                f"ones, copy those that are missing, or pass a pattern to read them as they are: "
-                f"--dataset '{folder / name}*'"
+                f"{prefix}*: expected all shards of one set, found {list_names(names)}: remove old "
+                "ones, copy those that are missing, or pass a pattern to read them as they are: "
+                f"--dataset '{prefix}*'"
             )
 
 
@@ -127,7 +132,9 @@ def folder_columns(path: Path) -> dict[str, str | None]:
     for folder in path.parts[:-1]:
         name, equals, value = folder.partition("=")
         if name and equals:
-            columns[unquote(name)] = None if value == _NULL else unquote(value)
+            columns[unquote(name)] = unquote(value)
+            if value == _NULL:
+                columns[unquote(name)] = None
     return columns
 
 

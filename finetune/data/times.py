@@ -11,26 +11,23 @@ from finetune.errors import UserError
 
 #: The ``--time_format`` of numbers that are not checked.
 NUMBER = "number"
-#: Formats of dates that are also numbers: their digits, and the width without lost leading zeros.
+#: Formats of dates that are also numbers, with the width of those that may have lost a first zero.
 _FORMATS = {
-    "%m.%Y": (r"\d{1,2}\.\d{4}", 0),
-    "%Y.%m": (r"\d{4}\.\d{1,2}", 0),
-    "%y.%m": (r"\d{2}\.\d{1,2}", 0),
-    "%d.%m": (r"\d{1,2}\.\d{1,2}", 0),
-    "%d%m%Y": (r"\d{7,8}", 8),
-    "%m%d%Y": (r"\d{7,8}", 8),
-    "%Y%m%d": (r"\d{6,8}", 0),
-    "%m%Y": (r"\d{5,6}", 6),
-    "%Y%m": (r"\d{5,6}", 0),
-    "%y%m%d": (r"\d{6}", 0),
-    "%d%m%y": (r"\d{5,6}", 6),
-    "%m%d%y": (r"\d{5,6}", 6),
-    "%m%y": (r"\d{4}", 0),
-    "%j%Y": (r"\d{5,7}", 7),
-    "%Y%j": (r"\d{5,7}", 0),
+    "%m.%Y": 0,
+    "%Y.%m": 0,
+    "%y.%m": 0,
+    "%d.%m": 0,
+    "%d%m%Y": 8,
+    "%m%d%Y": 8,
+    "%m%Y": 6,
+    "%Y%m": 0,
+    "%y%m%d": 6,
+    "%d%m%y": 6,
+    "%m%d%y": 6,
+    "%j%Y": 7,
 }
 _YEARS = (1900, 2100)
-_SAMPLE = 1000  # texts that are tried before all are parsed
+_SAMPLE = 1000  # texts that are tried in each format
 _MOST = 0.9  # the share of texts that are dates in a format; a few may be mistakes
 #: Numbers from this one on are years, dates or seconds, in one unit if none is 50 times the next.
 _SMALLEST_UNIT = 1900
@@ -47,10 +44,9 @@ def read_times(texts: pd.Series, time_format: str | None, flag: str) -> pd.Serie
     """
     texts = texts.str.strip()
     if time_format not in (None, NUMBER):
-        if time_format in _FORMATS:
-            texts = _restore_zeros(texts).str.zfill(_FORMATS[time_format][1])
+        width = _FORMATS.get(time_format, 0)
         try:
-            return _microseconds(_parse(texts, time_format))
+            return _microseconds(_parse(_restore_zeros(texts, width), time_format))
         except ValueError as error:
             raise UserError(f"--time_format {time_format}: {error}") from error
     numbers: pd.Series = pd.to_numeric(texts, errors="coerce").replace([np.inf, -np.inf], np.nan)
@@ -72,48 +68,39 @@ def _microseconds(dates: pd.Series) -> pd.Series:
     return numbers
 
 
-def _restore_zeros(texts: pd.Series) -> pd.Series:
-    """Return texts of floats as they were before: 10.2020 for 10.202."""
-    padded: pd.Series = texts.str.replace(r"(\.\d{3})$", r"\g<1>0", regex=True)
+def _restore_zeros(texts: pd.Series, width: int) -> pd.Series:
+    """Return texts of numbers as they were before: 10.2020 for 10.202, 01022024 for 1022024."""
+    padded: pd.Series = texts.str.replace(r"(\.\d{3})$", r"\g<1>0", regex=True).str.zfill(width)
     return padded
 
 
 def _refuse_dates(texts: pd.Series, numbers: pd.Series, flag: str) -> None:
     """Raise a ``UserError`` if different texts of numbers may be dates, or are in two units."""
-    numbers = numbers[texts.index]
-    values = np.unique(numbers)
-    whole = (values % 1 == 0).all()
-    if not len(values) or (whole and values[-1] - values[0] == len(values) - 1):
+    values = np.unique(numbers[texts.index])
+    if (np.diff(values) == 1).all():
         return  # a counter without gaps
     way_out = f"--time_format {NUMBER} if they are plain numbers"
     large = values[values >= _SMALLEST_UNIT]
     steps = large[1:] / large[:-1]
     if steps.max(initial=1) > _LARGEST_STEP:
         place = int(steps.argmax())
-        low, high = (f"{value:.15g}" for value in large[place : place + 2])
         raise UserError(
-            f"{flag}: expected times in one unit, found numbers up to {low} and from {high}, such "
-            f"as seconds beside milliseconds: write them alike; {way_out}"
+            f"{flag}: expected times in one unit, found numbers up to {large[place]:.15g} and from "
+            f"{large[place + 1]:.15g}, such as seconds beside milliseconds: write them alike; "
+            f"{way_out}"
         )
-    texts = _restore_zeros(texts)
-    dates = {name: _dates(texts, name) for name in _FORMATS}
-    forms = [name for name, times in dates.items() if len(times)]
-    for name in forms:
-        ranks = numbers[dates[name].index].rank(method="dense")
-        if not ranks.equals(dates[name].rank(method="dense")):
-            raise UserError(
-                f"{flag}: numbers such as {texts[ranks.index[0]]!r} may be dates in the form "
-                f"{' or '.join(forms[:2])}, and their order is not that of the numbers: "
-                f"--time_format {forms[0]} reads them as dates; {way_out}"
-            )
-
-
-def _dates(texts: pd.Series, name: str) -> pd.Series:
-    """Return the dates of texts in a format of :data:`_FORMATS`, if most are dates; else none."""
-    pattern, width = _FORMATS[name]
-    for part in (texts.iloc[:_SAMPLE], texts):
-        dates: pd.Series = _parse(part.where(part.str.fullmatch(pattern)).str.zfill(width), name)
+    sample = texts.sample(min(len(texts), _SAMPLE), random_state=0)
+    formats = []
+    is_ordered = True
+    for name, width in _FORMATS.items():
+        dates = _parse(_restore_zeros(sample, width), name)
         dates = dates[dates.dt.year.between(*_YEARS)]
-        if len(dates) < _MOST * len(part):
-            return dates.iloc[:0]
-    return dates
+        if len(dates) >= _MOST * len(sample):
+            formats.append(name)
+            ranks = numbers[dates.index].rank(method="dense")
+            is_ordered = is_ordered and ranks.equals(dates.rank(method="dense"))
+    if not is_ordered:
+        raise UserError(
+            f"{flag}: numbers such as {sample.iloc[0]!r} may be dates, and their order is not that "
+            f"of the numbers: --time_format {' or '.join(formats)} reads them as dates; {way_out}"
+        )

@@ -7,27 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from torch.nn import (
-    BatchNorm1d,
-    BatchNorm2d,
-    BatchNorm3d,
-    Conv2d,
-    Linear,
-    Module,
-    ModuleList,
-    Parameter,
-    SyncBatchNorm,
-)
+from torch.nn import Conv2d, Linear, Module, ModuleList, Parameter
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from finetune.data.comma_list import split_values
 from finetune.errors import UserError, counted, suggestion
 from finetune.models import loaded_weights
-
-#: Layers whose statistics change in training, without gradients.
-_BATCH_NORMS = (BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm)
 
 
 def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
@@ -43,32 +29,30 @@ def freeze_or_add_adapter(model: Module, options: Mapping[str, Any]) -> Module:
         return model
     flag = f"--adapter {adapter}" if adapter else f"--freeze {frozen}"
     base = getattr(model, getattr(model, "base_model_prefix", ""), None)
-    if not isinstance(model, PreTrainedModel) or not isinstance(base, Module):
-        name = type(model).__name__
-        raise UserError(f"{flag}: expected a model of transformers with a base model, found {name}")
     parts = {name: module for name, module in model.named_children() if module is not base}
     heads = [name for name, module in parts.items() if list(module.parameters())]
-    if not heads:
-        name = type(model).__name__
-        raise UserError(f"{flag}: expected a head beside the base model, found none in {name}")
-    new = loaded_weights.of(model).new
+    if not isinstance(model, PreTrainedModel) or not isinstance(base, Module) or not heads:
+        raise UserError(
+            f"{flag}: expected a model of transformers with a base model and a head beside it, "
+            f"found {type(model).__name__}"
+        )
+    new = loaded_weights.get(model).new
     new_weights = {weight for key, weight in model.named_parameters() if key in new}
     if frozen:
         for parameter in _frozen(base, frozen):
             if parameter not in new_weights:
                 parameter.requires_grad_(False)
     else:
-        trained = {weight for weight in new_weights if weight.requires_grad}
-        model = _add_lora(model, base, heads, trained, options)
+        model = _add_lora(model, base, heads, new_weights, options)
     _keep_statistics(model)
     return model
 
 
 def _keep_statistics(model: Module) -> None:
-    """Let frozen batch normalizations use and keep their stored statistics in training."""
+    """Let frozen batch normalization use and keep its statistics, which have no gradients."""
     for layer in model.modules():
         is_trained = any(weight.requires_grad for weight in layer.parameters())
-        if isinstance(layer, _BATCH_NORMS) and not is_trained:
+        if hasattr(layer, "running_mean") and not is_trained:
             layer.register_forward_pre_hook(_use_stored_statistics)
 
 
@@ -151,16 +135,3 @@ def save_and_unload_adapter(trainer: Any) -> None:
     if trainer.args.should_save:
         trainer.model.save_pretrained(str(Path(trainer.args.output_dir) / "adapter"))
     trainer.model = trainer.model.unload()
-
-
-def find_missing(model: Any, checkpoint: Path) -> set[str]:
-    """Return the weights of a model's adapter, if it has one, that a checkpoint lacks.
-
-    The library goes on without them (transformers 5.23).
-    """
-    if not hasattr(model, "merge_adapter"):
-        return set()
-    from peft import get_peft_model_state_dict
-
-    weights = load_file(checkpoint / "adapter_model.safetensors")
-    return set(get_peft_model_state_dict(model)) - weights.keys()

@@ -96,12 +96,10 @@ def refuse_ids_beyond_embeddings(
     """
     ids = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     if tokenizer.split_special_tokens:  # then no text has them: Gemma 3 has one without a row
+        used = {*row["input_ids"], tokenizer.pad_token_id, tokenizer.unk_token_id}
         for token_id, token in tokenizer.added_tokens_decoder.items():
-            if token.special:
+            if token.special and token_id not in used:
                 ids.pop(token_id, None)
-    for token_id in (*row["input_ids"], tokenizer.pad_token_id, tokenizer.unk_token_id):
-        if token_id is not None:
-            ids[token_id] = str(tokenizer.convert_ids_to_tokens(token_id))
     embeddings: Any = None
     with contextlib.suppress(NotImplementedError, AttributeError):
         embeddings = model.get_input_embeddings()
@@ -114,14 +112,13 @@ def refuse_ids_beyond_embeddings(
             f"again with embeddings for them: model.resize_token_embeddings({highest + 1})"
         )
     types = max(row.get("token_type_ids", [0]))
-    for table_name, table in model.named_modules():
-        is_table = isinstance(table, torch.nn.Embedding) and "token_type" in table_name
-        if is_table and types >= table.num_embeddings:
-            raise UserError(
-                f"--model {name}: the tokenizer gives the token type {types}, and the model has "
-                f"{table.num_embeddings} (type_vocab_size). Save the tokenizer again without token "
-                'types: tokenizer.model_input_names = ["input_ids", "attention_mask"]'
-            )
+    type_count = getattr(getattr(model, "config", None), "type_vocab_size", 0)
+    if 0 < type_count <= types:  # DeBERTa has 0, and reads none
+        raise UserError(
+            f"--model {name}: the tokenizer gives the token type {types}, and the model has "
+            f"{type_count} (type_vocab_size). Save the tokenizer again without token types: "
+            'tokenizer.model_input_names = ["input_ids", "attention_mask"]'
+        )
 
 
 def outputs_of_head(config: PretrainedConfig) -> list[str]:

@@ -18,8 +18,6 @@ from finetune.errors import UserError
 #: Names of embeddings, and of weights in a numbered layer. A base has learned them.
 EMBEDDINGS = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|shared)(\.|$)")
 _LAYER = re.compile(r"\.\d+\.")
-#: The part of a weight's name that messages have: up to a numbered layer, or two modules.
-_MODULE = re.compile(r".*?\.\d+(?=\.)|[^.]+\.[^.]+(?=\.)|[^.]+")
 _ATTRIBUTE = "_loaded_weights"
 
 
@@ -33,9 +31,9 @@ class LoadedWeights:
         has_new_head: Whether the last layer was created by loading.
     """
 
-    new: frozenset[str]
-    unused: frozenset[str]
-    has_new_head: bool
+    new: frozenset[str] = frozenset()
+    unused: frozenset[str] = frozenset()
+    has_new_head: bool = False
 
     def notes(self) -> list[str]:
         """Return a sentence about new weights, and one about unused weights."""
@@ -57,7 +55,7 @@ def compare(
     *,
     is_run: bool,
 ) -> LoadedWeights:
-    """Return what loading created or left out, which :func:`of` returns again for the model.
+    """Return what loading created or left out, which :func:`get` returns again for the model.
 
     Args:
         model: The loaded model.
@@ -72,27 +70,25 @@ def compare(
     weights = {key for key, tensor in model.state_dict().items() if tensor.is_floating_point()}
     shapes = {key: sizes for key, *sizes in info["mismatched_keys"]}
     created = (info["missing_keys"] & weights) | shapes.keys()
-    modules = dict(model.named_children())
-    last_weights = set(last_layer.parameters()) if last_layer is not None else set()
+    last_weights: set[torch.nn.Parameter] = set()
+    if last_layer is not None:
+        last_weights.update(last_layer.parameters())
     last_names = {key for key, weight in model.named_parameters() if weight in last_weights}
-    heads = {key.partition(".")[0] for key in last_names} & modules.keys()
+    heads = {key.partition(".")[0] for key in last_names}
     new = {key for key in created if key.partition(".")[0] not in heads}
-    lost = {key for key in new if EMBEDDINGS.search(key) or _LAYER.search(key) or key in shapes}
-    if is_run and created:
-        raise UserError(
-            f"{name}: model.safetensors lacks weights of the model or has others: "
-            f"{_modules(created)}; it is damaged: copy the run again"
-        )
+    lost = created
+    if not is_run:
+        lost = {key for key in new if EMBEDDINGS.search(key) or _LAYER.search(key) or key in shapes}
     if lost:
         example = min(lost)
         reason = f"{example} is missing in its weights"
         if example in shapes:
-            found, expected = (" x ".join(map(str, size)) for size in shapes[example])
-            reason = f"{example} is {found} in its weights, and {expected} by its config.json"
+            stored_size, size = (" x ".join(map(str, dimensions)) for dimensions in shapes[example])
+            reason = f"{example} is {stored_size} in its weights, and {size} by its config.json"
         raise UserError(
             f"--model {name}: expected weights for all layers and embeddings, found none for "
             f"{len(lost):,} of {len(weights):,}, which would be random: {reason}. Save the model "
-            "with all of its weights, by save_pretrained of the class that it was trained with"
+            "again by save_pretrained of the class that it was trained with, or copy the run again"
         )
     loaded = LoadedWeights(
         frozenset(new), frozenset(info["unexpected_keys"]), bool(created & last_names)
@@ -101,14 +97,12 @@ def compare(
     return loaded
 
 
-def of(model: torch.nn.Module) -> LoadedWeights:
+def get(model: torch.nn.Module) -> LoadedWeights:
     """Return the result of :func:`compare` for a model; nothing is new in other models."""
-    nothing = LoadedWeights(frozenset(), frozenset(), has_new_head=False)
-    loaded: LoadedWeights = getattr(model, _ATTRIBUTE, nothing)
+    loaded: LoadedWeights = getattr(model, _ATTRIBUTE, LoadedWeights())
     return loaded
 
 
 def _modules(names: Iterable[str]) -> str:
-    """Return the modules of weights, for messages."""
-    matches = map(_MODULE.match, sorted(names))
-    return list_names(list(dict.fromkeys(match[0] for match in matches if match is not None)))
+    """Return the names of the modules that have the weights, for messages."""
+    return list_names(sorted({name.rpartition(".")[0] for name in names}))

@@ -74,7 +74,9 @@ def prepare(settings: Settings) -> Prepared:
         UserError: With all errors in the report: about options, data, directory and Hub.
     """
     resumed = _check_directory(settings)
-    _check_trackers(settings)
+    values = _check_values(settings)
+    if values is not None and distributed.is_main_process():
+        tracking.require_mlflow(values.report_to)
     load_and_check(settings)
     settings.report.raise_errors()
     for note in resumed.notes:
@@ -99,20 +101,6 @@ def prepare(settings: Settings) -> Prepared:
         steps = count_steps(settings, rows)
     vars(recipe).pop("source", None)  # frees its rows and their hashes
     return Prepared(settings, resumed, configuration, differences, steps, is_done)
-
-
-def _check_trackers(settings: Settings) -> None:
-    """Check that MLflow answers, if it is used.
-
-    Raises:
-        UserError: If it does not, with all errors in the report: before the data is read.
-    """
-    values = _check_values(settings)
-    if values is not None and distributed.is_main_process():
-        try:
-            tracking.require_mlflow(values.report_to)
-        except UserError as error:
-            settings.report.fail(str(error))
 
 
 def load_and_check(settings: Settings) -> ArgumentValues | None:

@@ -156,12 +156,8 @@ class TextRecipe(Recipe, TextOptions):
         from finetune.models import families
 
         tokenizer: Any = self.processing_class()  # a recipe may have its own
-        if (
-            isinstance(tokenizer, PreTrainedTokenizerBase)
-            and type(self).encoder is TextRecipe.encoder
-        ):
-            row = self.encoder()([["a"] * len(self.columns_read())])
-            row = {name: values[0] for name, values in row.items()}
+        if isinstance(tokenizer, PreTrainedTokenizerBase):
+            row = tokenizer(*["a", "a"][: len(self.columns_read())])
             families.refuse_ids_beyond_embeddings(model, tokenizer, row, self.model)
 
     def processing_class(self) -> PreTrainedTokenizerBase:
@@ -183,10 +179,9 @@ class TextRecipe(Recipe, TextOptions):
         return tokenizer
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models import loaded_weights
         from finetune.models.pretrained import load_classifier
 
-        model = load_classifier(
+        return load_classifier(
             self.model,
             labels,
             revision=self.model_revision,
@@ -195,9 +190,6 @@ class TextRecipe(Recipe, TextOptions):
             attention_dropout=self.attention_dropout,
             pad_token_id=self.processing_class().pad_token_id,
         )
-        for sentence in loaded_weights.of(model).notes():
-            self.note(sentence)
-        return model
 
     def load_model(self, directory: str | Path, labels: Sequence[str]) -> torch.nn.Module:
         from finetune.models.pretrained import load_classifier
@@ -373,13 +365,10 @@ class ImageRecipe(Recipe, ImageOptions):
         return Augmentation(self.crop_scale, self.horizontal_flip)
 
     def build_model(self, labels: Sequence[str]) -> torch.nn.Module:
-        from finetune.models import loaded_weights
         from finetune.models.pretrained import load_classifier
 
         kind = self.presumed_kind.problem_type
         model = load_classifier(self.model, labels, self.model_revision, kind, reads_images=True)
-        for sentence in loaded_weights.of(model).notes():
-            self.note(sentence)
         count = sum("BatchNorm" in type(module).__name__ for module in model.modules())
         if count and self.freeze != "base" and not self.adapter:  # which keep their statistics
             self.note(f"{count} BatchNorm layers: results depend on the number of processes")

@@ -19,22 +19,21 @@ from typing import Any, TypeVar
 from finetune.errors import RunError, UserError
 
 Result = TypeVar("Result")
-#: Variables of MPI launchers for those of torchrun: Open MPI, MVAPICH, and MPICH or Intel MPI.
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+#: The variables of torchrun, in those of Open MPI, and of MPICH and Intel MPI.
 _MPI = (
-    *(
-        [f"{prefix}_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
-        for prefix in ("OMPI", "MV2")
-    ),
-    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+    {
+        "RANK": "OMPI_COMM_WORLD_RANK",
+        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
+        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+        "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    {
+        "RANK": "PMI_RANK",
+        "WORLD_SIZE": "PMI_SIZE",
+        "LOCAL_RANK": "MPI_LOCALRANKID",
+        "LOCAL_WORLD_SIZE": "MPI_LOCALNRANKS",
+    },
 )
-#: Launchers of several processes that are not supported, with the variable of their number.
-_OTHERS = {
-    "srun of SLURM": "SLURM_STEP_NUM_TASKS",
-    "a process manager of MPI": "PMI_SIZE",
-    "flux run": "FLUX_JOB_SIZE",
-    "jsrun": "JSM_NAMESPACE_SIZE",
-}
 _GROUPS = itertools.count()  # the process groups that this process has joined
 
 
@@ -51,8 +50,8 @@ class Ranks:
 def ranks() -> Ranks:
     """Return the ranks set by ``torchrun``, ``accelerate launch`` or MPI."""
     for names in _MPI:
-        if _TORCHRUN[0] not in os.environ and all(name in os.environ for name in names):
-            for name, name_of_mpi in zip(_TORCHRUN, names, strict=True):
+        if "RANK" not in os.environ and os.environ.keys() >= set(names.values()):
+            for name, name_of_mpi in names.items():
                 # torch and accelerate read the environment variables of torchrun
                 os.environ[name] = os.environ[name_of_mpi]
             if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
@@ -85,9 +84,9 @@ def under_launcher() -> bool:
 
 
 def refuse_separate_processes() -> None:
-    """Refuse processes that a launcher started without telling torch: they would be separate runs.
+    """Refuse processes that would be separate runs, as their launcher does not tell torch of them.
 
-    ``WORLD_SIZE=1`` declares that they are.
+    ``WORLD_SIZE=1`` says that separate runs are wanted.
 
     Raises:
         UserError: With the launcher, and what to type.
@@ -97,21 +96,15 @@ def refuse_separate_processes() -> None:
             "mpirun on several machines: expected the address of the machine of rank 0 in "
             "MASTER_ADDR, for example mpirun -x MASTER_ADDR=HOST ..."
         )
-    if not {"RANK", "WORLD_SIZE"}.isdisjoint(os.environ):
-        return
-    counts = dict(os.environ)
-    if counts.get("SLURM_PROCID", "0") != "0":  # in a batch script without srun it is always 0
-        counts.setdefault("SLURM_STEP_NUM_TASKS", counts.get("SLURM_NTASKS", "1"))
-    for launcher, variable in _OTHERS.items():
-        if (count := counts.get(variable, "1")) != "1":
-            line = f"torchrun --nproc_per_node={count} -m finetune ..."
-            if "SLURM" in variable:
-                line = f"srun --ntasks=1 {line} on one node, or on several sbatch "
-                line += "docs/cluster/train.sbatch RECIPE (see docs/cluster/README.md)"
-            raise UserError(
-                f"{launcher} started {count} processes without torchrun, which would be {count} "
-                f"separate runs: type {line}. If separate runs are wanted, set WORLD_SIZE=1"
-            )
+    count = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("PMI_SIZE", "1")
+    if count != "1" and "WORLD_SIZE" not in os.environ:
+        raise UserError(
+            f"SLURM or MPI started {count} processes without torchrun, which would be {count} "
+            f"separate runs: type torchrun --nproc_per_node={count} -m finetune ..., on SLURM "
+            f"srun --ntasks=1 torchrun --nproc_per_node={count} -m finetune ..., on several nodes "
+            "sbatch docs/cluster/train.sbatch RECIPE (see docs/cluster/README.md). If separate "
+            "runs are wanted, set WORLD_SIZE=1"
+        )
 
 
 def launcher() -> list[str]:

@@ -101,7 +101,7 @@ def run_search(
         )
         distributed.leave()
         return run_set
-    count = distributed.gather(study.count if distributed.is_main_process() else 0)[0]
+    count = _choose_on_rank_zero(study.count)
     if count < trials:
         report(
             Noted(
@@ -167,10 +167,10 @@ def _require_checkpoints(values: ArgumentValues) -> None:
         raise UserError("--load_best_model_at_end false: a trial is judged by its best evaluation")
 
 
-def _choose_on_rank_zero(choose: Callable[[], Trial | None]) -> Trial | None:
+def _choose_on_rank_zero(choose: Callable[[], Any]) -> Any:
     """Return what a function returns on rank 0, or raise its error, on every rank."""
-    trials: list[Trial | None] = distributed.gather(
+    results = distributed.gather(
         # which is also called on the first rank of every other machine
         distributed.main_process_first(lambda: choose() if distributed.is_main_process() else None)
     )
-    return trials[0]
+    return results[0]

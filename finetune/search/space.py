@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import (
@@ -148,20 +147,6 @@ def most_epochs(space: Mapping[str, BaseDistribution], values: ArgumentValues) -
     if "num_train_epochs" in space:
         epochs = [*list_values(space["num_train_epochs"])]
     return math.ceil(max(epochs))
-
-
-def list_points(space: Mapping[str, BaseDistribution]) -> Iterator[dict[str, Any]]:
-    """Yield the values of each trial of a finite space; none if a range of numbers has no end."""
-    dimensions: list[Sequence[Any]] = []
-    for distribution in space.values():
-        if isinstance(distribution, FloatDistribution):
-            return
-        if isinstance(distribution, IntDistribution):
-            dimensions.append(range(distribution.low, distribution.high + 1))
-        else:
-            dimensions.append(list_values(distribution))
-    for values in itertools.product(*dimensions):
-        yield dict(zip(space, values, strict=True))
 
 
 def list_values(distribution: BaseDistribution) -> Sequence[Any]:

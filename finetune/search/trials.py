@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,8 +19,9 @@ import optuna
 import yaml
 from filelock import FileLock
 from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import TPESampler
+from optuna.samplers import BruteForceSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -31,7 +33,6 @@ from finetune.reporting.tables import format_number
 from finetune.runs.run import Run
 from finetune.runtime import files
 from finetune.search.run_set import RunSet
-from finetune.search.space import list_points
 from finetune.training import checkpoint
 
 JOURNAL = "study.journal"
@@ -52,8 +53,6 @@ _CONTINUES, _KILLS, _REASON = "continues", "kills", "reason"
 _MOST_KILLS = 3  # then the trial fails
 #: A search ends if this many trials have failed and none has succeeded.
 _MOST_FAILURES = 3
-#: How often Optuna is asked for values that no trial has had, before the first such are taken.
-_MOST_PROPOSALS = 20
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,9 @@ class Trials:
         return FileLock(self.run_set.path / ".study.lock")
 
     def ask(self, count: int) -> Trial | None:
-        """Return the next trial; its directory is locked. None if ``count`` trials have begun, or
-        one with each of the values of a finite space.
+        """Return the next trial, with its directory locked.
+
+        None if ``count`` trials have begun, or if the space has no other values.
 
         Raises:
             RunError: If the first trials failed.
@@ -129,27 +129,26 @@ class Trials:
     def _propose(self, begun: Sequence[FrozenTrial]) -> dict[str, Any] | None:
         """Return values that no trial has had; None if there are none left.
 
-        Optuna may propose values again. It is asked in a copy of the study, as a trial that it has
-        made cannot be taken back.
+        Optuna may propose values again; then others are drawn at random. It is asked in a copy of
+        the study, as a trial that it has made cannot be taken back.
         """
-        # a process that asks later samples other values
-        seed = self.seed + len(begun)
+        tried = [trial.params for trial in begun]
+        seed = self.seed + len(begun)  # a process that asks later samples other values
         sampler = TPESampler(seed=seed, n_startup_trials=STARTUP_TRIALS, constant_liar=True)
         copy = optuna.create_study(sampler=sampler, direction=self._study.direction)
         copy.add_trials(self._study.get_trials())
-        tried = [trial.params for trial in begun]
-        for _ in range(_MOST_PROPOSALS):
+        params = copy.ask(dict(self.space)).params
+        if params in tried:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                copy.sampler = BruteForceSampler(seed=seed)
             params = copy.ask(dict(self.space)).params
-            if params not in tried:
-                return params
-        for params in list_points(self.space):
-            if params not in tried:
-                return params
-        return None
+        if params in tried:
+            return None
+        return params
 
-    @property
     def count(self) -> int:
-        """The number of trials that have begun."""
+        """Return the number of trials that have begun."""
         return len(list_trials(self._study))
 
     def _continue_killed(self) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint import metadata as sharding
 from torch.serialization import get_unsafe_globals_in_checkpoint
 from transformers.trainer_pt_utils import safe_globals
 
-from finetune.errors import UserError, counted
+from finetune.errors import UserError
 from finetune.runtime import files
 from finetune.training.record import MANIFEST, Record
 
@@ -104,16 +104,6 @@ def newest_complete(directory: Path) -> tuple[Path | None, list[str]]:
             return path, problems
         problems.append(f"{path} is damaged ({reason})")
     return None, problems
-
-
-def refuse_missing(weights: set[str]) -> None:
-    """Refuse to go on without ``weights`` of the model that a checkpoint lacks."""
-    if weights:
-        listed = ", ".join(sorted(weights)[:5])
-        raise UserError(
-            f"the checkpoint lacks {counted(len(weights), 'weight')} of the model ({listed}): it "
-            "was changed; type --resume_from_checkpoint with an earlier one"
-        )
 
 
 def set_aside(path: Path, prefix: str) -> Path:

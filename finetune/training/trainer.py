@@ -30,8 +30,8 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, rotate_check
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from finetune.data import batches, encoding
+from finetune.data.labels import list_names
 from finetune.errors import Diverged, UserError
-from finetune.models import adapters
 from finetune.models.cpu import exchange
 from finetune.runtime import distributed, files
 from finetune.runtime.stopping import Stopped
@@ -147,8 +147,6 @@ class Trainer(transformers.Trainer):
                 if moved := occupy(directory, moves_aside=is_new):
                     logging.getLogger("finetune").warning(moved)
         self._resumed = Path(path) if path else None
-        if self._resumed is not None:
-            checkpoint.refuse_missing(adapters.find_missing(self.model, self._resumed))
         if self.args.profile and self.is_world_process_zero():
             self.callback.profiler = make_profiler(self.args.profile, directory / "profile")
         try:
@@ -283,7 +281,11 @@ class Trainer(transformers.Trainer):
         """Refuse a checkpoint that lacks weights: the library only warns."""
         names = ("_keys_to_ignore_on_save", "all_tied_weights_keys")
         left_out = {key for name in names for key in getattr(self.model, name, None) or ()}
-        checkpoint.refuse_missing({*load_result.missing_keys} - left_out)
+        if missing := sorted(set(load_result.missing_keys) - left_out):
+            raise UserError(
+                f"the checkpoint lacks weights of the model, {list_names(missing)}: it was "
+                "changed; type --resume_from_checkpoint with an earlier one"
+            )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Apply settings accepted by ``--allow_changed``: the library restores the old ones."""

@@ -528,7 +528,6 @@ TIMES: dict[str, tuple[Any, str]] = {
     "lost zeros": (lambda day: int(day.strftime("%d%m%Y")), "%d%m%Y"),
     "floats of days": (lambda day: float(day.strftime("%d%m%Y")), "%d%m%Y"),
     "short years": ("%d%m%y", "%d%m%y"),
-    "month and short year": ("%m%y", "%m%y"),
     "quarter year": (lambda day: f"{day.quarter}{day.year}", "%m%Y"),
     "week year": ("%V%G", "%j%Y"),
     "months of one digit": (lambda day: f"{day.year}.{day.month}", "%Y.%m"),

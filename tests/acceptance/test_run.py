@@ -330,7 +330,6 @@ OPEN_MPI = {"RANK": "0", "SIZE": "4", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}
             SRUN,
             ["SLURM", "srun --ntasks=1 torchrun --nproc_per_node=2 -m finetune", "train.sbatch"],
         ),
-        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, ["SLURM", "2 separate runs"]),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, ["MPI", "torchrun --nproc_per_node=2"]),
         ({f"OMPI_COMM_WORLD_{name}": n for name, n in OPEN_MPI.items()}, ["MASTER_ADDR"]),
     ],
