@@ -49,10 +49,17 @@ def require_mlflow(report_to: Any) -> None:
     names = report_to or []
     if isinstance(names, str):
         names = [names]
+    if {"mlflow", "all"}.isdisjoint(names):
+        return
     uri = os.environ.get("MLFLOW_TRACKING_URI")
-    if uri and not {"mlflow", "all"}.isdisjoint(names):
-        run_id, experiment_id = map(os.environ.get, ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"))
-        _ask_mlflow(uri, run_id, experiment_id)
+    run_id = os.environ.get("MLFLOW_RUN_ID")
+    if uri:
+        _ask_mlflow(uri, run_id, os.environ.get("MLFLOW_EXPERIMENT_ID"))
+    elif run_id:
+        raise UserError(
+            f"MLFLOW_RUN_ID {run_id}: expected MLFLOW_TRACKING_URI, too, as each run has an MLflow "
+            "database of its own without it; set it, or unset MLFLOW_RUN_ID"
+        )
 
 
 @functools.cache  # the runs of a set ask once: a server that fails later does not fail them
