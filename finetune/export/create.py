@@ -238,6 +238,9 @@ def _measure(directory: Path, facts: Facts) -> dict[str, Any]:
     session = Session(directory / MODEL, "onnxruntime", bf16=False)
     tokens = np.ones((1, min(32, facts.encoding["max_length"])), np.int64)
     row = {name: tokens * (name != "token_type_ids") for name in facts.inputs}
+    if end := facts.encoding["eos_token"]:  # BART and T5 read the text there
+        number = Tokenizer.from_file(str(directory / TOKENIZER)).token_to_id(end)
+        row["input_ids"] = np.append(tokens[:, 1:], [[number]], axis=1)
     seconds = []
     for _ in range(30):
         started = time.perf_counter()

@@ -164,8 +164,8 @@ def test_a_family_is_exported(family: str, tmp_path: Path, monkeypatch: Any) -> 
     """Or refused, as documented. All texts of the run have one character; those asked any length.
     The example of docs/serving.md, `Predictor` and plain transformers give the same answers.
     """
-    texts = string.ascii_lowercase + string.digits
-    rows = [[text, ("bad", "good")[number % 3 == 0]] for number, text in enumerate(texts)]
+    characters = string.ascii_lowercase + string.digits
+    rows = [[text, ("bad", "good")[number % 3 == 0]] for number, text in enumerate(characters)]
     dataset = data.write_csv(tmp_path / "rows.csv", ["text", "label"], rows)
     options = {**TRAINING, "dataset": str(dataset), "model": str(write(family, tmp_path / "base"))}
     options |= dict(max_steps=1, max_length=48, baseline=False, output_dir=str(tmp_path / "run"))
@@ -187,17 +187,19 @@ def test_a_family_is_exported(family: str, tmp_path: Path, monkeypatch: Any) -> 
     tokenizer = AutoTokenizer.from_pretrained(run.path)
     model = AutoModelForSequenceClassification.from_pretrained(run.path).eval()
     predictor = finetune.Predictor(export.path)
-    for text in SPECIAL:
+    # T5 has the mark of the end as a word, and refuses a text with two of them
+    texts = [text for text in SPECIAL if family != "t5" or "</s>" not in text]
+    for text in texts:
         batch = tokenizer([text], truncation=True, return_tensors="pt")
         if not batch["input_ids"].numel():
             batch = {name: torch.full((1, 1), tokenizer.pad_token_id) for name in batch}
             batch["attention_mask"] = torch.ones((1, 1), dtype=torch.int64)
         with torch.no_grad():
             expected = softmax(model(**batch).logits.numpy()[0])
-        answers = predictor([text, *SPECIAL])
+        answers = predictor([text, *texts])
         for label, probability in [
             *names["predict"]([text]),
-            names["predict"]([*SPECIAL, text])[-1],
+            names["predict"]([*texts, text])[-1],
             (answers["label"][0], answers["probability"][0]),
         ]:
             assert (label, probability) == (
