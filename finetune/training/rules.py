@@ -36,6 +36,7 @@ UNSUPPORTED = {
     "deepspeed": "DeepSpeed is not supported; use --fsdp full_shard on accelerators",
     "enable_jit_checkpoint": "SIGTERM already saves a checkpoint, see --grace_seconds",
     "eval_do_concat_batches": "the batches of an evaluation are put together once, after the last",
+    "eval_use_gather_object": "the outputs of all processes are tensors, and gathered as such",
     "ignore_data_skip": "a resumed epoch would train on rows that it has seen",
     "label_names": "the trainer reads the column 'labels'; name your own by --label_column",
     "parallelism_config": "only data parallelism and --fsdp are supported",
