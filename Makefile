@@ -9,7 +9,7 @@ IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 FAST := not slow and not processes and not trains
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo acceptance test mutations test-all test-oldest faults faults-long check lint format docs audit bench gpu-check clean
+.PHONY: help env demo acceptance test arguments mutations test-all test-oldest faults faults-long check lint format docs audit bench gpu-check clean
 
 help:  ## list the targets
 	@echo 'Times are those of two cores.'
@@ -33,6 +33,9 @@ acceptance: $(READY)  ## test what docs/contract.md promises (5 minutes)
 
 test: $(READY)  ## all tests but the slow ones: before a push (8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(IN_TWO)
+
+arguments: $(READY)  ## train with every argument of the library, print a table (20 minutes)
+	$(BIN)/python tests/arguments.py
 
 mutations: $(READY)  ## break the code in 49 ways: do the tests notice? (15 minutes)
 	$(BIN)/python tests/mutations.py

@@ -5,18 +5,20 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_origin, get_type_hints
 
 from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
 
 from finetune.errors import Report, UserError
 from finetune.recipe import Recipe, catalog
 from finetune.recipe.options import option
 from finetune.training.arguments import REFUSED, FinetuneArguments, training_names
-from finetune.training.options import describe_unknown
+from finetune.training.options import alternatives, describe_unknown
 
 _run = functools.partial(option, group="run")
 
@@ -35,12 +37,20 @@ RUN_OPTIONS = tuple(field.name for field in dataclasses.fields(RunOptions))
 _USED = (
     *("max_steps", "gradient_accumulation_steps", "warmup_steps", "lr_scheduler_type", "optim"),
     *("max_grad_norm", "label_smoothing_factor", "train_sampling_strategy", "use_cpu"),
-    *("report_to", "push_to_hub", "hub_model_id", "torch_compile"),
+    *("report_to", "torch_compile"),
 )
 #: The groups of the help, between the options that a recipe adds and all other arguments.
 _GROUPS = ("run", "data", "splits", "labels", "text", "image", "model", "adapters", "training")
 _REST = "every other option of transformers.TrainingArguments"
 _METAVARS = {"int": "N", "float": "X", "str": "TEXT", "string_to_bool": "true|false"}
+_METAVARS |= {"_read_text_or_switch": "TEXT", "loads": "JSON"}
+
+
+def _read_text_or_switch(word: str) -> str | bool:
+    try:
+        return bool(string_to_bool(word))  # type: ignore[no-untyped-call]
+    except argparse.ArgumentTypeError:
+        return word
 
 
 class RecipeParser(HfArgumentParser):
@@ -56,6 +66,9 @@ class RecipeParser(HfArgumentParser):
         self.title = catalog.display_name(recipe)
         self.option_names = {field.name for field in dataclasses.fields(recipe)}
         arguments = training_names()
+        hints = get_type_hints(FinetuneArguments)
+        #: The types of each training argument, without those of the items of a list.
+        self.types = {name: {*alternatives(hints[name])} for name in arguments}
         self.names = {*self.option_names, *arguments, *RUN_OPTIONS}
         if clashes := sorted(self.option_names & {*arguments, *RUN_OPTIONS, *REFUSED}):
             raise UserError(
@@ -101,6 +114,13 @@ class RecipeParser(HfArgumentParser):
             default = defaults.get(name, default)
             sentence = re.split(r"(?<!e\.g)(?<!i\.e)\. ", sentence)[0].removesuffix(".")
         choices = "|".join(map(str, options.get("choices", ())))
+        types = self.types.get(name, set())
+        if list in types:
+            options["nargs"] = "+"
+        if get_origin(options.get("type")) is dict:
+            options["type"] = json.loads
+        if {str, bool} <= types:
+            options["type"] = _read_text_or_switch
         type_name = getattr(options.get("type"), "__name__", "str")
         metavar = options.pop("metavar", "") or choices or _METAVARS.get(type_name, "VALUE")
         if metavar == choices and len(choices) >= 40:  # too wide for a column
@@ -133,7 +153,10 @@ class RecipeParser(HfArgumentParser):
                     continue
             try:
                 namespace, rest = self.parse_known_args([flag, *values])
-                options |= vars(namespace)
+                for name, parsed in vars(namespace).items():
+                    is_alone = isinstance(parsed, list) and len(parsed) == 1
+                    is_text = is_alone and str in self.types.get(name, ())
+                    options[name] = parsed[0] if is_text else parsed
                 if rest:
                     raise UserError(f"unexpected argument '{' '.join(rest)}'")
             except UserError as error:

@@ -187,14 +187,14 @@ def require_hub(recipe: type[Recipe], flags: Sequence[str]) -> None:
         UserError: If the Hub does not answer and the flags cannot have other mistakes.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in (*_SOURCES, "config", "embedded", "push_to_hub"):
+    for name in (*_SOURCES, "config", "embedded"):
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", nargs="?", const="")
     namespace, other_words = parser.parse_known_args(flags)
     options = {name: value for name, value in vars(namespace).items() if value is not None}
     with contextlib.suppress(UserError):
         options = {**(_load_yaml(options["config"]) if "config" in options else {}), **options}
     is_on = {name for name, value in options.items() if str(value).lower() in _TRUE}
-    if is_on & {"push_to_hub", *_SOURCES}:  # a source is "on" if its value is missing
+    if is_on & set(_SOURCES):  # a source is "on" if its value is missing
         return
     sources = {**vars(recipe()), **(recipe.embedded if "embedded" in is_on else {}), **options}
     is_local = sources["dataset"] and not hub.names_repository(sources["dataset"])

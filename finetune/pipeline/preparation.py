@@ -117,14 +117,16 @@ def load_and_check(settings: Settings) -> ArgumentValues | None:
     if settings.report.sentences("error") or "splits" not in vars(recipe):
         return values
     values = _check_values(replace(settings))  # with the defaults of the task
-    if values is not None and not recipe.known_scoring and not values.include_for_metrics:
+    if values is not None and not recipe.known_scoring:
         with settings.report.collect():
             _try_metrics(recipe, str(values.metric_for_best_model or "loss"))
     return values
 
 
 def _try_metrics(recipe: Recipe, metric_for_best_model: str) -> None:
-    """Call a recipe's own ``compute_metrics`` on random outputs.
+    """Call a recipe's own ``compute_metrics`` on random outputs, without inputs and losses.
+
+    A training passes those of ``--include_for_metrics``; reports and ``evaluate`` have none.
 
     Raises:
         UserError: If it fails, or if it does not return numbers with ``metric_for_best_model``.

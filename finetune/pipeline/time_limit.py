@@ -16,9 +16,15 @@ _TIMED = 3  # steps, after a first one, in which memory is allocated and kernels
 _TIMING_ARGUMENTS: dict[str, Any] = {
     **{"max_steps": 1 + _TIMED, "logging_strategy": "steps", "logging_steps": 1},
     **dict.fromkeys(["eval_strategy", "save_strategy"], "no"),
-    **dict.fromkeys(["load_best_model_at_end", "push_to_hub"], False),
     **dict.fromkeys(["profile", "early_stopping_patience"]),
-    **{"report_to": "none", "disable_tqdm": True},
+    **{"report_to": "none", "disable_tqdm": True, "load_best_model_at_end": False},
+    # these need evaluations and checkpoints
+    **{
+        "eval_steps": 0,
+        "save_steps": 0,
+        "lr_scheduler_type": "linear",
+        "lr_scheduler_kwargs": None,
+    },
 }
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import torch
 from transformers import SchedulerType, TrainingArguments
@@ -21,20 +21,10 @@ from transformers.utils.import_utils import is_in_notebook
 from finetune.errors import UserError, suggestion
 from finetune.runtime import DISTRIBUTION, distributed, hardware
 from finetune.statistics.metrics import DIRECTIONS
-from finetune.training import options
+from finetune.training import options, rules
 
 #: Set by the verb or by the launcher; they are no options.
 REFUSED = ("do_train", "do_eval", "do_predict", "local_rank")
-#: Arguments that would break a promise of this toolkit, and why.
-_REFUSED = {
-    "dataloader_drop_last": "evaluation rows would be dropped, too; training always drops them",
-    "auto_find_batch_size": "changes the global batch; use --gradient_accumulation_steps",
-    "ignore_data_skip": "a resumed epoch would train on rows that it has seen",
-    "prediction_loss_only": "the report needs the outputs of all rows",
-    "batch_eval_metrics": "the report needs the outputs of all rows",
-    "eval_do_concat_batches": "the batches of an evaluation are put together once, after the last",
-    "label_names": "the trainer reads the column 'labels'; name your own by --label_column",
-}
 #: Numbers must be 0 or more, these 1 or more; some must be below a bound.
 _AT_LEAST_1 = {
     *("save_total_limit", "early_stopping_patience", "profile", "num_threads"),
@@ -175,7 +165,7 @@ def argument_values(defaults: Mapping[str, Any], user_options: Mapping[str, Any]
         setattr(values, name, getattr(FinetuneArguments, name))
     vars(values).update(options.merge_options(defaults, user_options))
     values.use_cpu = values.use_cpu or not torch.accelerator.is_available()
-    if mistakes := list(_find_mistakes(values)):
+    if mistakes := [*_find_mistakes(values), *rules.find_mistakes(values, user_options)]:
         raise UserError(*mistakes)
     _resolve(values)
     return values
@@ -204,9 +194,6 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     ranks = distributed.ranks()
     gpus = torch.accelerator.device_count()
     sampling = values.train_sampling_strategy
-    for name, reason in _REFUSED.items():
-        if getattr(values, name):
-            yield f"--{name}: {reason}"
     for name, value in vars(values).items():
         lowest = int(name in _AT_LEAST_1)
         bound = _BELOW.get(name, math.inf)
@@ -243,15 +230,6 @@ def _find_mistakes(values: ArgumentValues) -> Iterator[str]:
     if values.early_stopping_patience is not None and not keeps_best:
         flags = "--eval_strategy and --save_strategy other than no"
         yield f"--early_stopping_patience needs --load_best_model_at_end true, {flags}"
-    if values.optim != FinetuneArguments.optim or values.optim_args:
-        from transformers import Trainer  # takes a second
-
-        try:  # some optimizers need the model, or the properties of built arguments
-            Trainer.get_optimizer_cls_and_kwargs(cast(Any, values))
-        except (ImportError, ValueError, AttributeError) as error:
-            if not isinstance(error, AttributeError) and "need to pass a" not in str(error):
-                name = getattr(values.optim, "value", values.optim)
-                yield f"--optim {name} --optim_args {values.optim_args}: {error}"
     installed = trackers.get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     names = [values.report_to] if isinstance(values.report_to, str) else values.report_to or []
     for name in sorted({*names} - {"none", "all", *installed}):
@@ -275,6 +253,8 @@ def _resolve(values: ArgumentValues) -> None:
         values.dataloader_num_workers = 2 if is_cuda else 0
     if is_cuda and values.dataloader_pin_memory and values.accelerator_config is None:
         values.accelerator_config = {"non_blocking": True}
+    if distributed.ranks().world_size == 1:  # the library would join a group
+        values.ddp_backend = None
     values.label_names = ["labels"]  # the library would look at the signature of `forward`
     if values.per_device_eval_batch_size is None:
         values.per_device_eval_batch_size = 32 if device_type == "cpu" else 128

@@ -15,7 +15,7 @@ RENAMED = {
     **{"lr": "--learning_rate", "epochs": "--num_train_epochs"},
     "batch_size": "--global_batch_size",
     "adafactor": "--optim adafactor",
-    "dispatch_batches": "--accelerator_config '{\"dispatch_batches\": true}'",
+    "dispatch_batches": "nothing: it is not supported, nor is it in --accelerator_config",
     "evaluate_during_training": "--eval_strategy steps",
     "evaluation_strategy": "--eval_strategy",
     "fsdp_min_num_params": "--fsdp_config '{\"min_num_params\": N}'",
@@ -31,7 +31,7 @@ RENAMED = {
     "push_to_hub_model_id": "--hub_model_id",
     "push_to_hub_organization": "--hub_model_id ORGANIZATION/NAME",
     "push_to_hub_token": "--hub_token",
-    "split_batches": "--accelerator_config '{\"split_batches\": true}'",
+    "split_batches": "--global_batch_size: it is not supported, nor is it in --accelerator_config",
     "torchdynamo": "--torch_compile_backend",
     "tpu_metrics_debug": "--debug tpu_metrics_debug",
     "warmup_ratio": "--warmup_steps with a share of the steps, like --warmup_steps 0.1",
@@ -42,6 +42,7 @@ _TYPES: dict[Any, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
     str: ((str, os.PathLike), "text"),
+    list: (list, "a list of texts"),
     NoneType: (NoneType, ""),
 }
 
@@ -64,16 +65,25 @@ def describe_unknown(option: str, names: Iterable[str]) -> str:
     return f"unknown option {option}{suggestion(name, names, cutoff=0.7)}"
 
 
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the values of a ``Literal``; ``list`` for any list."""
+    if get_origin(hint) is list:
+        return (list,)
+    return tuple(list if get_origin(kind) is list else kind for kind in get_args(hint)) or (hint,)
+
+
 def find_type_mistake(flag: str, value: Any, hint: Any) -> str:
     """Return a message if a value does not have the type of its option, else an empty string; types
     that no option has are not checked.
     """
-    kinds = get_args(hint) or (hint,)
+    kinds = alternatives(hint)
     if get_origin(hint) is Literal:
         choices = f"{', '.join(kinds[:-1])} or {kinds[-1]}{suggestion(str(value), kinds)}"
         return "" if value in kinds else f"{flag} {value}: expected {choices}"
     types = tuple(_TYPES[kind][0] for kind in kinds if kind in _TYPES and kind is not bool)
     is_right = bool in kinds if isinstance(value, bool) else isinstance(value, types)
+    if isinstance(value, list):
+        is_right = list in kinds and all(isinstance(item, str) for item in value)
     if is_right or not set(kinds) <= _TYPES.keys():
         return ""
     expected = " or ".join(_TYPES[kind][1] for kind in kinds if kind is not NoneType)

@@ -141,6 +141,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.strategy = arguments.train_sampling_strategy
         self.lengths = batches.lengths_of(dataset, arguments.length_column_name)
         self._steps_of = functools.lru_cache(maxsize=1)(self._draw_steps)  # takes an epoch
+        if self.lengths is None and arguments.length_column_name != "length":  # its default
+            columns = f"the prepared rows have {', '.join(dataset.column_names)}"
+            raise UserError(f"--length_column_name {arguments.length_column_name}: {columns}")
         if self.strategy == "group_by_length" and self.lengths is None:
             raise UserError("--train_sampling_strategy group_by_length: the rows have no lengths")
         self._rows_by_class: list[np.ndarray] | None = None

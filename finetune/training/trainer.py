@@ -11,7 +11,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ class Trainer(transformers.Trainer):
     _resumed: Path | None = None
     _grad_norm: Any = None  # until it is known to be finite
     _overflows = 0  # in a row; the loss scaler of fp16 may skip 20 steps
+    _dtypes: set[torch.dtype] = set()  # of the weights in training
 
     def __init__(self, *, compute_loss_func: GlobalLoss, **kwargs: Any) -> None:
         arguments: FinetuneArguments = kwargs["args"]
@@ -199,17 +200,22 @@ class Trainer(transformers.Trainer):
         options["prediction_loss_only"] = False  # the library sets it if there are no metrics
 
         def compute(batches: EvalPrediction) -> dict[str, float]:
-            restored.append(prediction := restore(batches))
+            prediction = restore(batches)
             outputs, labels = map(torch.as_tensor, (prediction.predictions, prediction.label_ids))
-            loss = self.row_loss.evaluation_losses(outputs, labels).double().mean().item()
-            return {**(compute_metrics(prediction) if compute_metrics else {}), "loss": loss}
+            losses = self.row_loss.evaluation_losses(outputs, labels).double()
+            if prediction.losses is not None:  # the library repeats the mean of each batch
+                arrays = prediction.predictions, prediction.label_ids, prediction.inputs
+                prediction = EvalPrediction(*arrays, losses.numpy())
+            restored.append(prediction)
+            metrics = compute_metrics(prediction) if compute_metrics else {}
+            return {**metrics, "loss": losses.mean().item()}
 
         self.compute_metrics = compute
         python_state = random.getstate()
         torch_state = torch.get_rng_state()
         work = f"an evaluation, with batches of {self.args.per_device_eval_batch_size} rows"
         try:
-            with explained(self.args, work):
+            with explained(self.args, work), self._keep_weights():
                 output: Any = super().evaluation_loop(dataloader, *args, **options)
         except Stopped:
             if self.is_in_train:  # a resumed run evaluates first, from the same random states
@@ -225,6 +231,26 @@ class Trainer(transformers.Trainer):
         outputs, labels = restored[0].predictions, restored[0].label_ids
         result: EvalLoopOutput = output._replace(predictions=outputs, label_ids=labels)
         return result
+
+    @contextlib.contextmanager
+    def _keep_weights(self) -> Iterator[None]:
+        """Give the model its weights back after an evaluation with ``--bf16_full_eval``.
+
+        The library casts weights and buffers in place, and would save the cast ones.
+        """
+        assert self.model is not None
+        owners = list(self.model.modules())
+        weights = [(weight, weight.data) for weight in self.model.parameters()]
+        buffers = [dict(owner.named_buffers(recurse=False)) for owner in owners]
+        try:
+            yield
+        finally:
+            if self.args.bf16_full_eval or self.args.fp16_full_eval:
+                for weight, values in weights:
+                    weight.data = values
+                for owner, named in zip(owners, buffers, strict=True):
+                    for name, values in named.items():
+                        setattr(owner, name, values)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Write ``checkpoint.json`` when all processes have saved, and rotate only after that."""
@@ -257,6 +283,9 @@ class Trainer(transformers.Trainer):
 
         ``save_pretrained`` (5.23) writes on rank 0 only, and weights for their owner only.
         """
+        assert self.model is not None
+        dtypes = {weight.dtype for weight in self.model.parameters()}
+        assert dtypes <= (self._dtypes or dtypes), f"trained in {self._dtypes}, not in {dtypes}"
         directory = Path(output_dir or self._directory)
         for path in directory.glob("*") if self.args.should_save else ():
             if path.is_symlink() and not path.is_dir():  # the library would write where it points
@@ -307,6 +336,7 @@ class Trainer(transformers.Trainer):
         """
         model = self.model_wrapped
         state = self.state
+        self._dtypes = {weight.dtype for weight in model.parameters()}
         if isinstance(model, DistributedDataParallel) and self.args.cpu_kernels == "auto":
             exchange.use(model)  # gradients through shared memory
         # the checkpoint has the intervals of logging, evaluating and saving of the earlier start
